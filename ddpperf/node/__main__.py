@@ -95,7 +95,7 @@ def _run(given: argparse.Namespace) -> None:
     if "refused" in answer:
         raise Refused(str(answer["refused"]))
     if "welcome" not in answer:
-        raise ContactLost("the controller has ended")
+        raise ContactLost("pytest on the first node has ended")
     welcome = answer["welcome"]
     where = f"as node {welcome['node']}, with interface {interface.name} ({interface.address})"
     say(f"joined the run at {address[0]}:{address[1]} {where}")

@@ -101,7 +101,7 @@ class Agent:
 
         Raises ContactLost, Refused if the controller refuses this node, and SystemExit after a signal.
         """
-        silent = f"the controller was silent for {LOST_SECONDS:g} s, or the network is cut"
+        silent = f"pytest on the first node was silent for {LOST_SECONDS:g} s, or the network is cut"
         handle_ending(self._note_signal)
         try:
             self._number = int(welcome["node"])
@@ -127,9 +127,11 @@ class Agent:
         except (BlockingIOError, TimeoutError) as error:
             raise ContactLost(silent) from error
         except (EOFError, OSError) as error:
-            raise ContactLost("the controller has ended, or the network is cut") from error
+            raise ContactLost("pytest on the first node has ended, or the network is cut") from error
         except (ValueError, KeyError, TypeError) as error:
-            raise ContactLost(f"the controller sent a message that is none ({error!r})") from error
+            raise ContactLost(
+                f"pytest on the first node sent a message that this agent cannot read ({error!r})"
+            ) from error
         finally:
             self._end_all()
 

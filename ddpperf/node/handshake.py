@@ -44,9 +44,9 @@ def read_key(path: Path) -> bytes:
         text = path.read_text(errors="replace")
     except OSError as error:
         why = f"the key file {path} cannot be read ({error.strerror})"
-        raise Refused(f"{why}; copy the first node's key file, or name it") from error
+        raise Refused(f"{why}; copy the first node's key file there") from error
     if mode & 0o077:
-        raise Refused(f"the key file {path} has mode {mode:04o}, others may use it; run chmod 600 {path}")
+        raise Refused(f"the key file {path} has mode {mode:04o}, so others may read it; run chmod 600 {path}")
     return parse_key(text, f"the key file {path}")
 
 
@@ -59,7 +59,7 @@ def parse_key(text: str, where: str) -> bytes:
     if len(key) != KEY_BYTES:
         digits = 2 * KEY_BYTES
         raise Refused(
-            f"{where} holds no key of {digits} hexadecimal digits; delete it, so that a new one is made"
+            f"{where} holds no key of {digits} hexadecimal digits; copy the first node's key file there"
         )
     return key
 

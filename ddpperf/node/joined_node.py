@@ -76,7 +76,7 @@ class JoinedNode:
 
     @property
     def advice(self) -> str:
-        return f"start the agent of node {self.number} ({self.name}) again, and it takes its place"
+        return f"start the agent of node {self.number} ({self.name}) again; it then rejoins the run"
 
     def start(self, welcome: Message) -> None:
         """Welcome the agent, and begin to listen to it."""
@@ -218,7 +218,7 @@ class JoinedNode:
             except OSError as error:
                 return self.lose(f"its connection broke ({error.strerror or error})")
             except (ValueError, KeyError, TypeError) as error:
-                return self.lose(f"its agent sent a message that is none ({error})")
+                return self.lose(f"its agent sent a message that pytest cannot read ({error})")
         return None
 
     def _receive(self, message: Message, sent: dict[int, tuple[float, float]]) -> None:

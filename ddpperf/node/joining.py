@@ -72,6 +72,7 @@ class Joining:
             why = os.strerror(error.errno or 0)
             raise Refused(f"{what} ({why}); pass another port to all nodes") from error
         self._listener.settimeout(LOOK_SECONDS)
+        self._address = interface.address
         self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
@@ -81,12 +82,15 @@ class Joining:
         end = time.monotonic() + seconds
         while (missing := self._count - 1 - len(self.joined())) > 0:
             left = end - time.monotonic()
-            here = self._count - missing
             if left <= 0:
                 why = f"; {self.refused[-1]}" if self.refused else ""
-                found = f"{here} of {self._count} nodes are there after {seconds:g} s{why}"
-                raise Refused(f"--nodes {self._count}: {found}; start `python -m ddpperf.node` on the others")
-            progress(f"{here} of {self._count} nodes have joined, waiting {left:.0f} s for the others")
+                waited = f"{missing} of {self._count} nodes did not join within {seconds:g} s{why}"
+                where = f"{self._address}:{self.port}"
+                advice = (
+                    f"start `python -m ddpperf.node --join {where}` there, or pass a longer --node-seconds"
+                )
+                raise Refused(f"--nodes {self._count}: {waited}; {advice}")
+            progress(f"waiting for {missing} of {self._count} nodes, {left:.0f} s left")
             with self._changed:
                 self._changed.wait(min(1.0, left))
 
@@ -155,7 +159,10 @@ class Joining:
             else:
                 self._take_agent(hello, connection, peer)
         except (AuthenticationError, OSError, EOFError, ValueError, KeyError, TypeError) as error:
-            self._refuse(f"{peer} was refused, it does not know the key or speaks another protocol", error)
+            self._refuse(
+                f"a connection from {peer} was refused: another key, or no agent; copy the key file there",
+                error,
+            )
             if connection is not None:
                 connection.close()
         finally:
@@ -186,7 +193,12 @@ class Joining:
             return
         node.start(self._welcome)
         answer = node.ask("prepare", PREPARE_SECONDS) or {}
-        problem = str(answer.get("problem", f"it did not prepare its node: {node.lost or 'no answer'}"))
+        problem = str(
+            answer.get(
+                "problem",
+                f"its agent did not prepare it ({node.lost or 'no answer'}); see the agent's output",
+            )
+        )
         if not problem and answer.get("digest") != self._digest:
             problem = f"the images on node {name} have the digest {answer.get('digest') or 'none'}, on the"
             problem += f" first node {self._digest or 'none'}; copy the first node's images there"
@@ -216,5 +228,7 @@ class Joining:
             node = JoinedNode(len(self.nodes) + 1, connection, hello)
             self.nodes.append(node)
         else:
-            raise Refused(f"all {self._count} nodes have joined; end this agent, or pass a larger --nodes")
+            raise Refused(
+                f"all {self._count} nodes have joined; end this agent, or pass a larger --nodes to pytest"
+            )
         return node

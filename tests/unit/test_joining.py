@@ -98,7 +98,7 @@ def test_agent_joins_and_is_usable(joining: Joining) -> None:
 def test_agent_that_differs_is_refused(joining: Joining, other: dict[str, str]) -> None:
     ((fact, value),) = other.items()
     name = fact.replace("_", " ")
-    expected = f"{name} on node b is {value}, the first node's is {FACTS[name]}; nodes of one run must be"
+    expected = f"{name} on node b is {value}, on the first node {FACTS[name]}; all nodes of a run must be"
     assert Agent(joining, **other).answer["refused"].startswith(expected)
     assert joining.nodes == []
 
@@ -135,7 +135,9 @@ def test_agent_takes_place_of_its_lost_node() -> None:
 
 def test_fewer_nodes_than_requested_are_refused(joining: Joining) -> None:
     Agent(joining, torch="2.12.0")
-    with pytest.raises(Refused, match=r"^--nodes 2: 1 of 2 nodes are there after 0.1 s; .*torch on node b"):
+    with pytest.raises(
+        Refused, match=r"^--nodes 2: 1 of 2 nodes did not join within 0.1 s; .*torch on node b"
+    ):
         joining.wait(0.1, lambda line: None)
 
 
@@ -147,7 +149,7 @@ def test_port_in_use_is_refused(joining: Joining) -> None:
 
 
 def test_missing_interface_is_refused() -> None:
-    with pytest.raises(Refused, match=r"^--interface none7 is no interface that is up, found lo"):
+    with pytest.raises(Refused, match=r"^--interface none7 is no network interface that is up, found lo"):
         find_interface("none7")
 
 
@@ -213,7 +215,7 @@ def test_agent_that_sends_garbage_is_lost(joining: Joining, garbage: bytes) -> N
     joining.wait(QUIET_SECONDS, lambda line: None)
     agent.connection.send_bytes(garbage)
     wait_for(lambda: joining.nodes[0].lost, "the node is not lost")
-    assert joining.nodes[0].lost.startswith("its agent sent a message that is none")
+    assert joining.nodes[0].lost.startswith("its agent sent a message that pytest cannot read")
 
 
 @pytest.mark.slow
@@ -296,7 +298,9 @@ def test_wrong_key_is_refused(joining: Joining, caplog: pytest.LogCaptureFixture
     with pytest.raises(AuthenticationError):
         connect(("127.0.0.1", joining.port), bytes(31) + b"1")
     wait_for(lambda: joining.refused, "it was not refused")
-    assert joining.refused[-1].startswith("127.0.0.1 was refused, it does not know the key")
+    assert joining.refused[-1].startswith(
+        "a connection from 127.0.0.1 was refused: another key, or no agent;"
+    )
     assert "127.0.0.1 was refused" in caplog.text
 
 
@@ -391,7 +395,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 @pytest.mark.parametrize("join", ["localhost", "localhost:", ":29511", "localhost:0", "localhost:99999"])
 def test_join_without_port_is_refused(capsys: pytest.CaptureFixture[str], join: str) -> None:
-    assert "--join must name HOST:PORT of the first node, got" in refusal(capsys, "--join", join)
+    assert "--join must be HOST:PORT of the first node, got" in refusal(capsys, "--join", join)
 
 
 def key_refusal(capsys: pytest.CaptureFixture[str], key: Path) -> str:
@@ -409,7 +413,7 @@ def test_folder_as_key_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: 
 def test_key_that_others_read_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     make_key(tmp_path / "key")
     (tmp_path / "key").chmod(0o644)
-    assert "has mode 0644, others may use it; run chmod 600" in key_refusal(capsys, tmp_path / "key")
+    assert "has mode 0644, so others may read it; run chmod 600" in key_refusal(capsys, tmp_path / "key")
 
 
 @pytest.mark.parametrize("text", ["", "ab" * 31, "no hexadecimal digits" * 3])
@@ -432,13 +436,14 @@ def test_agent_with_another_key_says_so(
 ) -> None:
     make_key(tmp_path / "key")
     said = refusal(capsys, "--join", f"127.0.0.1:{joining.port}", "--key", str(tmp_path / "key"))
-    assert said == "ddpperf.node: the controller has another key; copy the first node's key file here\n"
+    where = f"127.0.0.1:{joining.port}"
+    assert said == f"ddpperf.node: pytest at {where} has another key; copy the first node's key file here\n"
 
 
 def test_agent_without_controller_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     make_key(tmp_path / "key")
     said = refusal(capsys, "--join", "127.0.0.1:1", "--key", str(tmp_path / "key"))
-    assert "nothing answers at 127.0.0.1:1 (Connection refused); start pytest with --nodes there" in said
+    assert "no run answers at 127.0.0.1:1 (Connection refused); start `pytest perf/ --nodes N` on" in said
 
 
 @pytest.mark.parametrize("banner", [b"SSH-2.0-OpenSSH_9.2\r\n", struct.pack("!i", 4) + b"abcd"])
@@ -457,7 +462,7 @@ def test_agent_that_meets_another_program_says_so(
         port = server.getsockname()[1]
         said = refusal(capsys, "--join", f"127.0.0.1:{port}", "--key", str(tmp_path / "key"))
     assert said.count("\n") == 1
-    assert "nothing answers" in said or "another key" in said
+    assert "no run answers" in said or "another key" in said
 
 
 @pytest.mark.parametrize("says_goodbye", [False, True])
@@ -478,4 +483,4 @@ def test_agent_whose_controller_ends_at_once_says_so(
     monkeypatch.setattr(joining, "_key", read_key(tmp_path / "key"))
     monkeypatch.setattr(joining, "_take_agent", end)
     assert main(["--join", f"127.0.0.1:{joining.port}", "--key", str(tmp_path / "key")]) == LOST
-    assert "contact lost: the controller has ended" in capsys.readouterr().err
+    assert "contact lost: pytest on the first node has ended" in capsys.readouterr().err
