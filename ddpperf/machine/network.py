@@ -8,8 +8,6 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from ddpperf.errors import Refused
 
 INFINIBAND = Path("/sys/class/infiniband")
@@ -37,6 +35,8 @@ class Interface:
 
 def interfaces() -> list[Interface]:
     """Return the network interfaces that are up and have an address."""
+    import psutil  # here, as runs on one node do not need it, and its import takes 10 ms
+
     states, found = psutil.net_if_stats(), []
     for name, addresses in psutil.net_if_addrs().items():
         usable = [

@@ -8,8 +8,6 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from ddpperf.errors import Refused
 
 MAX_LETTERS = 2**20  # a longer file is no hostfile
@@ -110,6 +108,8 @@ def is_own_node(host: Host) -> bool:
     """
     if host.port is not None:
         return False
+    import psutil  # here, as in ddpperf.machine.network
+
     own = {
         address.address.partition("%")[0]
         for addresses in psutil.net_if_addrs().values()

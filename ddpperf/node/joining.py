@@ -54,13 +54,8 @@ class Joining:
     ) -> None:
         self.nodes: list[JoinedNode] = []
         self.refused: deque[str] = deque(maxlen=KEPT_REFUSALS)
-        self._key, self._count, self._expected, self._welcome, self._digest = (
-            key,
-            count,
-            expected,
-            welcome,
-            digest,
-        )
+        self._key, self._count = key, count
+        self._expected, self._welcome, self._digest = expected, welcome, digest
         self._changed = threading.Condition()
         self._closed = False
         self._strangers: dict[socket.socket, float] = {}  # since when, the oldest first

@@ -29,8 +29,11 @@ Ranks = Iterable[int] | None  # None means all ranks
 Answers = dict[int, Message]  # by rank
 
 
-class OtherRank(Protocol):
-    """A rank that the agent of another node starts, watches and ends."""
+class RankHandle(Protocol):
+    """A rank as its process set sees it: a process of this node, or one that another node's agent starts.
+
+    where: " on node 1 (name)" for a rank of another node, or "".
+    """
 
     rank: int
     where: str
@@ -57,7 +60,7 @@ class OtherNode(Protocol):
     def is_usable(self) -> bool: ...
     def start_rank(
         self, rank: int, node_rank: int, *, set_name: str, side: Side, device: str, log_folder: Path | None
-    ) -> OtherRank: ...
+    ) -> RankHandle: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,12 +129,12 @@ class ProcessSet:
         self.name = name
         self.side = side
         self.options = options
-        self.ranks: list[LocalRank | OtherRank] = []
+        self.ranks: list[RankHandle] = []
         self.alive = True
         self._folder = Path(tempfile.mkdtemp(prefix="ddpperf-"))  # private, for temporary files and logs
         self._setup: Message = {}  # rank 0's answer to "setup"
         self._group_size = 0
-        self._pending: tuple[str, list[LocalRank | OtherRank]] = ("", [])  # the last command, and to whom
+        self._pending: tuple[str, list[RankHandle]] = ("", [])  # the last command, and to whom
         self._network: Message = {}  # what ranks on several nodes must know to meet
         self._others = options.nodes.usable()  # chosen once: nodes may be lost and join meanwhile
 
@@ -162,14 +165,14 @@ class ProcessSet:
                 failure = RankFailure(rank=len(self.ranks), cause=Cause.DIED, what=what, detail="")
                 raise self._failure("start", [failure]) from error
             if nodes.others:
-                found = [rank.connect() for rank in self.ranks if not isinstance(rank, LocalRank)]
+                found = [rank.connect() for rank in self.ranks]
                 if failures := [failure for failure in found if failure is not None]:
                     raise self._failure("start", failures)
                 self._network = {"address": nodes.address}
                 cores = _cores_of_all([cores, *(node.cores for node in self._others)])
         self.ask("setup", device=options.device, cores=cores, **self._network)
 
-    def _start_rank(self, rank: int) -> LocalRank | OtherRank:
+    def _start_rank(self, rank: int) -> RankHandle:
         options, nodes = self.options, self.options.nodes
         node, node_rank = divmod(rank, nodes.node_size or options.size)
         if node > len(self._others):
@@ -228,7 +231,7 @@ class ProcessSet:
         waiting = {rank.connection: rank for rank in asked}
         answers: Answers = {}
         # With an error message, or with a failure, unless the rank is dead.
-        failed: list[tuple[LocalRank | OtherRank, Message | RankFailure | None]] = []
+        failed: list[tuple[RankHandle, Message | RankFailure | None]] = []
         while waiting and (remaining := end - time.monotonic()) > 0:
             # Check the processes too: a child may keep a dead rank's connection open.
             ready = connection.wait(list(waiting), timeout=min(remaining, 0.1))
@@ -260,7 +263,7 @@ class ProcessSet:
         """The process ids of the ranks on the controller's node, by rank."""
         return {rank.rank: rank.pid for rank in self.ranks if isinstance(rank, LocalRank)}
 
-    def dead_ranks(self) -> list[LocalRank | OtherRank]:
+    def dead_ranks(self) -> list[RankHandle]:
         """Return the ranks whose processes have ended."""
         return [rank for rank in self.ranks if rank.is_dead()]
 
@@ -332,7 +335,7 @@ class ProcessSet:
     def _failure(self, command: str, failures: list[RankFailure]) -> SetFailure:
         return SetFailure(self.name, f"at {command}", failures)
 
-    def _hangs(self, ranks: Sequence[LocalRank | OtherRank], deadline_seconds: float) -> list[RankFailure]:
+    def _hangs(self, ranks: Sequence[RankHandle], deadline_seconds: float) -> list[RankFailure]:
         hint = "if it is only slow, as compiling can be: pass a longer --deadline"
         what = f"did not answer within {deadline_seconds:g} s"
         detail = "\n".join([*self._stacks(), hint])
@@ -359,7 +362,7 @@ def _cores_of_all(of_nodes: Sequence[Sequence[Sequence[int]] | None]) -> Sequenc
     return [rank for of_node in found for rank in of_node] if len(found) == len(of_nodes) else None
 
 
-def _receive(connected: Connection, rank: LocalRank | OtherRank) -> Message | RankFailure | None:
+def _receive(connected: Connection, rank: RankHandle) -> Message | RankFailure | None:
     """Return the next message on a rank's readable connection, or None if the rank is dead.
 
     Returns a failure if the rank stops within the message.
@@ -377,7 +380,7 @@ def _receive(connected: Connection, rank: LocalRank | OtherRank) -> Message | Ra
         return None
 
 
-def _failure_of(rank: LocalRank | OtherRank, answer: Message | RankFailure | None) -> RankFailure:
+def _failure_of(rank: RankHandle, answer: Message | RankFailure | None) -> RankFailure:
     if isinstance(answer, RankFailure):
         return answer
     if answer is None:

@@ -109,6 +109,9 @@ class LocalRank(RankProcess):
             super().__init__(rank, theirs, node_rank=rank, **arguments)
             self.connection = Connection(ours.detach())
 
+    def connect(self) -> None:
+        """Do nothing: a rank of this node is connected from its start."""
+
     def close(self) -> None:
         """Close the connection to the rank."""
         self.connection.close()
