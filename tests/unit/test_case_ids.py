@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.cases import FASTEST_DDP, case_id, parameters, size_id, skipped
 from ddpperf.plugin.options.options import Options
 from ddpperf.plugin.options.read import read_options
+from ddpperf.plugin.setup import read_setup
 from ddpperf.specs import (
     AllReduceSpec,
     CollectiveSpec,
@@ -54,6 +56,16 @@ def test_default_suite_has_short_unique_ids(gpus: int, read: Read) -> None:
     device, other = ("gpu", "rank") if gpus else ("rank", "gpu")
     assert any(f"[1{device}-b32" in name for name in names)
     assert not any(f"1{other}" in name for name in names)
+
+
+def test_runs_on_other_nodes_or_links_are_not_compared(read: Read, tmp_path: Path) -> None:
+    def key(*arguments: str) -> str:
+        return read_setup(read(*arguments), [], tmp_path, None).storage.hardware_key
+
+    here = key()
+    two = key("--nodes=2", "--interface=lo")
+    assert two == f"2x{here}-lo"
+    assert key("--nodes=3", "--interface=lo") == f"3x{here}-lo"
 
 
 STEP: dict[str, Any] = {"per_rank_batch_size": 32}

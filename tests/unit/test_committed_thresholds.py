@@ -76,7 +76,7 @@ def test_unknown_machine_has_thresholds() -> None:
 
 @pytest.mark.parametrize(
     ("hardware", "sizes"),
-    [("2xcpu2-other-lo", {1, 2, 4}), ("2xother1x4-ib400", {1, 2, 4, 8}), ("3xother1x2-enx012", {1, 2, 4, 6})],
+    [("2xcpu2-other-lo", {1, 2, 4}), ("2xother1x4-ib400", {1, 2, 4, 8}), ("4xother1x2-enx012", {1, 2, 4, 8})],
 )
 def test_hardware_key_with_nodes_names_its_world_sizes(hardware: str, sizes: set[int]) -> None:
     assert {spec.world_size for _, spec in suite(hardware)} == sizes

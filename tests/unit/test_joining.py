@@ -57,7 +57,7 @@ class Agent:
         self.answer = channel.receive(self.connection)
         if "welcome" in self.answer:
             self.next("prepare")
-            channel.send(self.connection, {"prepare": {"problem": "", "digest": digest, "cores": None}})
+            channel.send(self.connection, {"prepare": {"problem": "", "digest": digest, "cores": [[5]]}})
 
     def next_message(self, key: str) -> Message:
         """Return the next message that has this key."""
@@ -89,7 +89,7 @@ def test_agent_joins_and_is_usable(joining: Joining) -> None:
     agent = Agent(joining)
     assert agent.answer["welcome"] == {"node": 1, **WELCOME}
     joining.wait(QUIET_SECONDS, lambda line: None)
-    assert [(node.number, node.name) for node in joining.joined()] == [(1, "b")]
+    assert [(node.number, node.name, node.cores) for node in joining.joined()] == [(1, "b", [[5]])]
 
 
 @pytest.mark.parametrize(
