@@ -17,14 +17,12 @@ from typing import Any
 
 from ddpperf.errors import Refused
 from ddpperf.machine.network import find_interface
-from ddpperf.node.facts import facts, machine_id
-from ddpperf.node.handshake import make_key, read_key
-from ddpperf.node.joining import Joining
 from ddpperf.specs import AllReduceSpec, TrainingSpec
 from ddpperf.workers import pool as pools
 from ddpperf.workers.failures import NodeLost, SetFailure
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import Nodes, ProcessSet, SetOptions
+from tests.nodes.joined import listen
 
 SINGLE = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
 
@@ -49,17 +47,8 @@ class Controller:
     """A run on several nodes of one rank each."""
 
     def __init__(self, folder: Path, interface: str, count: int) -> None:
-        make_key(folder / "node.key")
         self.interface = find_interface(interface)
-        self.joining = Joining(
-            self.interface,
-            0,
-            read_key(folder / "node.key"),
-            count=count,
-            expected=facts("cpu", []),
-            welcome={"device": "cpu", "ranks": 1, "data": "synthetic", "machine": machine_id()},
-            digest="",
-        )
+        self.joining = listen(folder, self.interface, count=count)
         self.count = count
         self.pool: Pool | None = None
         report(address=self.interface.address, port=self.joining.port)

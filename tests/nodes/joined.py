@@ -24,25 +24,25 @@ LOOPBACK: Interface = find_interface("lo")
 JOIN_SECONDS = 60
 
 
+def listen(folder: Path, interface: Interface = LOOPBACK, **arguments: Any) -> Joining:
+    """Let agents with the key folder/node.key join a run on the CPU with one rank on each node."""
+    make_key(key := folder / "node.key")
+    usual = {
+        "count": 2,
+        "expected": facts("cpu", []),
+        "welcome": {"device": "cpu", "ranks": 1, "data": "synthetic", "machine": machine_id()},
+        "digest": "",
+    }
+    return Joining(interface, 0, read_key(key), **{**usual, **arguments})
+
+
 class Run:
     """A controller that waits for agents, and the agents that were started for it."""
 
-    def __init__(self, folder: Path, *, count: int = 2, cwd: Path = REPOSITORY, **arguments: Any) -> None:
+    def __init__(self, folder: Path, *, cwd: Path = REPOSITORY, **arguments: Any) -> None:
         self.folder, self.key, self.cwd = folder, folder / "node.key", cwd
-        make_key(self.key)
         self.agents: dict[str, subprocess.Popen[str]] = {}
-        self.joining = Joining(
-            LOOPBACK,
-            0,
-            read_key(self.key),
-            count=count,
-            **{
-                "expected": facts("cpu", []),
-                "welcome": {"device": "cpu", "ranks": 1, "data": "synthetic", "machine": machine_id()},
-                "digest": "",
-                **arguments,
-            },
-        )
+        self.joining = listen(folder, **arguments)
 
     def start(self, name: str = "b", *more: str) -> subprocess.Popen[str]:
         """Start an agent, which joins soon."""

@@ -13,12 +13,10 @@ from pathlib import Path
 import pytest
 
 from ddpperf.machine.network import find_interface
-from ddpperf.node.facts import facts, machine_id
-from ddpperf.node.handshake import make_key, read_key
-from ddpperf.node.joining import Joining
 from ddpperf.specs import AllReduceSpec
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import Nodes, SetOptions
+from tests.nodes.joined import listen
 from tests.project import REPOSITORY, Marked, wait_until
 from tests.ssh_server import ssh_server
 
@@ -83,16 +81,7 @@ def measure(node: Node, folder: Path, interface: str, agent: list[str], ssh: lis
 
     interface: the controller's. PORT in the arguments stands for the port on which agents join.
     """
-    make_key(key := folder / "node.key")
-    joining = Joining(
-        mine := find_interface(interface),
-        0,
-        read_key(key),
-        count=2,
-        expected=facts("cpu", []),
-        welcome={"device": "cpu", "ranks": 1, "data": "synthetic", "machine": machine_id()},
-        digest="",
-    )
+    joining = listen(folder, mine := find_interface(interface))
     port = str(joining.port)
     words = [sys.executable, "-m", "ddpperf.node", "--key", "-", "--name", "b", *agent]
     command = f"cd {REPOSITORY} && exec {shlex.join(word.replace('PORT', port) for word in words)}"
@@ -104,7 +93,7 @@ def measure(node: Node, folder: Path, interface: str, agent: list[str], ssh: lis
         text=True,
     )
     assert process.stdin is not None
-    process.stdin.write(key.read_text())
+    process.stdin.write((folder / "node.key").read_text())
     process.stdin.flush()
     try:
         joining.wait(60, lambda line: None)

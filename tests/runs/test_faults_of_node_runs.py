@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from tests.project import REPOSITORY, Project, wait_while_it_runs
+from tests.ssh_server import free_port
 
 pytestmark = pytest.mark.slow
 END_SECONDS = 12.0
@@ -27,8 +28,7 @@ class NodeRun:
     def __init__(self, project: Project) -> None:
         self.project = project
         project.experiment.write_text(LONG)
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            self.port = server.getsockname()[1]
+        self.port = free_port()
         self.key = project.root / "node.key"
         on_nodes = ["--nodes", "2", "--node-size", "1", "--interface", "lo", "--node-port", str(self.port)]
         self.pytest = project.start("perf", "-s", *on_nodes, "--node-key", str(self.key), "--rounds", "2000")
