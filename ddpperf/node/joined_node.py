@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ddpperf.node.handshake import LOST_SECONDS, shut_down
 from ddpperf.node.remote_rank import RemoteRank
@@ -44,35 +44,37 @@ class Clock:
 class JoinedNode:
     """Another node of the run, whose agent has joined.
 
-    A thread listens to the agent and pings it. number: from 1; the controller's node is number 0.
-    name: the name that the agent gave. hello: the agent's first message. is_ready: whether the agent
-    has prepared its node. cores: the CPU cores to pin each rank to, or None. lost: why the node can
-    no longer be used, or "". channels, ends, stacks: by the token of a rank, its connection until the
-    rank's handle takes it, how it ended, and the stacks of its threads.
+    A thread listens to the agent and pings it. One lock guards all that both threads use. number:
+    from 1; the controller's node is number 0. hello: the agent's first message. prepared: the agent's
+    answer once its node is accepted, or None. lost: why the node can no longer be used, or "".
+    clock: the best measurement of its wall clock so far.
     """
 
     def __init__(self, number: int, connection: Connection, hello: Message) -> None:
         self.number = number
-        self.name = str(hello["name"])
         self.hello = hello
-        self.is_ready = False
+        self.prepared: Message | None = None
         self.lost = ""
         self.clock: Clock | None = None
-        self.cores: list[list[int]] | None = None
-        self.channels: dict[str, Connection] = {}
-        self.ends: dict[str, dict[str, str]] = {}
-        self.stacks: dict[str, str] = {}
-        self._answers: dict[str, Any] = {}
+        self._answer: Message | None = None  # to the question of `prepare`
+        self._ranks: dict[str, RemoteRank] = {}  # by their tokens, until they are closed
         self._connection = connection
         self._changed = threading.Condition()
-        self._sending = threading.Lock()
-        self._expected: set[str] = set()  # the tokens of ranks that have not connected yet
-        self._open: list[Connection] = []  # all connections of the node's ranks
         self._thread = threading.Thread(target=self._listen, daemon=True)
 
     @property
+    def name(self) -> str:
+        """The name that the agent gave."""
+        return str(self.hello["name"])
+
+    @property
     def is_usable(self) -> bool:
-        return self.is_ready and not self.lost
+        return self.prepared is not None and not self.lost
+
+    @property
+    def cores(self) -> list[list[int]] | None:
+        """The CPU cores to pin each rank of the node to, or None."""
+        return None if self.prepared is None else self.prepared.get("cores")
 
     @property
     def advice(self) -> str:
@@ -90,6 +92,8 @@ class JoinedNode:
     ) -> RemoteRank:
         """Let the agent start a rank. `RemoteRank.connect` waits until the rank has connected."""
         started = RemoteRank(rank, self)
+        with self._changed:
+            self._ranks[started.token] = started
         described = {
             "name": side.name,
             "python": None if side.python == sys.executable else side.python,
@@ -109,18 +113,17 @@ class JoinedNode:
         )
         return started
 
-    def ask(self, question: str, seconds: float, **arguments: Any) -> Any:
-        """Send a question to the agent, and return the answer, or None if none came in time."""
-        self._answers.pop(question, None)
-        self.tell({question: arguments})
-        return self.wait_for(lambda: self._answers.get(question), seconds)
+    def prepare(self, seconds: float) -> Message | None:
+        """Let the agent prepare its node, and return its answer, or None if none came in time."""
+        self.tell({"prepare": True})
+        return self.wait_for(lambda: self._answer, seconds)
 
     def tell(self, message: Message) -> None:
         """Send a message to the agent. A broken connection loses the node."""
         if self.lost:
             return
         try:
-            with self._sending:
+            with self._changed:
                 channel.send(self._connection, message)
         except BlockingIOError:
             self.lose(SILENT)
@@ -142,32 +145,25 @@ class JoinedNode:
             self._changed.wait_for(is_over, seconds)
         return found
 
-    def expect(self, token: str) -> str:
-        """Let a rank with this token connect, and return the token."""
-        with self._changed:
-            self._expected.add(token)
-        return token
-
     def take(self, token: str, connection: Connection) -> bool:
         """Take the connection of a rank, which the agent has made for it.
 
         Returns False if the rank is not expected, or no longer.
         """
         with self._changed:
-            if self.lost or token not in self._expected:
+            rank = self._ranks.get(token)
+            if self.lost or rank is None or rank.channel is not None:
                 return False
-            self._expected.remove(token)
-            self.channels[token] = connection
-            self._open = [other for other in self._open if not other.closed] + [connection]
+            rank.channel = connection
             self._changed.notify_all()
             return True
 
-    def forget(self, token: str) -> None:
-        """Close the connection of a rank whose handle has not taken it, now or when it comes."""
+    def forget(self, rank: RemoteRank) -> None:
+        """Close the connection of a rank, and let it connect no more."""
         with self._changed:
-            self._expected.discard(token)
-            if (connection := self.channels.pop(token, None)) is not None:
-                connection.close()
+            self._ranks.pop(rank.token, None)
+            if rank.channel is not None:
+                rank.channel.close()
 
     def lose(self, why: str) -> None:
         """Give the node up: end all its connections, which ends its ranks, too."""
@@ -175,8 +171,9 @@ class JoinedNode:
             if self.lost:
                 return
             self.lost = why
-            for connection in (self._connection, *self._open):
-                shut_down(connection)
+            for connection in (self._connection, *(rank.channel for rank in self._ranks.values())):
+                if connection is not None:
+                    shut_down(connection)
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -191,7 +188,7 @@ class JoinedNode:
     def _listen(self) -> None:
         """Listen to the agent until the node is lost, then close the connection."""
         self._listen_until_lost()
-        with self._sending:
+        with self._changed:
             self._connection.close()
 
     def _listen_until_lost(self) -> None:
@@ -227,12 +224,14 @@ class JoinedNode:
                 self.lose(f"its agent was ended by {message['leaving']}")
             elif "pong" in message:
                 self._measure_clock(sent.get(message["pong"]), float(message["time"]))
+            elif "prepare" in message:
+                self._answer = dict(message["prepare"])
+            elif (rank := self._ranks.get(message["rank"])) is None:
+                pass  # its process set has ended meanwhile
             elif "ended" in message:
-                self.ends[message["ended"]] = {"what": str(message["what"]), "detail": str(message["detail"])}
-            elif "stacks" in message:
-                self.stacks[message["stacks"]] = str(message["text"])
+                rank.ended = {"what": str(message["what"]), "detail": str(message["detail"])}
             else:
-                self._answers |= message
+                rank.printed = str(message["stacks"])
             self._changed.notify_all()
 
     def _measure_clock(self, sent: tuple[float, float] | None, theirs: float) -> None:

@@ -149,20 +149,24 @@ class Joining:
             hello = channel.receive(connection, HELLO_BYTES)
             if not self._end_greeting(accepted):
                 raise TimeoutError("too slow")
+        except (AuthenticationError, OSError, EOFError, ValueError) as error:
+            what = f"a connection from {peer} was refused: another key, or no agent; copy the key file there"
+            self._refuse(what, error)
+            if connection is not None:
+                connection.close()
+            return
+        finally:
+            self._end_greeting(accepted)
+            accepted.close()
+        try:
             if "rank" in hello:
                 self._take_rank(hello, connection)
             else:
                 self._take_agent(hello, connection, peer)
-        except (AuthenticationError, OSError, EOFError, ValueError, KeyError, TypeError) as error:
-            self._refuse(
-                f"a connection from {peer} was refused: another key, or no agent; copy the key file there",
-                error,
-            )
-            if connection is not None:
-                connection.close()
-        finally:
-            self._end_greeting(accepted)
-            accepted.close()
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            what = f"the agent at {peer} was refused: it ended, or sent a message that pytest cannot read"
+            self._refuse(f"{what}; start it again with the same commit of ddpperf", error)
+            connection.close()
 
     def _refuse(self, sentence: str, error: BaseException | None = None) -> None:
         LOG.warning("%s%s", sentence, "" if error is None else f" ({type(error).__name__})")
@@ -187,13 +191,10 @@ class Joining:
             connection.close()
             return
         node.start(self._welcome)
-        answer = node.ask("prepare", PREPARE_SECONDS) or {}
-        problem = str(
-            answer.get(
-                "problem",
-                f"its agent did not prepare it ({node.lost or 'no answer'}); see the agent's output",
-            )
-        )
+        answer = node.prepare(PREPARE_SECONDS)
+        if answer is None:
+            answer = {"problem": f"its agent did not prepare it ({node.lost or 'no answer'}); see its output"}
+        problem = str(answer["problem"])
         if not problem and answer.get("digest") != self._digest:
             problem = f"the images on node {name} have the digest {answer.get('digest') or 'none'}, on the"
             problem += f" first node {self._digest or 'none'}; copy the first node's images there"
@@ -203,8 +204,7 @@ class Joining:
             self._refuse(f"the agent of {name} ({peer}) was refused: {problem}")
             return
         with self._changed:
-            node.cores = answer.get("cores")
-            node.is_ready = True
+            node.prepared = answer
             self._changed.notify_all()
 
     def _place(self, name: str, hello: Message, connection: Connection) -> JoinedNode:

@@ -22,39 +22,45 @@ class RemoteRank:
     """The handle of one rank that a node's agent starts, watches and ends.
 
     token: names the rank in messages between the controller and the agent. where: the end of a
-    sentence's subject, such as " on node 1 (b)".
+    sentence's subject, such as " on node 1 (b)". channel: the connection to the rank, or None until
+    it has connected. ended: how it ended, or None. printed: the stacks of its threads.
     """
-
-    connection: Connection
 
     def __init__(self, rank: int, node: JoinedNode) -> None:
         self.rank = rank
-        self.token = node.expect(uuid.uuid4().hex)
+        self.token = uuid.uuid4().hex
         self.where = f" on node {node.number} ({node.name})"
+        self.channel: Connection | None = None
+        self.ended: dict[str, str] | None = None
+        self.printed = ""
         self._node = node
         self._stacks_end = 0.0  # until then stacks may come
 
+    @property
+    def connection(self) -> Connection:
+        """The connection to the rank, after `connect` has returned no failure."""
+        assert self.channel is not None
+        return self.channel
+
     def connect(self) -> RankFailure | None:
         """Wait until the rank's process has started and connected, or return why it has not."""
-        node, token = self._node, self.token
-        node.wait_for(lambda: token in node.channels or token in node.ends, CONNECT_SECONDS)
-        if (connection := node.channels.pop(token, None)) is not None:
-            self.connection = connection
+        self._node.wait_for(lambda: self.channel or self.ended, CONNECT_SECONDS)
+        if self.channel is not None:
             return None
-        if end := node.ends.get(token):
-            return self._failure(end["what"], end["detail"])
-        if node.lost:
-            return self._failure(f"was not started, its node was lost: {node.lost}", node.advice)
+        if self.ended is not None:
+            return self._failure(**self.ended)
+        if self._node.lost:
+            what = f"was not started, its node was lost: {self._node.lost}"
+            return self._failure(what, self._node.advice)
         return self._failure(f"did not connect within {CONNECT_SECONDS:g} s")
 
     def is_dead(self) -> bool:
-        return bool(self._node.lost) or self.token in self._node.ends
+        return bool(self._node.lost) or self.ended is not None
 
     def death(self) -> RankFailure:
         """Return how the rank's process ended, as its agent reports, or why the node was lost."""
-        end = self._node.wait_for(lambda: self._node.ends.get(self.token), REPORT_SECONDS)
-        if end is not None:
-            return self._failure(end["what"], end["detail"])
+        if (end := self._node.wait_for(lambda: self.ended, REPORT_SECONDS)) is not None:
+            return self._failure(**end)
         if self._node.lost:
             return self._failure(f"was lost: {self._node.lost}", self._node.advice)
         return self._failure("closed its connection before it answered, but runs on")
@@ -64,29 +70,27 @@ class RemoteRank:
 
     def wait(self) -> None:
         """Wait at most EXIT_SECONDS until the rank's process has ended."""
-        self._node.wait_for(lambda: self._node.ends.get(self.token), EXIT_SECONDS)
+        self._node.wait_for(lambda: self.ended, EXIT_SECONDS)
 
     def kill(self) -> None:
         """Let the agent kill the rank, and end the connection, which ends the rank, too."""
-        if self.token not in self._node.ends:
+        if self.ended is None:
             self._node.tell({"kill": self.token})
-        if hasattr(self, "connection"):
-            shut_down(self.connection)
+        if self.channel is not None:
+            shut_down(self.channel)
 
     def close(self) -> None:
         """Close the connection to the rank, now or as soon as the rank connects."""
-        self._node.forget(self.token)
-        if hasattr(self, "connection"):
-            self.connection.close()
+        self._node.forget(self)
 
     def ask_for_stacks(self) -> None:
         """Let the agent collect the stacks of all threads of this rank."""
-        self._node.stacks.pop(self.token, None)
+        self.printed = ""
         self._stacks_end = time.monotonic() + 2 * STACKS_SECONDS
         self._node.tell({"stacks": self.token})
 
     def stacks(self) -> str:
         """Return the stacks that the agent collected, or an empty string if none have come."""
         left = max(0.0, self._stacks_end - time.monotonic())
-        self._node.wait_for(lambda: self.token in self._node.stacks, left)
-        return self._node.stacks.get(self.token, "")
+        self._node.wait_for(lambda: self.printed, left)
+        return self.printed

@@ -37,8 +37,9 @@ class RankHandle(Protocol):
 
     rank: int
     where: str
-    connection: Connection
 
+    @property
+    def connection(self) -> Connection: ...
     def connect(self) -> RankFailure | None: ...
     def is_dead(self) -> bool: ...
     def death(self) -> RankFailure: ...
@@ -53,9 +54,11 @@ class OtherNode(Protocol):
     """Another node, whose agent has joined. lost: why it can no longer be used, or ""."""
 
     lost: str
-    name: str
-    cores: list[list[int]] | None
 
+    @property
+    def name(self) -> str: ...
+    @property
+    def cores(self) -> list[list[int]] | None: ...
     @property
     def is_usable(self) -> bool: ...
     def start_rank(

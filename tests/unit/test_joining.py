@@ -22,7 +22,7 @@ import pytest
 from ddpperf.errors import Refused
 from ddpperf.machine.network import Interface, find_interface
 from ddpperf.node.__main__ import LOST, REFUSED, main
-from ddpperf.node.agent import Agent as NodeAgent
+from ddpperf.node.agent_ranks import AgentRanks
 from ddpperf.node.handshake import AuthenticationError, connect, make_key, read_key
 from ddpperf.node.joined_node import JoinedNode
 from ddpperf.node.joining import MOST_STRANGERS, Joining
@@ -181,7 +181,7 @@ def test_rank_that_connects_after_its_node_was_lost_ends(joining: Joining) -> No
     late = rank_connection(joining, rank.token)
     assert_closed(late)
     assert rank.connect().what == "was not started, its node was lost: its agent has ended"
-    assert joining.nodes[0].channels == {}
+    assert rank.channel is None
 
 
 def test_rank_that_nobody_waits_for_ends(joining: Joining) -> None:
@@ -260,18 +260,17 @@ def test_started_rank_knows_its_place(joining: Joining, tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nenv\n")
     python.chmod(0o700)
-    controller, _ = Pipe()
-    started = NodeAgent(controller, ("127.0.0.1", joining.port), KEY, gpus=[], interface="veth7", say=print)
-    started._data_path = tmp_path / "images of this node"
+    started = AgentRanks(("127.0.0.1", joining.port), KEY, "veth7")
+    started.data_path = tmp_path / "images of this node"
     side = {"name": "A", "python": str(python), "root": None, "environment": {DATA_VARIABLE: "of node 0"}}
     where = {"set": "A1", "rank": 5, "node_rank": 1, "device": "cpu", "log_folder": str(tmp_path)}
-    started._start("token", {**where, "side": side})
-    started._ranks["token"].process.wait()
+    started.start("token", 1, {**where, "side": side})
+    next(iter(started.exits().values())).process.wait()
     variables = (tmp_path / "A1-rank5.log").read_text().splitlines()
     expected = ["RANK=5", "LOCAL_RANK=1", "GLOO_SOCKET_IFNAME=veth7", "NCCL_SOCKET_IFNAME=veth7"]
     assert {*expected, f"{DATA_VARIABLE}={tmp_path / 'images of this node'}"} <= {*variables}
     assert not any(KEY.hex() in line for line in variables)
-    started._end_all()
+    started.end_all()
 
 
 def test_clock_offset_lies_within_its_error(joining: Joining) -> None:

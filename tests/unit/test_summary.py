@@ -661,7 +661,8 @@ def test_training_by_several_seeds_names_no_seed() -> None:
     ],
 )
 def test_verdict_ends_with_the_next_command(status: str, header: Json, command: str) -> None:
-    lines = verdict_lines({"verdict": {"status": status, "reasons": ["why"]}, "outcomes": {}, **header})
+    common = {"verdict": {"status": status, "reasons": ["why"]}, "outcomes": {}, "environment": {}}
+    lines = verdict_lines({**common, **header})
     assert lines[0] == f"{status}: why"
     assert lines[1].startswith(" " * (len(status) + 2) + "next: ")
     assert command in lines[1]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ddpperf.machine.hardware import Machine
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import EpochSpec, TrainingSpec
 from perf.common.training_metrics import FEWEST_STEPS, speedup_over, training_metrics
@@ -18,6 +19,8 @@ START = f"an epoch has fewer than {FEWEST_STEPS} steps, so its start is part of 
 
 class FakeMeasure:
     """A `measure` fixture that keeps metrics and warnings, and has one reference."""
+
+    machine = Machine()
 
     def __init__(self, reference: Measured | None = None) -> None:
         self.metrics: dict[str, dict[str, float]] = {}
