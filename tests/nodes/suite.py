@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.namespaces import INTERFACE, nodes
-from tests.project import REPOSITORY
+from tests.project import REPOSITORY, UNWANTED
 
 AGENT_SECONDS = 20
 UNDISTURBED = ("chrt", "--rr", "1")  # before other processes of the machine, and after the switch
@@ -39,8 +40,10 @@ def run_on_nodes(
         join = ["ddpperf.node", "--join", f"{made.addresses[0]}:29511", "--key", str(key)]
         commands = [[*python, "pytest", *words, *options]]
         commands += [[*python, *join, "--name", f"node{node}"] for node in range(1, count)]
+        variables = {key: value for key, value in os.environ.items() if not key.startswith(UNWANTED)}
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         started = [
-            made.start(node, command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            made.start(node, command, cwd=REPOSITORY, env=variables, **pipes)
             for node, command in enumerate(commands)
         ]
         output, _ = started[0].communicate(timeout=seconds)
