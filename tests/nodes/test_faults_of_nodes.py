@@ -49,7 +49,8 @@ def failure_of(pool: Pool, spec: AllReduceSpec) -> str:
 
 def ranks_of(run: Run, name: str = "b") -> list[psutil.Process]:
     """Return the processes of the ranks that an agent has started."""
-    return psutil.Process(run.agents[name].pid).children()
+    children: list[psutil.Process] = psutil.Process(run.agents[name].pid).children()
+    return children
 
 
 def test_ranks_on_two_nodes_measure_together(run: Run, pool: Pool) -> None:
