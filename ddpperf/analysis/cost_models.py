@@ -150,7 +150,7 @@ def held_out_error(
 ) -> float:
     """Return the median of |predicted / measured - 1| over buffer sizes that the fit did not use.
 
-    Each size but the smallest and the largest is left out once. `fit` takes measured times, and
+    Each size but the smallest and the largest is omitted from the fit once. `fit` takes measured times, and
     returns the function that predicts the seconds of an all-reduce.
     """
     errors = []

@@ -117,7 +117,7 @@ def is_own_node(host: Host) -> bool:
         if address.family in (socket.AF_INET, socket.AF_INET6)
     }
     try:
-        found = {str(each[4][0]) for each in socket.getaddrinfo(host.name, None)}
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(host.name, None)}
     except (OSError, UnicodeError):
         return False  # ssh's configuration may know the name
     return any(

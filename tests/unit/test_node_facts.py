@@ -62,7 +62,7 @@ def document(*measurements: tuple[Spec, Rounds], nodes: list[dict[str, Any]] | N
             "hardware_key": "2xcpu2-eth10",
             "environment": environment if nodes is None else environment | {"nodes": nodes},
             "options": {"rounds": 10, "device": "cpu"},
-            "outcomes": {each["fullname"]: {"kind": "passed", "reason": ""} for each in benchmarks},
+            "outcomes": {test["fullname"]: {"kind": "passed", "reason": ""} for test in benchmarks},
             "verdict": {"status": "PASS", "reasons": ["good"]},
         },
     }
