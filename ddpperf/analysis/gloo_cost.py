@@ -18,12 +18,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
-from ddpperf.analysis.logarithmic_fit import Estimate, fit_logarithms
-from ddpperf.analysis.two_links import Link
+from ddpperf.analysis.logarithmic_fit import fit_logarithms
+from ddpperf.analysis.two_links import FittedLink, Link
 
 SEGMENT_BYTES = 2**20  # kMaxSegmentSize in gloo/allreduce.h
 ELEMENT_BYTES = 4  # float32
@@ -79,19 +78,7 @@ def gloo_seconds(
     return float(now.max())
 
 
-@dataclass(frozen=True, kw_only=True)
-class NetworkFit:
-    """A link that was fitted to the times of gloo's all-reduces: seconds per message and per byte."""
-
-    latency: Estimate
-    byte_seconds: Estimate
-
-    @property
-    def link(self) -> Link:
-        return Link(latency=self.latency.value, byte_seconds=self.byte_seconds.value)
-
-
-def fit_network(times: Mapping[tuple[int, int], float], *, node_size: int = 1) -> NetworkFit:
+def fit_network(times: Mapping[tuple[int, int], float], *, node_size: int = 1) -> FittedLink:
     """Fit the link between nodes of `node_size` ranks to gloo's all-reduces, by (nodes, bytes).
 
     The fit minimizes the squares of logarithms. The messages and bytes on the critical path depend
@@ -104,13 +91,13 @@ def fit_network(times: Mapping[tuple[int, int], float], *, node_size: int = 1) -
     return min((_fit_from(start, times, node_size) for start in starts), key=lambda found: found[0])[1]
 
 
-def _fit_from(link: Link, times: Mapping[tuple[int, int], float], node_size: int) -> tuple[float, NetworkFit]:
+def _fit_from(link: Link, times: Mapping[tuple[int, int], float], node_size: int) -> tuple[float, FittedLink]:
     """Return the sum of squared residuals, and the fit that is reached from a first link."""
     for _ in range(20):
         rows = [_counts(nodes, node_size, nbytes, link) for nodes, nbytes in times]
         fit = fit_logarithms(rows, list(times.values()))
         latency, per_byte = fit.estimates(fit.residuals, len(fit.values))
-        fitted = NetworkFit(latency=latency, byte_seconds=per_byte)
+        fitted = FittedLink(latency=latency, byte_seconds=per_byte)
         if fitted.link == link:
             break
         link = fitted.link
