@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -48,7 +49,7 @@ def losses(run: TrainingRun, epoch: int) -> list[float]:
 
 @pytest.mark.parametrize("execution", ["compile", "graph", "compile+graph"])
 @pytest.mark.parametrize(
-    ("optimizer", "rate"), [("sgd", 0.05), ("lars", 5.0), ("lamb", 0.01), ("muon", 0.05)]
+    ("optimizer", "rate"), [("sgd", 0.05), ("lars", 2.0), ("lamb", 0.01), ("muon", 0.05)]
 )
 def test_every_execution_learns_like_the_eager_one(
     execution: Execution, optimizer: OptimizerName, rate: float
@@ -57,7 +58,7 @@ def test_every_execution_learns_like_the_eager_one(
     fields |= {"cutmix": 0.3, "average_weights": True}
     eager, other = (trained(execution=each, **fields) for each in ("eager", execution))
     assert losses(other, 1) == pytest.approx(losses(eager, 1), rel=2e-2)
-    assert losses(other, 3)[-1] < losses(other, 1)[0]
+    assert mean(losses(other, 3)) < losses(other, 1)[0]
     assert other.history[-1]["test_accuracy"] == pytest.approx(eager.history[-1]["test_accuracy"], abs=0.2)
 
 

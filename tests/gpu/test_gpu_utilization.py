@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from datetime import datetime
 from statistics import mean
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -34,7 +35,10 @@ FIELDS: dict[str, Any] = {
 }
 EPOCH = EpochSpec(**FIELDS)
 RUN = RunSpec(**FIELDS, test_images=10_000, epochs=15, rate=0.1)  # about 10 s on one H200
-SMI = "nvidia-smi -i {uuid} --query-gpu=utilization.gpu,memory.used --format=csv,noheader,nounits -lms 100"
+SMI = (
+    "nvidia-smi -i {uuid} --query-gpu=timestamp,utilization.gpu,memory.used --format=csv,noheader,nounits "
+    "-lms 100"
+)
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +57,30 @@ def usage_of(pool: Pool, spec: EpochSpec | RunSpec) -> tuple[Usage, float]:
     return usage, sum(measured.all_step_seconds())
 
 
+class Printed(NamedTuple):
+    """A line that nvidia-smi printed: when, in seconds, how busy the GPU was, and its used memory."""
+
+    seconds: float
+    utilization: float
+    megabytes: float
+
+    @classmethod
+    def of(cls, line: str) -> Printed:
+        time, *values = line.split(", ")
+        return cls(datetime.strptime(time, "%Y/%m/%d %H:%M:%S.%f").timestamp(), *map(float, values))
+
+
+def busiest(lines: Sequence[Printed], seconds: float) -> list[Printed]:
+    """Return the lines of the time span of so many seconds in which the GPU was busiest."""
+    last = lines[-1].seconds - seconds
+    spans = (
+        [line for line in lines if first.seconds <= line.seconds <= first.seconds + seconds]
+        for first in lines
+        if first.seconds <= last
+    )
+    return max(spans, key=lambda span: mean(line.utilization for line in span))
+
+
 def test_training_agrees_with_nvidia_smi(pool: Pool) -> None:
     if shutil.which("nvidia-smi") is None:
         pytest.skip("nvidia-smi is not installed")
@@ -63,14 +91,14 @@ def test_training_agrees_with_nvidia_smi(pool: Pool) -> None:
         finally:
             beside.terminate()
         printed = beside.communicate()[0]
-    theirs = [tuple(map(float, line.split(","))) for line in printed.splitlines() if line.count(",") == 1]
-    # The training is at the end. The first and the last second belong to the averaging of the driver.
-    within = slice(-int(seconds * 10) + 10, -10)
+    theirs = [Printed.of(line) for line in printed.splitlines() if line.count(",") == 2]
+    # The first and the last second belong to the averaging of the driver.
+    within = busiest(theirs, seconds - 2)
     ours = [value for value in usage.series["gpu_utilization"][0] if value is not None][10:-10]
-    smi = mean(utilization for utilization, _ in theirs[within])
+    smi = mean(line.utilization for line in within)
     print(f"nvidia-smi {smi:.1f}%, ours {100 * mean(ours):.1f}%; {len(theirs)} and {len(ours)} samples")
     assert abs(100 * mean(ours) - smi) <= 5
-    memory = mean(megabytes for _, megabytes in theirs[within]) * 2**20
+    memory = mean(line.megabytes for line in within) * 2**20
     assert usage.mean["gpu_memory_bytes"][0] == pytest.approx(memory, rel=0.05)
     assert usage.sampler_cpu_fraction < 2 * MOST_CPU
 
