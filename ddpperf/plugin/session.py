@@ -102,6 +102,11 @@ class Session:
         found = self.outcomes.measured or (self.collection.deselected and not others_ran)
         return requested or bool(found) or any(map(is_experiment, self.collection.uncollected))
 
+    @property
+    def has_measured(self) -> bool:
+        """Whether the first measurement of at least one test is complete."""
+        return bool(self.passes and self.passes[0].measured())
+
     def prepare(self) -> None:
         """Check images, interpreters and models once, before the first measurement.
 

@@ -368,6 +368,18 @@ def _temporary_file(folder: Path, document: dict[str, Any] | str | bytes) -> Ite
         Path(name).unlink(missing_ok=True)
 
 
+def storable(fields: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return a test's fields for JSON; what JSON cannot hold, such as a NaN, becomes a text."""
+    found: dict[str, Any] = {}
+    for name, value in fields.items():
+        try:
+            json.dumps(value, allow_nan=False, default=_plain)
+        except (RecursionError, TypeError, ValueError):
+            value = repr(value)
+        found[str(name)] = value
+    return found
+
+
 def _plain(value: object) -> object:
     if isinstance(value, Spec):
         return specs.to_json(value)
