@@ -150,14 +150,10 @@ class Ending:
             self.end(int(tests.exitstatus))  # another plugin kept pytest from calling us
         if self.verdict is None:
             return False
-        try:
-            sys.stdout.flush()
-        except OSError as error:  # Python must not fail with the same when it exits
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            self._saved &= error.errno in NO_READER
-        else:
-            if failure is not None and _described(failure) != self._ended_by:
-                self._add_failure(failure)
+        if isinstance(failure, OSError) and failure.errno in NO_READER:
+            _drop_output()
+        elif failure is not None and _described(failure) != self._ended_by:
+            self._add_failure(failure)
         self.print_lines()
         return True
 
@@ -165,12 +161,15 @@ class Ending:
         """Print the lines of this run that were not printed yet."""
         lines, self._lines = self._lines, []
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
-        if reporter is None or not lines:
-            return
-        with contextlib.suppress(OSError):  # nobody reads the output any more
-            reporter.section("ddpperf", bold=True)
-            for line in lines:
-                reporter.line(line, **markup(line))
+        try:
+            if reporter is not None and lines:
+                reporter.section("ddpperf", bold=True)
+                for line in lines:
+                    reporter.line(line, **markup(line))
+            sys.stdout.flush()
+        except OSError as error:
+            self._saved &= error.errno in NO_READER
+            _drop_output()
 
     def exit_status(self) -> int:
         """Return the exit status of the verdict.
@@ -309,6 +308,11 @@ def _described(error: BaseException) -> str:
     *_, last = traceback.extract_tb(error.__traceback__) or [None]
     place = f" (in {Path(last.filename).name}, line {last.lineno})" if last is not None else ""
     return f"{type(error).__name__}: {first_line(error)}"[: 160 - len(place)] + place
+
+
+def _drop_output() -> None:
+    """Discard what this process prints from now on, so that pytest does not fail with each line."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _append(path: Path, text: str) -> Path:
