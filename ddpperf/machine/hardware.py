@@ -329,7 +329,8 @@ def computes_bf16() -> bool:
 def _cpu_facts() -> dict[str, str]:
     """Return the last core's entry of /proc/cpuinfo, or an empty dict without that file."""
     with contextlib.suppress(OSError):
-        return dict(re.findall(r"^(.+?)\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE))
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        return dict(re.findall(r"^(.+?)\s*: (.*)$", text, re.MULTILINE))
     return {}
 
 

@@ -316,7 +316,7 @@ def _drop_output() -> None:
 
 
 def _append(path: Path, text: str) -> Path:
-    with path.open("a") as file:
+    with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
         file.write(text)
     return path
 

@@ -56,7 +56,8 @@ class Session:
         self.collection = Collection()
         self.outcomes = Outcomes()
         self.problems = [setup.no_baseline] if setup.no_baseline else []
-        self.progress = ProgressLine(os.fdopen(os.dup(1), "w"))  # pytest captures the usual stream later
+        terminal = os.dup(1)  # pytest captures the usual stream later
+        self.progress = ProgressLine(os.fdopen(terminal, "w", errors="backslashreplace"))
         self.passes: list[Measuring] = []
         self.cleanup = ExitStack()
         self.machine_findings: list[Finding] = []
