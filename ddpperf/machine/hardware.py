@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from ddpperf.machine.cgroup import cpu_quota
 from ddpperf.machine.git import commit
 from ddpperf.machine.links import CPU, SWITCH, UNKNOWN, LinkRate, LinkRates, data_rate, link_between, nvlink
+from ddpperf.secret_values import shown_value
 from ddpperf.specs import Spec
 
 if TYPE_CHECKING:  # the imports take numpy and psutil, and the doctor runs where they cannot be imported
@@ -370,7 +371,7 @@ def environment(device: str, gpus: Sequence[Gpu], root: Path) -> dict[str, Any]:
         "executable": sys.executable,
         "customized": _customized(),
         "variables": {
-            name: value
+            name: shown_value(name, value)
             for name, value in sorted(os.environ.items())
             if name.startswith(TUNING_VARIABLES) and not name.startswith(DEMANDS)
         },

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shlex
 import sys
 import time
 import traceback
@@ -37,6 +36,7 @@ from ddpperf.report.questions import report_tables
 from ddpperf.report.summary import fitting_width, markup, summary_lines, verdict_lines
 from ddpperf.results.outcomes import Status, Verdict
 from ddpperf.results.stored_runs import SCHEMA, is_baseline, storable, write_atomically
+from ddpperf.secret_values import shown_command_line
 from ddpperf.verdict.exit_status import Answer, exit_status
 
 # Fields of Options that are stored elsewhere, or not at all.
@@ -242,7 +242,7 @@ class Ending:
         )
         for benchmark in document["benchmarks"]:
             benchmark["extra_info"] = storable(benchmark["extra_info"])
-        command_line = shlex.join(str(argument) for argument in self._config.invocation_params.args)
+        command_line = shown_command_line(map(str, self._config.invocation_params.args))
         return document | {"ddpperf": header(self._session, command_line, self.answer, verdict)}
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
