@@ -277,6 +277,18 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[Any]:
     return result
 
 
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
+    """Let a test fail that takes too long, as pytest-timeout's method "signal" does.
+
+    Its method "thread" ends the process at once, which would lose everything that was measured.
+    """
+    if settings.method != "thread" or not item.config.stash[SESSION].collection.tests:
+        return None
+    by_signal = settings._replace(method="signal")
+    return bool(item.ihook.pytest_timeout_set_timer(item=item, settings=by_signal))
+
+
 # --- ending
 
 

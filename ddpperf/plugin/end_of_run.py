@@ -22,6 +22,7 @@ from typing import Any, Literal
 import pytest
 from _pytest.cacheprovider import LFPlugin
 from _pytest.junitxml import LogXML, xml_key
+from pytest_benchmark.plugin import pytest_benchmark_generate_json
 
 from ddpperf.errors import first_line
 from ddpperf.machine import hardware
@@ -229,17 +230,20 @@ class Ending:
     def _document(self, verdict: Verdict) -> dict[str, Any]:
         """Return the JSON document of the run, in pytest-benchmark's format with ddpperf's part."""
         hook = self._config.hook
-        machine_info, commit_info = hardware.machine_info(), {}
-        with self._keeping_failures():  # a plugin may replace what describes the machine and the commit
-            machine_info = hook.pytest_benchmark_generate_machine_info(config=self._config)
+        commit_info: dict[str, Any] = {}
+        with self._keeping_failures():  # pytest-benchmark lets other plugins describe the commit and the run
             commit_info = hook.pytest_benchmark_generate_commit_info(config=self._config)
-        document: dict[str, Any] = hook.pytest_benchmark_generate_json(
-            config=self._config,
-            benchmarks=[stats for measure in self._session.measures.values() if (stats := measure.stats)],
-            include_data=True,
-            machine_info=machine_info,
-            commit_info=commit_info,
-        )
+        given: dict[str, Any] = {
+            "config": self._config,
+            "benchmarks": [stats for measure in self._session.measures.values() if (stats := measure.stats)],
+            "include_data": True,
+            "machine_info": hardware.machine_info(),
+            "commit_info": commit_info,
+        }
+        document: dict[str, Any] = {}
+        with self._keeping_failures():
+            document = hook.pytest_benchmark_generate_json(**given)
+        document = document or pytest_benchmark_generate_json(**given)
         for benchmark in document["benchmarks"]:
             benchmark["extra_info"] = storable(benchmark["extra_info"])
         command_line = shown_command_line(map(str, self._config.invocation_params.args))
