@@ -30,6 +30,7 @@ from ddpperf.plugin.core_suite import by_file
 from ddpperf.plugin.options.checks import runs_tests
 from ddpperf.plugin.options.outputs import Outputs, file_to_write
 from ddpperf.plugin.session import Session
+from ddpperf.report.layout import wrapped
 from ddpperf.report.markdown import markdown
 from ddpperf.report.page import write_page
 from ddpperf.report.plots import write_plots
@@ -103,11 +104,12 @@ class Ending:
         failed = exitstatus in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR)
         if (failed and not session.has_measured) or not session.is_suite or not runs_tests(self._config):
             return
+        interrupted = exitstatus == pytest.ExitCode.INTERRUPTED
         if failed:
             if (refusal := sys.exception()) is not None:  # pytest has no hook for a usage error
                 self._ended_by = _described(refusal)
             session.problems.append(f"pytest or a plugin failed during the tests: {self._ended_by}")
-        elif exitstatus == pytest.ExitCode.INTERRUPTED and not session.collection.uncollected:
+        elif self._ended_by or (interrupted and not session.collection.uncollected):
             by = f" by {self._ended_by}" if self._ended_by else ""
             session.problems.append(f"the run was interrupted{by}")
         self.answer, self.verdict = session.answer()
@@ -139,7 +141,8 @@ class Ending:
     def _add_failure(self, error: BaseException) -> None:
         self._saved = False
         what = f"another plugin failed while the run ended: {_described(error)}"
-        self._lines.append(f"{what}; the verdict holds, but mend the plugin or leave its option out")
+        advice = "the verdict holds; mend the plugin, or leave its option out"
+        self._lines += wrapped(f"{what}; {advice}", self._width())
 
     def ended(self, failure: BaseException | None) -> bool:
         """Print what was not printed yet, and return whether the run has a verdict.

@@ -165,6 +165,22 @@ def pytest_runtest_logreport(report):
 """
 
 
+def test_failure_while_pytest_is_interrupted_is_no_pass(canned_suite: CannedSuite) -> None:
+    """All tests were measured, and pytest does not say that the run was interrupted."""
+    hook = """
+def pytest_runtest_logreport(report):
+    if report.when == "teardown" and "last" in report.nodeid:
+        raise KeyboardInterrupt("SIGINT")
+
+def pytest_keyboard_interrupt():
+    raise OSError("no terminal")
+"""
+    run = run_with(canned_suite, hook)
+    run.assert_one_sentence(4, "NO VERDICT: the run was interrupted by SIGINT")
+    run.assert_one_sentence(4, "another plugin failed while the run ended: OSError: no terminal")
+    assert len(canned_suite.measured()) == 2
+
+
 @pytest.mark.parametrize("error", MEANWHILE.values(), ids=MEANWHILE)
 def test_plugin_that_fails_meanwhile_keeps_what_was_measured(canned_suite: CannedSuite, error: str) -> None:
     run = run_with(canned_suite, AFTER_FIRST.format(error=error))
