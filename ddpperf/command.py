@@ -49,6 +49,12 @@ def refused(problem: object) -> int:
     return REFUSED
 
 
+def printable(text: str) -> str:
+    """Return a text without letters that the encoding of the standard output cannot hold."""
+    encoding = sys.stdout.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
 def print_lines(lines: Iterable[str]) -> None:
     """Print lines in UTF-8, whatever the locale is, as long as somebody reads them.
 

@@ -187,7 +187,7 @@ def candidate(nightlies: Nightlies, wanted: str | None) -> dict[str, str]:
 
 def _append(path: str | None, text: str) -> None:
     if path:
-        with open(path, "a") as file:
+        with open(path, "a", encoding="utf-8") as file:
             file.write(text)
 
 

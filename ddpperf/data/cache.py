@@ -74,7 +74,7 @@ def prepare(text: str, folder: Path, say: Callable[[str], None]) -> Data:
         return Data()
     path = folder / f"{source.name}-{_key(source)}.pt"
     with contextlib.suppress(*UNREADABLE):
-        about = json.loads(path.with_suffix(".json").read_text())
+        about = json.loads(path.with_suffix(".json").read_bytes())
         if about["sha256"] == _sha256(path):
             return _data(source, path, about)
     if os.path.exists(path) or os.path.exists(path.with_suffix(".json")):
@@ -158,7 +158,7 @@ def _decode(source: _Source, path: Path, say: Callable[[str], None]) -> Data:
             out = Path(name)
             about = _run_decoder(source, out, say)
             about |= {"source": str(source), "sha256": _sha256(out / "images.pt")}
-            (out / "sidecar").write_text(json.dumps(about))
+            (out / "sidecar").write_text(json.dumps(about), encoding="utf-8")
             os.replace(out / "images.pt", path)
             os.replace(out / "sidecar", path.with_suffix(".json"))
     except OSError as error:
@@ -166,7 +166,7 @@ def _decode(source: _Source, path: Path, say: Callable[[str], None]) -> Data:
         raise Refused(f"decoded images cannot be stored in {folder} {why}") from error
     for sidecar in folder.glob(f"{source.name}-*.json"):  # of earlier contents of the same image folder
         with contextlib.suppress(*UNREADABLE):
-            if sidecar.stem != path.stem and json.loads(sidecar.read_text())["source"] == str(source):
+            if sidecar.stem != path.stem and json.loads(sidecar.read_bytes())["source"] == str(source):
                 sidecar.with_suffix(".pt").unlink(missing_ok=True)
                 sidecar.unlink()
     return _data(source, path, about)
@@ -183,7 +183,7 @@ def _run_decoder(source: _Source, out: Path, say: Callable[[str], None]) -> dict
         what = f"decoding the images of {source.folder} made no progress for {SILENT_SECONDS} s"
         raise Refused(f"{what}; check the disk, or name another folder") from error
     try:
-        result: dict[str, Any] = json.loads((out / "result.json").read_text())
+        result: dict[str, Any] = json.loads((out / "result.json").read_bytes())
     except (FileNotFoundError, ValueError):
         last = finished.stderr.strip().split("\n")[-1].strip()
         why = f" ({last})" if last else ""

@@ -205,12 +205,12 @@ def write_result(kind: str, source: Path, out: Path, say: Say) -> None:
     except Refused as refusal:
         result = {"refused": str(refusal)}
         (out / "images.pt").unlink(missing_ok=True)  # on a full disk it leaves no room for the refusal
-    (out / "result.json").write_text(json.dumps(result))
+    (out / "result.json").write_text(json.dumps(result), encoding="utf-8")
 
 
 def main(kind: str, source: str, out: str) -> None:
     """Decode images as a command-line program. What torchvision prints goes to standard error."""
-    progress = os.fdopen(os.dup(1), "w")
+    progress = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace")
     os.dup2(2, 1)
     write_result(kind, Path(source), Path(out), lambda line: print(line, file=progress, flush=True))
 

@@ -248,7 +248,7 @@ def _other_users(handle: Any) -> str:
 def _process_name(pid: int) -> str:
     """Return a process id, with the command if this container can see the process."""
     with contextlib.suppress(OSError):
-        return f"{pid} ({Path(f'/proc/{pid}/comm').read_text().strip()})"
+        return f"{pid} ({Path(f'/proc/{pid}/comm').read_text('utf-8', 'replace').strip()})"
     return str(pid)
 
 

@@ -169,7 +169,7 @@ def main(device: str) -> None:
     except Exception as error:
         _say(torchvision_error=first_line(error))
     own = str(Path(torch.__file__).parents[1])
-    _say(foreign=foreign_libraries(Path("/proc/self/maps").read_text(), own))
+    _say(foreign=foreign_libraries(os.fsdecode(Path("/proc/self/maps").read_bytes()), own))
 
 
 def _say(**facts: object) -> None:

@@ -79,7 +79,7 @@ def _process_seconds() -> dict[int, float]:
     found = {}
     for folder in PROC.glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):  # the process has ended
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
             found[int(folder.name)] = (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
     found.pop(os.getpid(), None)
     return found
@@ -125,7 +125,7 @@ def _may_meet(pid: int) -> bool:
 
 def _command(pid: int) -> str:
     with contextlib.suppress(OSError):
-        return (PROC / str(pid) / "comm").read_text().strip()
+        return (PROC / str(pid) / "comm").read_text(encoding="utf-8", errors="replace").strip()
     return "ended"
 
 

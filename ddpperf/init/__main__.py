@@ -38,7 +38,7 @@ def write(root: Path) -> list[str]:
             "move the file away, or run the command in another folder"
         )
     next_step = "run it: python -m pytest perf/"
-    line = (TEMPLATE / CONFTEST).read_text().strip()
+    line = (TEMPLATE / CONFTEST).read_text(encoding="utf-8").strip()
     if not os.path.lexists(root / CONFTEST):
         files[root / CONFTEST] = (TEMPLATE / CONFTEST).read_bytes()
     elif not re.search(PLUGIN_LINE, _text(root / CONFTEST), re.MULTILINE | re.DOTALL):

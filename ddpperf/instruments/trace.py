@@ -179,7 +179,7 @@ def _printed(failures: list[Exception]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        print(f"a step could not be profiled: {error!r}")
+        print(f"a step could not be profiled: {error!a}")
         failures.append(error)
 
 

@@ -6,6 +6,7 @@ A process is in one cgroup of each hierarchy. The limits of all groups above its
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 PROCESS = Path("/proc/self")
@@ -51,10 +52,10 @@ def _folders(controller: str) -> list[Path]:
     found: list[Path] = []
     with contextlib.suppress(OSError, ValueError):
         groups = {}  # by the names of their controllers; empty in version 2
-        for line in (PROCESS / "cgroup").read_text().splitlines():
+        for line in os.fsdecode((PROCESS / "cgroup").read_bytes()).splitlines():
             _, names, path = line.split(":", 2)
             groups[frozenset(names.split(","))] = Path(path)
-        for line in (PROCESS / "mountinfo").read_text().splitlines():
+        for line in os.fsdecode((PROCESS / "mountinfo").read_bytes()).splitlines():
             mounted, _, what = line.partition(" - ")
             kind, _, options = what.split(" ", 2)
             if kind == "cgroup2":

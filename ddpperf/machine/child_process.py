@@ -39,7 +39,11 @@ def run_child(
     with tempfile.TemporaryDirectory(prefix="ddpperf-") as folder:
         # files instead of pipes: a grandchild would hold a pipe open
         output, errors = Path(folder) / "output", Path(folder) / "errors"
-        with output.open("w") as out, errors.open("w") as err, output.open(errors="replace") as reader:
+        with (
+            output.open("wb") as out,
+            errors.open("wb") as err,
+            output.open(encoding="utf-8", errors="replace") as reader,
+        ):
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,

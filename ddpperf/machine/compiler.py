@@ -56,7 +56,7 @@ def _compiles(compiler: str, name: str, seconds: float) -> bool:
     ):
         source, library = Path(folder) / name, Path(folder) / "tried.so"
         is_cxx = name.endswith(".cpp")
-        source.write_text("#include <Python.h>\n" + "#include <cmath>\n" * is_cxx)
+        source.write_text("#include <Python.h>\n" + "#include <cmath>\n" * is_cxx, encoding="utf-8")
         words = shlex.split(compiler) if is_cxx else [compiler]
         include = f"-I{sysconfig.get_path('include')}"
         command = [*words, include, "-shared", "-fPIC", str(source), "-o", str(library)]

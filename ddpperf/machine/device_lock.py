@@ -37,7 +37,7 @@ def _lock(device: str, is_brief: bool) -> IO[str]:
         with contextlib.suppress(FileExistsError):
             path.touch(exist_ok=False)
             path.chmod(0o666)  # other users' runs write their process id, too
-        file = path.open("r+")
+        file = path.open("r+", encoding="utf-8", errors="replace")
         _lock_file(file, is_brief)
         file.write(f"{os.getpid():<10}\n")  # always as long as the line that it replaces
         file.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -34,10 +35,10 @@ def git(root: Path, *arguments: str) -> str | None:
     """Return the output of a git command on the source tree at `root`, or None if it fails."""
     command = ["git", "-C", str(root), *arguments]
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        ended = subprocess.run(command, capture_output=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return ended.stdout.strip()
+    return os.fsdecode(ended.stdout).strip()
 
 
 def check_out(root: Path, commit: str, folder: Path) -> Path:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from ddpperf.machine.cgroup import cpu_quota
 from ddpperf.machine.git import commit
 from ddpperf.machine.links import CPU, SWITCH, UNKNOWN, LinkRate, LinkRates, data_rate, link_between, nvlink
+from ddpperf.secret_values import shown_value
 from ddpperf.specs import Spec
 
 if TYPE_CHECKING:  # the imports take numpy and psutil, and the doctor runs where they cannot be imported
@@ -329,7 +330,8 @@ def computes_bf16() -> bool:
 def _cpu_facts() -> dict[str, str]:
     """Return the last core's entry of /proc/cpuinfo, or an empty dict without that file."""
     with contextlib.suppress(OSError):
-        return dict(re.findall(r"^(.+?)\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE))
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        return dict(re.findall(r"^(.+?)\s*: (.*)$", text, re.MULTILINE))
     return {}
 
 
@@ -369,7 +371,7 @@ def environment(device: str, gpus: Sequence[Gpu], root: Path) -> dict[str, Any]:
         "executable": sys.executable,
         "customized": _customized(),
         "variables": {
-            name: value
+            name: shown_value(name, value)
             for name, value in sorted(os.environ.items())
             if name.startswith(TUNING_VARIABLES) and not name.startswith(DEMANDS)
         },

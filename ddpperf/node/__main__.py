@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from ddpperf.command import print_lines
 from ddpperf.errors import Refused
 from ddpperf.machine.hardware import visible_gpus
 from ddpperf.machine.network import Interface, find_interface, interface_to
@@ -106,7 +107,7 @@ def _run(given: argparse.Namespace) -> None:
 
 def say(line: str) -> None:
     with contextlib.suppress(OSError):  # whoever read the lines has ended
-        print(f"ddpperf.node: {line}", flush=True)
+        print_lines([f"ddpperf.node: {line}"])
 
 
 def _address(given: str | None) -> tuple[str, int]:

@@ -33,7 +33,7 @@ def make_key(path: Path) -> None:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         return
-    with open(fd, "w") as file:
+    with open(fd, "w", encoding="utf-8") as file:
         file.write(secrets.token_hex(KEY_BYTES) + "\n")
 
 
@@ -41,7 +41,7 @@ def read_key(path: Path) -> bytes:
     """Return the key in a file, or raise Refused if others may read the file or it holds no key."""
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
-        text = path.read_text(errors="replace")
+        text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         why = f"the key file {path} cannot be read ({error.strerror})"
         raise Refused(f"{why}; copy the first node's key file there") from error

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -230,8 +230,10 @@ def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
             ours.start()
     result = yield
     if measuring:
-        with refusals_as_usage_errors():
+        try:
             judge(ours, session.items)
+        except Refused as refused:  # a usage error would lose what was measured
+            ours.problems.append(str(refused))
     return result
 
 
@@ -275,17 +277,48 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[Any]:
     return result
 
 
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
+    """Let a test fail that takes too long, as pytest-timeout's method "signal" does.
+
+    Its method "thread" ends the process at once, which would lose everything that was measured.
+    """
+    if settings.method != "thread" or not item.config.stash[SESSION].collection.tests:
+        return None
+    by_signal = settings._replace(method="signal")
+    return bool(item.ihook.pytest_timeout_set_timer(item=item, settings=by_signal))
+
+
 # --- ending
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Iterator[None]:
-    """End all worker processes and decide the verdict before other plugins write their files.
-
-    `Ending` saves and prints the verdict after all other plugins.
-    """
-    session.config.stash[SESSION].finish()
+    """End all worker processes, then decide and save, before other plugins write their files."""
+    ours = session.config.stash[SESSION]
     ending = session.config.pluginmanager.get_plugin("ddpperf-ending")
-    if isinstance(ending, Ending):
-        ending.decide(exitstatus)
-    return (yield)
+    if not isinstance(ending, Ending):
+        ours.finish()
+        return (yield)
+    ending.end(exitstatus)
+    try:
+        return (yield)
+    finally:
+        ending.print_lines()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> Generator[None, int | None, int | None]:
+    """Return the exit status of the verdict, even if pytest or another plugin failed after the tests."""
+    status: int | None = None
+    failure: BaseException | None = None
+    try:
+        status = yield
+    except BaseException as error:
+        failure = error
+    ending = config.pluginmanager.get_plugin("ddpperf-ending")
+    if isinstance(ending, Ending) and ending.ended(failure):
+        return ending.exit_status() or status
+    if failure is not None:
+        raise failure
+    return status

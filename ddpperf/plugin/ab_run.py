@@ -14,6 +14,7 @@ from ddpperf.plugin.control_measurements import CANNOT_MEASURE, SLOW_DOWN, copy_
 from ddpperf.plugin.measure_fixture import Measuring
 from ddpperf.plugin.options.sides import Sides
 from ddpperf.results.samples import BASE, CANDIDATE
+from ddpperf.secret_values import shown_value
 from ddpperf.verdict.ab import Decision, ab_answer
 from ddpperf.verdict.estimates import Control, MetricEstimates, estimates_of
 from ddpperf.verdict.exit_status import Answer
@@ -203,7 +204,7 @@ class ABRun:
             {
                 "python": side.python,
                 "root": side.root and str(side.root),
-                "environment": dict(side.environment),
+                "environment": {name: shown_value(name, value) for name, value in side.environment.items()},
                 "torch": self._torch.get(side.name),
             }
             for side in (self.sides.base, self.sides.candidate)

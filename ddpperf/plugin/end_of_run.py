@@ -7,9 +7,12 @@ died.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
-import shlex
+import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
@@ -19,23 +22,28 @@ from typing import Any, Literal
 import pytest
 from _pytest.cacheprovider import LFPlugin
 from _pytest.junitxml import LogXML, xml_key
+from pytest_benchmark.plugin import pytest_benchmark_generate_json
 
 from ddpperf.errors import first_line
+from ddpperf.machine import hardware
 from ddpperf.plugin.core_suite import by_file
 from ddpperf.plugin.options.checks import runs_tests
 from ddpperf.plugin.options.outputs import Outputs, file_to_write
 from ddpperf.plugin.session import Session
+from ddpperf.report.layout import wrapped
 from ddpperf.report.markdown import markdown
 from ddpperf.report.page import write_page
 from ddpperf.report.plots import write_plots
 from ddpperf.report.questions import report_tables
 from ddpperf.report.summary import fitting_width, markup, summary_lines, verdict_lines
 from ddpperf.results.outcomes import Status, Verdict
-from ddpperf.results.stored_runs import SCHEMA, is_baseline, write_atomically
+from ddpperf.results.stored_runs import SCHEMA, is_baseline, storable, write_atomically
+from ddpperf.secret_values import shown_command_line
 from ddpperf.verdict.exit_status import Answer, exit_status
 
 # Fields of Options that are stored elsewhere, or not at all.
 NOT_STORED = ("given", "images", "sides")
+NO_READER = (errno.EPIPE, errno.EIO)  # errors of an output whose reader has ended, or whose terminal has
 VERDICT = "ddpperf::verdict"  # the JUnit case that stands for the whole run
 
 
@@ -62,20 +70,47 @@ class Ending:
             copy_to = copy_to.name
         self._copy_to = copy_to and file_to_write("--benchmark-json", str(copy_to))
         self._outputs = outputs
-        self._signal = ""  # the name of the signal that interrupted the run
+        self._ended_by = ""  # the signal that interrupted the run, or the error that ended it
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         if excinfo.type is KeyboardInterrupt:  # pytest calls this hook for its own exits, too
-            self._signal = str(excinfo.value)
+            self._ended_by = str(excinfo.value)
 
-    def decide(self, exitstatus: int) -> None:
+    def pytest_internalerror(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        self._ended_by = _described(excinfo.value)
+
+    def end(self, exitstatus: int) -> None:
+        """End all worker processes, decide the verdict and save the run.
+
+        Later failures of other plugins cannot lose what was measured.
+        """
+        try:
+            self._session.finish()
+        except Exception as error:
+            self._session.problems.append(f"the worker processes could not be ended: {_described(error)}")
+        self._decide(exitstatus)
+        if self.verdict is None:
+            return
+        document = self._document(self.verdict)
+        self._save(document)
+        width = self._width()
+        verdict = verdict_lines(document["ddpperf"], width=width)
+        tables = report_tables(document).splitlines() if self._outputs.tables else []
+        self._lines = [*summary_lines(document, width=width), *tables, *self._lines, *verdict]
+
+    def _decide(self, exitstatus: int) -> None:
         """Decide the verdict, and add it to pytest's JUnit results and to the failures of --lf."""
         session = self._session
-        ran = exitstatus not in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR)
-        if not ran or not session.is_suite or not runs_tests(self._config):
+        failed = exitstatus in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR)
+        if (failed and not session.has_measured) or not session.is_suite or not runs_tests(self._config):
             return
-        if exitstatus == pytest.ExitCode.INTERRUPTED and not session.collection.uncollected:
-            by = f" by {self._signal}" if self._signal else ""
+        interrupted = exitstatus == pytest.ExitCode.INTERRUPTED
+        if failed:
+            if (refusal := sys.exception()) is not None:  # pytest has no hook for a usage error
+                self._ended_by = _described(refusal)
+            session.problems.append(f"pytest or a plugin failed during the tests: {self._ended_by}")
+        elif self._ended_by or (interrupted and not session.collection.uncollected):
+            by = f" by {self._ended_by}" if self._ended_by else ""
             session.problems.append(f"the run was interrupted{by}")
         self.answer, self.verdict = session.answer()
         worse = self.answer.worse if self.answer and self.verdict.status is Status.FAIL else {}
@@ -86,18 +121,67 @@ class Ending:
         if xml is not None:
             _report_verdict(xml, self.verdict)
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_sessionfinish(self) -> Iterator[None]:
+        """Keep the failure of another plugin, so that pytest prints its summaries nevertheless."""
+        with self._keeping_failures():
+            yield
+
+    @contextlib.contextmanager
+    def _keeping_failures(self) -> Iterator[None]:
+        try:
+            yield
+        except pytest.exit.Exception:  # pytest prints its reason
+            raise
+        except BaseException as error:
+            if self.verdict is None:
+                raise
+            self._add_failure(error)
+
+    def _add_failure(self, error: BaseException) -> None:
+        self._saved = False
+        what = f"another plugin failed while the run ended: {_described(error)}"
+        advice = "the verdict holds; mend the plugin, or leave its option out"
+        self._lines += wrapped(f"{what}; {advice}", self._width())
+
+    def ended(self, failure: BaseException | None) -> bool:
+        """Print what was not printed yet, and return whether the run has a verdict.
+
+        failure: what another plugin, or pytest, raised after the tests.
+        """
+        tests = self._config.pluginmanager.get_plugin("session")
+        if failure is not None and self.verdict is None and isinstance(tests, pytest.Session):
+            self.end(int(tests.exitstatus))  # another plugin kept pytest from calling us
         if self.verdict is None:
-            return
-        document = self._document(self.verdict)
-        self._save(document)
-        width = self._width()
-        verdict = verdict_lines(document["ddpperf"], width=width)
-        tables = report_tables(document).splitlines() if self._outputs.tables else []
-        self._lines = [*summary_lines(document, width=width), *tables, *self._lines, *verdict]
-        # A PASS keeps the exit status that another plugin set, such as that of --fail-on-flaky.
-        session.exitstatus = exit_status(self.verdict.status, saved=self._saved) or session.exitstatus
+            return False
+        if isinstance(failure, OSError) and failure.errno in NO_READER:
+            _drop_output()
+        elif failure is not None and _described(failure) != self._ended_by:
+            self._add_failure(failure)
+        self.print_lines()
+        return True
+
+    def print_lines(self) -> None:
+        """Print the lines of this run that were not printed yet."""
+        lines, self._lines = self._lines, []
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        try:
+            if reporter is not None and lines:
+                reporter.section("ddpperf", bold=True)
+                for line in lines:
+                    reporter.line(line, **markup(line))
+            sys.stdout.flush()
+        except OSError as error:
+            self._saved &= error.errno in NO_READER
+            _drop_output()
+
+    def exit_status(self) -> int:
+        """Return the exit status of the verdict.
+
+        A PASS is 0, so that the exit status of another plugin holds, such as that of --fail-on-flaky.
+        """
+        assert self.verdict is not None
+        return exit_status(self.verdict.status, saved=self._saved)
 
     def _width(self) -> int:
         """Return the width of the printed lines, which follows a terminal."""
@@ -149,26 +233,31 @@ class Ending:
     def _document(self, verdict: Verdict) -> dict[str, Any]:
         """Return the JSON document of the run, in pytest-benchmark's format with ddpperf's part."""
         hook = self._config.hook
-        document: dict[str, Any] = hook.pytest_benchmark_generate_json(
-            config=self._config,
-            benchmarks=[stats for measure in self._session.measures.values() if (stats := measure.stats)],
-            include_data=True,
-            machine_info=hook.pytest_benchmark_generate_machine_info(config=self._config),
-            commit_info=hook.pytest_benchmark_generate_commit_info(config=self._config),
-        )
-        command_line = shlex.join(str(argument) for argument in self._config.invocation_params.args)
+        commit_info: dict[str, Any] = {}
+        with self._keeping_failures():  # pytest-benchmark lets other plugins describe the commit and the run
+            commit_info = hook.pytest_benchmark_generate_commit_info(config=self._config)
+        given: dict[str, Any] = {
+            "config": self._config,
+            "benchmarks": [stats for measure in self._session.measures.values() if (stats := measure.stats)],
+            "include_data": True,
+            "machine_info": hardware.machine_info(),
+            "commit_info": commit_info,
+        }
+        document: dict[str, Any] = {}
+        with self._keeping_failures():
+            document = hook.pytest_benchmark_generate_json(**given)
+        document = document or pytest_benchmark_generate_json(**given)
+        for benchmark in document["benchmarks"]:
+            benchmark["extra_info"] = storable(benchmark["extra_info"])
+        command_line = shown_command_line(map(str, self._config.invocation_params.args))
         return document | {"ddpperf": header(self._session, command_line, self.answer, verdict)}
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+    def pytest_terminal_summary(self) -> Iterator[None]:
         """Print ddpperf's table after all other summaries, even if another summary fails."""
-        try:
-            return (yield)
-        finally:
-            if self._lines:
-                terminalreporter.section("ddpperf", bold=True)
-                for line in self._lines:
-                    terminalreporter.line(line, **markup(line))
+        with self._keeping_failures():
+            yield
+        self.print_lines()
 
 
 def header(session: Session, command_line: str, answer: Answer | None, verdict: Verdict) -> dict[str, Any]:
@@ -221,8 +310,20 @@ def _no_baseline(header: dict[str, Any]) -> str:
     return "a test of this run failed, was not measured, or was delayed by --slow-down"
 
 
+def _described(error: BaseException) -> str:
+    """Return an exception's type, first line and place in the code, in at most 160 characters."""
+    *_, last = traceback.extract_tb(error.__traceback__) or [None]
+    place = f" (in {Path(last.filename).name}, line {last.lineno})" if last is not None else ""
+    return f"{type(error).__name__}: {first_line(error)}"[: 160 - len(place)] + place
+
+
+def _drop_output() -> None:
+    """Discard what this process prints from now on, so that pytest does not fail with each line."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _append(path: Path, text: str) -> Path:
-    with path.open("a") as file:
+    with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
         file.write(text)
     return path
 

@@ -1,4 +1,4 @@
-"""Handling of Ctrl-C and SIGTERM, so that an interrupted test run still saves its verdict."""
+"""Handling of Ctrl-C, SIGTERM and SIGHUP, so that an interrupted test run still saves its verdict."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ import pytest
 _USUAL: dict[signal.Signals, Any] = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,  # a closed terminal; nohup ignores it, and so do its children
 }
 _handled: set[signal.Signals] = set()  # signals that this module handles
 
 
 def interrupt_once(config: pytest.Config) -> None:
-    """Raise KeyboardInterrupt at the first SIGINT or SIGTERM, and ignore later signals.
+    """Raise KeyboardInterrupt at the first SIGINT, SIGTERM or SIGHUP, and ignore later signals.
 
-    The exception's text is the name of the signal. A signal with a custom handler is left alone.
+    The exception's text is the name of the signal. A signal is left alone if it has a custom handler
+    or is ignored, as SIGHUP is under nohup.
     """
     if threading.current_thread() is threading.main_thread():
         _handled.update(number for number, usual in _USUAL.items() if signal.getsignal(number) == usual)
@@ -29,13 +31,13 @@ def interrupt_once(config: pytest.Config) -> None:
 
 
 def ignore_interrupts() -> None:
-    """Ignore SIGINT and SIGTERM from now on, so that results are compared and saved."""
+    """Ignore SIGINT, SIGTERM and SIGHUP from now on, so that results are compared and saved."""
     for number in _handled:
         _handle(number, signal.SIG_IGN)
 
 
 def interrupt_as_before() -> None:
-    """Restore the default handlers of SIGINT and SIGTERM.
+    """Restore the default handlers of SIGINT, SIGTERM and SIGHUP.
 
     After an interrupted run nothing is restored, because a second signal would change the exit
     status.

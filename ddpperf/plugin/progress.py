@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from typing import TextIO
@@ -11,15 +12,15 @@ from ddpperf.specs import Spec
 QUIET_SECONDS = 2.0  # a shorter measurement shows no progress line
 REDRAW_SECONDS = 0.5
 MAKE_ROOM = "\x1bD\x1b[A"  # one line down, which scrolls at the end of the screen, and up again
-SAVE, RESTORE = "\x1b7", "\x1b8"  # the cursor's position
-LINE_BELOW = "\x1b[B\r\x1b[K"  # one line down, which is emptied
+BELOW = "\x1b7\x1b[B\r\x1b[K{}\x1b8"  # a text in the emptied line below, then back to the cursor's position
 
 
 class ProgressLine:
     """A progress line on the terminal, which is updated while a spec is measured.
 
     Call it with the spec and the fraction of the measurement that is done. The line is below the
-    current line of pytest's output. Nothing is printed in CI, or if the output is not a terminal.
+    current line of pytest's output. Nothing is printed in CI, or if the output is not a terminal. An
+    output that cannot be written, such as a closed terminal, must not fail the tests.
     terminal: a duplicate of stdout, because pytest captures stdout itself.
     shown_at_all: whether the line is ever shown.
     """
@@ -56,15 +57,14 @@ class ProgressLine:
     def _draw(self, text: str, now: float) -> None:
         self._drawn = now
         self._shown = True
-        width = os.get_terminal_size(self._terminal.fileno()).columns or 80
-        self._terminal.write(MAKE_ROOM)
-        self._write(text[: width - 1])
+        with contextlib.suppress(OSError):
+            width = os.get_terminal_size(self._terminal.fileno()).columns or 80
+            self._print(MAKE_ROOM + BELOW.format(text[: width - 1]))
 
     def say(self, line: str) -> None:
         """Print a line that stays, such as where the agents of other nodes can join."""
         self.clear()
-        self._terminal.write(f"{line}\n")
-        self._terminal.flush()
+        self._print(f"{line}\n")
 
     def show(self, text: str) -> None:
         """Show a text in the progress line until the next one, at most once a second."""
@@ -75,16 +75,18 @@ class ProgressLine:
     def clear(self) -> None:
         """Remove the progress line from the terminal."""
         if self._shown:
-            self._write("")
+            self._print(BELOW.format(""))
             self._shown = False
 
-    def _write(self, text: str) -> None:
-        self._terminal.write(f"{SAVE}{LINE_BELOW}{text}{RESTORE}")
-        self._terminal.flush()
+    def _print(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            self._terminal.write(text)
+            self._terminal.flush()
 
     def close(self) -> None:
         self.clear()
-        self._terminal.close()
+        with contextlib.suppress(OSError):
+            self._terminal.close()
 
 
 def time_left(elapsed_seconds: float, fraction: float) -> str:

@@ -56,7 +56,8 @@ class Session:
         self.collection = Collection()
         self.outcomes = Outcomes()
         self.problems = [setup.no_baseline] if setup.no_baseline else []
-        self.progress = ProgressLine(os.fdopen(os.dup(1), "w"))  # pytest captures the usual stream later
+        terminal = os.dup(1)  # pytest captures the usual stream later
+        self.progress = ProgressLine(os.fdopen(terminal, "w", errors="backslashreplace"))
         self.passes: list[Measuring] = []
         self.cleanup = ExitStack()
         self.machine_findings: list[Finding] = []
@@ -101,6 +102,11 @@ class Session:
         others_ran = bool(self.outcomes.seconds)
         found = self.outcomes.measured or (self.collection.deselected and not others_ran)
         return requested or bool(found) or any(map(is_experiment, self.collection.uncollected))
+
+    @property
+    def has_measured(self) -> bool:
+        """Whether the first measurement of at least one test is complete."""
+        return bool(self.passes and self.passes[0].measured())
 
     def prepare(self) -> None:
         """Check images, interpreters and models once, before the first measurement.

@@ -67,6 +67,11 @@ def values_of(document: Mapping[str, Any]) -> Iterator[Value]:
             yield _value(case, name, metric["unit"], _better(name), metric["by_set"])
 
 
+def _utf8(text: str) -> str:
+    """Return a text that UTF-8 can hold: a test's id has its file's name, which may be of other bytes."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def _value(case: Case, name: str, unit: str, better: str, by_set: Mapping[str, float]) -> Value:
     found = list(by_set.values())
     return Value(
@@ -196,10 +201,10 @@ def write_prometheus(path: Path, document: Mapping[str, Any]) -> Path:
     passed = gauge("test_passed", "1 for a test that passed, 0 for a test that did not", "test")
     for test, outcome in header["outcomes"].items():
         if not OutcomeKind(outcome["kind"]).skipped:
-            passed.labels(hardware, test).set(outcome["kind"] == OutcomeKind.PASSED)
+            passed.labels(hardware, _utf8(test)).set(outcome["kind"] == OutcomeKind.PASSED)
     for value in values_of(document):
         name = re.sub(r"[^a-zA-Z0-9_]", "_", value.metric)
         name = f"metric_{name}" if name in OWN_GAUGES else name
         text = f"{UNITS.get(value.unit, value.unit)}, the median over process sets"
-        gauge(name, text, "test").labels(hardware, value.test).set(value.value)
+        gauge(name, text, "test").labels(hardware, _utf8(value.test)).set(value.value)
     return write_atomically(path, generate_latest(registry))

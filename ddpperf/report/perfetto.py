@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ddpperf.command import Parser, refused
+from ddpperf.command import Parser, print_lines, refused
 from ddpperf.errors import Refused, first_line
 from ddpperf.results.stored_runs import require_replaceable, write_atomically
 
@@ -93,7 +93,7 @@ def main() -> int:
         return refused(f"{output} cannot be written ({error.strerror}); name another file with -o")
     except (TypeError, ValueError) as error:
         return refused(f"a trace in {folder} is damaged ({first_line(error)}); measure again with --traces")
-    print(f"saved {output}: open it in ui.perfetto.dev")
+    print_lines([f"saved {output}: open it in ui.perfetto.dev"])
     return 0
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ddpperf.command import Parser, refused
+from ddpperf.command import Parser, print_lines, refused
 from ddpperf.results.stored_runs import NoBaseline, Storage, is_baseline, newest_run, read_document
 
 
@@ -56,7 +56,7 @@ def main() -> int:
     parser.add_argument("--root", default=Path(), type=Path, help="the project; this folder by default")
     given = parser.parse_args()
     try:
-        print(promote(given.root, given.run, given.name).relative_to(given.root))
+        print_lines([str(promote(given.root, given.run, given.name).relative_to(given.root))])
     except (NoBaseline, OSError) as problem:
         return refused(problem)
     return 0

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import re
-import tempfile
+import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -350,22 +350,36 @@ def _write_numbered(folder: Path, name: str, document: dict[str, Any]) -> Path:
 
 @contextlib.contextmanager
 def _temporary_file(folder: Path, document: dict[str, Any] | str | bytes) -> Iterator[Path]:
-    """Yield the path of a temporary file with the document; raise ValueError for a NaN in JSON."""
+    """Yield the path of a temporary file with the document; raise ValueError for a NaN in JSON.
+
+    The kernel applies the umask to the file, as it does not to a file of the module tempfile.
+    """
     content = document
     if isinstance(content, dict):
         content = json.dumps(content, indent=1, allow_nan=False, default=_plain)
     if isinstance(content, str):
         content = content.encode("utf-8", errors="backslashreplace")
-    descriptor, name = tempfile.mkstemp(dir=folder, suffix=".tmp")
+    temporary = folder / f"tmp{secrets.token_hex(8)}.tmp"
     try:
-        with open(descriptor, "wb") as file:
+        with open(temporary, "xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        yield Path(name)
+        yield temporary
     finally:
-        Path(name).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
+
+
+def storable(fields: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return a test's fields for JSON; what JSON cannot hold, such as a NaN, becomes a text."""
+    found: dict[str, Any] = {}
+    for name, value in fields.items():
+        try:
+            json.dumps(value, allow_nan=False, default=_plain)
+        except (RecursionError, TypeError, ValueError):
+            value = repr(value)
+        found[str(name)] = value
+    return found
 
 
 def _plain(value: object) -> object:

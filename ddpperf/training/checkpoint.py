@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
-import tempfile
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +23,16 @@ VERSION = 4
 def save(path: Path, spec: dict[str, Any], state: dict[str, Any]) -> None:
     """Write a training's spec and state to a checkpoint file, which replaces any older file."""
     stored = {"version": VERSION, "torch": str(torch.__version__), "spec": spec, "state": state}
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}")
+    # Not of the module tempfile, whose files only their owner can read, whatever the umask is
+    temporary = path.with_name(f".{path.name}{secrets.token_hex(8)}")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with open(temporary, "xb") as file:
             torch.save(stored, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 

@@ -171,7 +171,7 @@ def read_threshold_file(root: Path) -> tuple[tuple[Threshold, ...], Mapping[str,
     a file with a mistake.
     """
     try:
-        text = (root / NAME).read_text()
+        text = (root / NAME).read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         text = ""
     except UnicodeDecodeError as error:

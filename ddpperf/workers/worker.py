@@ -29,7 +29,7 @@ def main(folder: str, rank: int) -> None:
     """Carry out the controller's commands until the controller sends "exit" or ends."""
     faulthandler.register(STACKS_SIGNAL, file=sys.stderr, all_threads=True)
     connection = Connection(os.dup(0))
-    with open(os.devnull) as nothing:
+    with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)  # nothing else reads from the channel
     arguments = connection.fileno(), Path(folder)
     lifeline = threading.Thread(target=_die_with_controller, args=arguments, daemon=True)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
+import pty
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -26,6 +30,17 @@ def test_good(measure):
 MEASURED = """
 def test_measured(measure):
     measure(AllReduceSpec(world_size=2, nbytes=1024))
+"""
+
+IMPORTS = "from ddpperf.specs import AllReduceSpec\n\n"
+
+# Runs pytest in a session whose terminal is the standard input, so that SIGHUP comes with its end
+OF_TERMINAL = """
+import fcntl, sys, termios
+import pytest
+
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+sys.exit(pytest.main())
 """
 
 HANGS = """
@@ -157,6 +172,7 @@ def test_interrupted_model_check_is_no_verdict(project: Project, how: signal.Sig
     [
         pytest.param(signal.SIGINT, id="ctrl-c", marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, id="a time limit"),
+        pytest.param(signal.SIGHUP, id="a lost connection", marks=pytest.mark.slow),
     ],
 )
 def test_interrupted_round_keeps_what_was_measured(project: Project, how: signal.Signals) -> None:
@@ -172,6 +188,74 @@ def test_interrupted_round_keeps_what_was_measured(project: Project, how: signal
     assert process.returncode == 125, output
     assert f"NO VERDICT: the run was interrupted by {how.name}" in output
     assert "perf/test_it.py::test_never was not run" in output
+    assert list(project.measured()) == ["test_measured"]
+    project.assert_nothing_left()
+
+
+def test_closed_terminal_keeps_what_was_measured(project: Project) -> None:
+    """The terminal of the run is gone, so everything that the run prints fails."""
+    project.experiment.write_text(MEASURED + HANGS)
+    logs = project.root / "logs"
+    log = logs / "A1-rank1.log"
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", OF_TERMINAL, *project.options(), "perf", "--worker-logs", str(logs)],
+        cwd=project.root,
+        env=project.environment,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    wait_until(
+        lambda: log.exists() and "injected into rank 1" in log.read_text(), 60, lambda: "no round was begun"
+    )
+    os.close(ours)
+    assert process.wait(20) == 125
+    (saved,) = project.saved_runs()
+    assert "the run was interrupted by SIGHUP" in saved["ddpperf"]["verdict"]["reasons"]
+    assert list(project.measured()) == ["test_measured"]
+    project.assert_nothing_left()
+
+
+def test_nohup_run_survives_its_terminal(canned_suite: CannedSuite) -> None:
+    canned_suite.experiment.write_text(IMPORTS + MEASURED)
+    (canned_suite.root / "conftest.py").write_text(
+        "import os, signal\n"
+        'pytest_plugins = ["ddpperf.plugin"]\n'
+        "def pytest_runtest_setup(item):\n"
+        "    os.kill(os.getpid(), signal.SIGHUP)\n"
+    )
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        run = canned_suite.run("perf")
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    run.assert_one_sentence(0, "PASS: 1 test measured")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("broken", "status"),
+    [
+        pytest.param("reader, output = os.pipe(); os.close(reader)", 0, id="closed pipe"),
+        pytest.param("output = os.open('/dev/full', os.O_WRONLY)", 4, id="full disk"),
+    ],
+)
+def test_output_that_cannot_be_written_loses_nothing(project: Project, broken: str, status: int) -> None:
+    project.experiment.write_text(IMPORTS + MEASURED)
+    (project.root / "conftest.py").write_text(
+        "import os\n"
+        'pytest_plugins = ["ddpperf.plugin"]\n'
+        "def pytest_runtest_logfinish():\n"
+        f"    {broken}\n"
+        "    os.dup2(output, 1)\n"
+    )
+    process = project.start("perf", "-s")
+    process.communicate(timeout=120)
+    assert process.returncode == status
     assert list(project.measured()) == ["test_measured"]
     project.assert_nothing_left()
 

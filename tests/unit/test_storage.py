@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.results.stored_runs import SCHEMA, NoBaseline, Storage, is_baseline, write_atomically
 from ddpperf.specs import AllReduceSpec, to_json
+from ddpperf.training import checkpoint
 from tests.generated import BOUNDED, measurements
 from tests.project import full_disk
 
@@ -85,7 +87,24 @@ def test_runs_and_baselines_get_the_next_number(storage: Storage) -> None:
     assert first.name.startswith("0001_0a1b2c3d4+_")
     assert second.name.startswith("0002_nogit_")
     assert promoted == storage.root / "perf" / "baselines" / KEY / "0001_main.json"
-    assert promoted.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_saved_files_follow_the_umask(storage: Storage, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        written = [
+            storage.save_run(run_of(), "nogit"),
+            storage.promote(run_of(), "main"),
+            write_atomically(storage.root / "page.html", "page"),
+        ]
+        checkpoint.save(storage.root / "state.pt", {}, {})
+    finally:
+        os.umask(before)
+    files = [*written, storage.root / "state.pt"]
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in files} == {
+        path.name: oct(mode) for path in files
+    }
 
 
 @pytest.mark.parametrize(

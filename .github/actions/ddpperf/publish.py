@@ -87,7 +87,7 @@ def result_of(status: int, folder: Path) -> Result:
 
 
 def _text(path: Path) -> str:
-    return path.read_text(errors="replace") if path.is_file() else ""
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
 def _fenced(lines: list[str]) -> list[str]:
@@ -204,7 +204,7 @@ class Job:
     @classmethod
     def from_environment(cls, variables: Mapping[str, str]) -> Job:
         path = variables.get("GITHUB_EVENT_PATH")
-        event = json.loads(Path(path).read_text()) if path else {}
+        event = json.loads(Path(path).read_bytes()) if path else {}
         pull = event.get("pull_request")
         repository = f"{variables['GITHUB_SERVER_URL']}/{variables['GITHUB_REPOSITORY']}"
         return cls(

@@ -19,6 +19,7 @@ from ddpperf.errors import Refused
 from ddpperf.plugin.options.declared import AB_OPTIONS
 from ddpperf.plugin.options.options import Options, default_world_sizes
 from ddpperf.plugin.options.values import Value
+from ddpperf.secret_values import shown_word
 from ddpperf.specs import TrainingSpec, gpu_reason, is_custom_model
 from ddpperf.specs.strategy import COMPILED_EXECUTIONS, DDP_OPTIONS
 from ddpperf.workers.interpreter import rank_environment
@@ -114,7 +115,7 @@ def _check_variables(options: Options) -> None:
         return
     variables = options.sides.candidate.environment
     if variables.items() <= rank_environment(options.device).items():
-        variable = "=".join(next(iter(variables.items())))[:60]
+        variable = shown_word("=".join(next(iter(variables.items()))))[:60]
         raise Refused(f"--against-env {variable} changes nothing: the base has it, too; pass another value")
 
 

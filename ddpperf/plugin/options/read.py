@@ -27,6 +27,7 @@ from ddpperf.plugin.options.declared import AB_OPTIONS, GROUPS, OPTIONS, WrongVa
 from ddpperf.plugin.options.options import NodeOptions, Options, default_world_sizes
 from ddpperf.plugin.options.sides import PYTHON_AND_ROOT, Sides
 from ddpperf.results.samples import BASE, CANDIDATE
+from ddpperf.secret_values import shown_value
 from ddpperf.workers.interpreter import Side
 
 ROUNDS, AB_ROUNDS = 10, 7
@@ -157,7 +158,8 @@ def _pairs(given: dict[str, Any], option: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in given.get(option, ()):
         if name in found:
-            raise Refused(f"{option} sets {name} twice, got {found[name]} and {value}; set it once")
+            values = " and ".join(shown_value(name, str(text)) for text in (found[name], value))
+            raise Refused(f"{option} sets {name} twice, got {values}; set it once")
         found[name] = value
     return found
 

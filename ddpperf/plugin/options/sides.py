@@ -11,6 +11,7 @@ from pathlib import Path
 from ddpperf.plugin.options.spec_fields import changed
 from ddpperf.plugin.options.values import Value
 from ddpperf.results.samples import BASE, CANDIDATE
+from ddpperf.secret_values import shown_value
 from ddpperf.specs import Spec
 from ddpperf.workers.interpreter import Found, Side
 
@@ -84,5 +85,7 @@ def options_of_side(side: Side) -> str:
     python, root = PYTHON_AND_ROOT[side.name]
     words = [f"{python} {side.python}"] if side.python != sys.executable else []
     words += [f"{root} {side.root}"] if side.root is not None else []
-    words += [f"--against-env {name}={value[:40]!r}" for name, value in side.environment.items()]
+    words += [
+        f"--against-env {name}={shown_value(name, value)[:40]!r}" for name, value in side.environment.items()
+    ]
     return " ".join(words)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ddpperf.secret_values import shown_word
 from ddpperf.specs import FLOAT32_BYTES, require_model
 
 MAX_NUMBER = 10**9 - 1
@@ -51,7 +52,8 @@ class Parser:
         try:
             return self.parse(text)
         except ValueError as error:
-            got = f"{text[:QUOTED_LETTERS]!r}{f', which {error}' if isinstance(error, Wrong) else ''}"
+            shown = shown_word(text)[:QUOTED_LETTERS]
+            got = f"{shown!r}{f', which {error}' if isinstance(error, Wrong) else ''}"
             sentence = f"takes {self.takes}, got {got}; pass for example {self.example}"
             raise argparse.ArgumentTypeError(sentence) from error
 

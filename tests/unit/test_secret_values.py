@@ -1,0 +1,99 @@
+"""Secrets of the command line and of the environment are neither stored nor printed."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from ddpperf.secret_values import shown_command_line, shown_value, shown_word
+from tests.canned import CannedSuite
+
+VALUE = "hunter2"
+TRAINING = """
+from ddpperf.specs import TrainingSpec
+
+def test_step(measure):
+    measure(TrainingSpec(world_size=2, per_rank_batch_size=8, strategy="ddp"))
+"""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "HF_TOKEN",
+        "AWS_SECRET_ACCESS_KEY",
+        "PGPASSWORD",
+        "WANDB_API_KEY",
+        "MY_CREDENTIALS",
+        "apikey",
+        "X_AUTH",
+    ],
+)
+def test_secret_names_hide_their_values(name: str) -> None:
+    assert shown_value(name, VALUE) == "***"
+    assert shown_word(f"--against-env={name}={VALUE}") == f"--against-env={name}=***"
+    assert shown_word(f"{name}={VALUE}=more") == f"{name}=***"
+
+
+def test_other_values_are_kept() -> None:
+    words = [
+        "perf",
+        "-k",
+        "test_keys[a=b]",
+        "--against-env",
+        "NCCL_IB_PKEY=1",
+        "--node-key=my.key",
+        "--rounds=3",
+    ]
+    assert shown_command_line(words) == (
+        "perf -k 'test_keys[a=b]' --against-env NCCL_IB_PKEY=1 --node-key=my.key --rounds=3"
+    )
+    assert shown_value("TOKENIZERS_PARALLELISM", "false") == "false"
+
+
+def test_secrets_of_other_plugins_are_hidden() -> None:
+    words = ["--api-token", VALUE, f"--password={VALUE}", f"--db=postgres://me:{VALUE}@host/db", "perf"]
+    assert (
+        shown_command_line(words) == "--api-token '***' '--password=***' '--db=postgres://***@host/db' perf"
+    )
+
+
+def test_run_stores_and_prints_no_secret(canned_suite: CannedSuite) -> None:
+    canned_suite.experiment.write_text(TRAINING)
+    canned_suite.environment |= {
+        "NVIDIA_API_KEY": VALUE,
+        "GITHUB_STEP_SUMMARY": str(canned_suite.root / "summary.md"),
+    }
+    written = ["--verdict", "v.md", "--report", "r.html", "--junitxml", "j.xml", "--benchmark-json", "b.json"]
+    secrets = ["--against-env", f"HF_TOKEN={VALUE}", f"--against-env=DB_PASSWORD={VALUE}"]
+    run = canned_suite.run("perf", *written, *secrets, "--against-env", "OMP_DYNAMIC=true")
+    assert run.status in (0, 125), run
+    assert VALUE not in run.output
+    assert "HF_TOKEN=***, DB_PASSWORD=***, OMP_DYNAMIC=true" in re.sub(r"\s+", " ", run.output)
+    files = [
+        path for path in canned_suite.root.rglob("*") if path.is_file() and path != canned_suite.experiment
+    ]
+    assert len(files) > 6
+    assert [path.name for path in files if VALUE.encode() in path.read_bytes()] == []
+    (saved,) = canned_suite.saved_runs()
+    assert saved["ddpperf"]["against"]["candidate"]["environment"]["HF_TOKEN"] == "***"
+    assert saved["ddpperf"]["environment"]["variables"]["NVIDIA_API_KEY"] == "***"
+    assert "--against-env 'HF_TOKEN=***'" in json.dumps(saved["ddpperf"]["options"]["command_line"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--against-env", f"MY-TOKEN={VALUE}"],
+        ["--against-env", f"MY_TOKEN={VALUE}", "--against-env", f"MY_TOKEN={VALUE}2"],
+        ["--against-env", f"MY_TOKEN={VALUE}", "--against", "/bin/true"],
+    ],
+    ids=["wrong name", "given twice", "wrong interpreter"],
+)
+def test_refusal_prints_no_secret(canned_suite: CannedSuite, words: list[str]) -> None:
+    run = canned_suite.run("perf", *words)
+    assert run.status == 4, run
+    assert VALUE not in run.output
+    assert "TOKEN" in run.output
