@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpperf import temporary
 from ddpperf.specs import EpochSpec, to_json
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import Side
@@ -79,6 +81,20 @@ def test_killed_set_leaves_no_shared_memory() -> None:
     assert of_others.exists(), "other processes' memory stays"
     of_others.unlink()
     assert not left.exists()
+
+
+@pytest.mark.slow
+def test_loader_works_with_a_long_temporary_path(
+    leaves_nothing: Marked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A socket's path may have 107 bytes; the private folder is below /tmp instead."""
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setattr(temporary, "SHORT_ROOT", str(leaves_nothing.folder))
+    live = loading()
+    live.request("close", ranks=[0])
+    live.close()
 
 
 CONTROLLER = """
