@@ -32,16 +32,19 @@ class PrivateFolder:
     """A new temporary folder that no other user can read. `remove` removes it.
 
     A folder that is left, because its owner was killed, is removed by the next process that makes a
-    private folder. Raises Refused if there is no place for it.
+    private folder there. root: where to make it, by default in `temporary_root`. Raises Refused if
+    it cannot be made there, and OSError if it cannot be made in `root`.
     """
 
-    def __init__(self) -> None:
-        root = temporary_root()
-        remove_abandoned_folders(root)
+    def __init__(self, root: str | None = None) -> None:
+        parent = root or temporary_root()
+        remove_abandoned_folders(parent)
         try:
-            self.path, self._held = _make_held(lambda: Path(tempfile.mkdtemp(prefix=PREFIX, dir=root)))
+            self.path, self._held = _make_held(lambda: Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent)))
         except OSError as error:
-            why = f"a temporary folder cannot be made in {root[:100]} ({error.strerror})"
+            if root is not None:
+                raise
+            why = f"a temporary folder cannot be made in {parent[:100]} ({error.strerror})"
             raise Refused(f"{why}; free space there, or set TMPDIR to another folder") from error
 
     def remove(self) -> None:

@@ -80,8 +80,7 @@ class RemoteRank:
             shut_down(self.channel)
 
     def close(self) -> None:
-        """Wait for the end of the killed rank, and let the rank connect no more."""
-        self.wait()
+        """Close the connection to the rank, now or as soon as the rank connects."""
         self._node.forget(self)
 
     def ask_for_stacks(self) -> None:

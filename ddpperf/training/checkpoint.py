@@ -33,9 +33,14 @@ def save(path: Path, spec: dict[str, Any], state: dict[str, Any]) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:
+        cause: BaseException | None = error  # torch raises a RuntimeError after the OSError of a full disk
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__context__
+        if cause is None:
+            raise
         advice = "free space there, or name another folder by --checkpoints"
-        raise CannotTrain(f"the checkpoint {path} cannot be written ({error.strerror}); {advice}") from error
+        raise CannotTrain(f"the checkpoint {path} cannot be written ({cause.strerror}); {advice}") from error
 
 
 def load(path: Path, spec: dict[str, Any], device: torch.device) -> dict[str, Any] | None:

@@ -332,6 +332,7 @@ class ProcessSet:
         for rank in self.ranks:
             rank.kill()
         for rank in self.ranks:
+            rank.wait(EXIT_SECONDS)
             rank.close()
         wait_for_end(started)
         remove_tensors(started)
