@@ -7,11 +7,8 @@ import hashlib
 import importlib.util
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +17,10 @@ from typing import Any
 import ddpperf
 from ddpperf.errors import Refused
 from ddpperf.machine.child_process import describe_status, run_child
+from ddpperf.temporary import PrivateFolder
 
 FORMAT = 1  # of the cached file; change it together with what ddpperf.data.decode stores
 SILENT_SECONDS = 7200  # a download reports nothing until its end
-ABANDONED_SECONDS = 24 * 3600  # after which the files of a killed decoder are removed
-TEMPORARY_PREFIX = "decoding-"
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, RecursionError)  # raised for a damaged sidecar
 
 
@@ -150,12 +146,7 @@ def _decode(source: _Source, path: Path, say: Callable[[str], None]) -> Data:
     folder = path.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for abandoned in folder.glob(f"{TEMPORARY_PREFIX}*"):
-            with contextlib.suppress(FileNotFoundError):
-                if time.time() - abandoned.stat().st_mtime > ABANDONED_SECONDS:
-                    shutil.rmtree(abandoned, ignore_errors=True)
-        with tempfile.TemporaryDirectory("", TEMPORARY_PREFIX, folder, ignore_cleanup_errors=True) as name:
-            out = Path(name)
+        with PrivateFolder(str(folder)) as out:
             about = _run_decoder(source, out, say)
             about |= {"source": str(source), "sha256": _sha256(out / "images.pt")}
             (out / "sidecar").write_text(json.dumps(about), encoding="utf-8")

@@ -91,7 +91,7 @@ def _run(given: argparse.Namespace) -> None:
     try:
         channel.send(controller, hello)
         answer = channel.receive(controller)
-    except (EOFError, OSError) as error:
+    except (EOFError, OSError, ValueError) as error:
         raise ContactLost("pytest on the first node has ended") from error
     if "refused" in answer:
         raise Refused(str(answer["refused"]))

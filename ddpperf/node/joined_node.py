@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TypeVar
 
+from ddpperf.errors import first_line
 from ddpperf.node.handshake import LOST_SECONDS, shut_down
 from ddpperf.node.remote_rank import RemoteRank
 from ddpperf.workers import channel
@@ -214,18 +215,20 @@ class JoinedNode:
                 return self.lose(SILENT)
             except OSError as error:
                 return self.lose(f"its connection broke ({error.strerror or error})")
-            except (ValueError, KeyError, TypeError) as error:
-                return self.lose(f"its agent sent a message that pytest cannot read ({error})")
+            except (ValueError, KeyError, TypeError, OverflowError) as error:
+                why = f"{type(error).__name__}: {first_line(error)}"
+                return self.lose(f"its agent sent a message that pytest cannot read ({why})")
         return None
 
     def _receive(self, message: Message, sent: dict[int, tuple[float, float]]) -> None:
         with self._changed:
             if "leaving" in message:
-                self.lose(f"its agent was ended by {message['leaving']}")
+                self.lose(f"its agent was ended by {str(message['leaving'])[:20]}")
             elif "pong" in message:
                 self._measure_clock(sent.get(message["pong"]), float(message["time"]))
             elif "prepare" in message:
                 self._answer = dict(message["prepare"])
+                _require_cores(self._answer.get("cores"))
             elif (rank := self._ranks.get(message["rank"])) is None:
                 pass  # its process set has ended meanwhile
             elif "ended" in message:
@@ -242,3 +245,12 @@ class JoinedNode:
         if self.clock is None or round_trip < self.clock.round_trip_seconds:
             offset = theirs - (sent[0] + round_trip / 2)
             self.clock = Clock(offset_seconds=offset, round_trip_seconds=round_trip)
+
+
+def _require_cores(cores: object) -> None:
+    """Raise TypeError unless `cores` are lists of CPU cores by rank, or None."""
+    rows = [] if cores is None else cores
+    if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
+        raise TypeError("cores must be lists")
+    if not all(type(core) is int for row in rows for core in row):
+        raise TypeError("cores must be numbers")

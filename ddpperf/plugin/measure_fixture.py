@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from ddpperf.errors import Refused
 from ddpperf.instruments.kernels import other_kernels
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.devices import Devices
@@ -220,10 +221,10 @@ class Measure:
                 of_base = error.set_name.startswith(BASE)
                 self.ended_as = OutcomeKind.BASE_FAILED if of_base else None
                 failure = f"the {'base' if of_base else 'candidate'}'s {failure}"
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, Refused) as error:
             failure = str(error)
-            # An OSError says that the machine lacks something, which is not the candidate's fault.
-            if self._sides is not None and isinstance(error, OSError):
+            # The machine lacks something, such as a temporary folder, which is not the candidate's fault.
+            if self._sides is not None and not isinstance(error, ValueError):
                 self.ended_as = OutcomeKind.BASE_FAILED
         pytest.fail(failure, pytrace=False)  # inside the handler, the error would be printed twice
 

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,6 +18,7 @@ from ddpperf.errors import Refused
 from ddpperf.results.outcomes import OutcomeKind, Status
 from ddpperf.results.samples import Measured
 from ddpperf.specs import Spec
+from ddpperf.temporary import temporary_file
 
 SCHEMA = 2
 COPY = "a copy of memory"  # the id of a run's memory copy, beside the ids of its tests
@@ -359,15 +359,12 @@ def _temporary_file(folder: Path, document: dict[str, Any] | str | bytes) -> Ite
         content = json.dumps(content, indent=1, allow_nan=False, default=_plain)
     if isinstance(content, str):
         content = content.encode("utf-8", errors="backslashreplace")
-    temporary = folder / f"tmp{secrets.token_hex(8)}.tmp"
-    try:
-        with open(temporary, "xb") as file:
+    with temporary_file(folder / "ddpperf") as temporary:
+        with temporary.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         yield temporary
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def storable(fields: Mapping[Any, Any]) -> dict[str, Any]:

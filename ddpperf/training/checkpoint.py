@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import secrets
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +15,32 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddpperf.errors import CannotTrain, first_line
+from ddpperf.temporary import temporary_file
 
 VERSION = 4
 
 
 def save(path: Path, spec: dict[str, Any], state: dict[str, Any]) -> None:
-    """Write a training's spec and state to a checkpoint file, which replaces any older file."""
+    """Write a training's spec and state to a checkpoint file, which replaces any older file.
+
+    Raises CannotTrain if the file cannot be written.
+    """
     stored = {"version": VERSION, "torch": str(torch.__version__), "spec": spec, "state": state}
-    # Not of the module tempfile, whose files only their owner can read, whatever the umask is
-    temporary = path.with_name(f".{path.name}{secrets.token_hex(8)}")
     try:
-        with open(temporary, "xb") as file:
-            torch.save(stored, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+        with temporary_file(path) as temporary:
+            with temporary.open("wb") as file:
+                torch.save(stored, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:
+        cause: BaseException | None = error  # torch raises a RuntimeError after the OSError of a full disk
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__context__
+        if cause is None:
+            raise
+        advice = "free space there, or name another folder by --checkpoints"
+        raise CannotTrain(f"the checkpoint {path} cannot be written ({cause.strerror}); {advice}") from error
 
 
 def load(path: Path, spec: dict[str, Any], device: torch.device) -> dict[str, Any] | None:

@@ -98,6 +98,44 @@ def test_child_that_prints_too_much_is_killed(monkeypatch: pytest.MonkeyPatch) -
     assert 10_000 < len(finished.stdout) <= child_process.KEPT_BYTES
 
 
+def test_ended_child_is_not_reaped_before_its_group() -> None:
+    """The id of a group is free for a stranger once its leader is reaped and its members have ended."""
+    child = subprocess.Popen(["sh", "-c", "sleep 60 & exit 3"], process_group=0)
+    assert child_process.wait_for_exit(child, 10) == 3
+    assert child.returncode is None
+    (left,) = child_process.members_of({child.pid})
+    child_process.kill_group(child)
+    child_process.wait_for_end([left])
+    assert child_process.members_of({child.pid}) == []
+    assert child.wait() == 3
+
+
+def test_reaped_child_is_never_killed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(os, "killpg", lambda group, _: killed.append(group))
+    with subprocess.Popen(["true"], process_group=0) as child:
+        child_process.wait_for_exit(child, 10)
+        child_process.kill_group(child)
+        child.wait()
+        child_process.kill_group(child)
+    assert killed == [child.pid]
+
+
+@pytest.mark.parametrize("script", ["sleep 0.1; exit 5", "exit 5"])
+def test_exit_status_is_known_before_and_after_reaping(script: str) -> None:
+    with subprocess.Popen(["sh", "-c", script]) as child:
+        assert child_process.wait_for_exit(child, 10) == 5
+        child.wait()
+        assert child_process.wait_for_exit(child) == 5
+
+
+def test_running_child_has_no_exit_status() -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        assert child_process.wait_for_exit(child) is None
+        assert child_process.wait_for_exit(child, 0.05) is None
+        child.kill()
+
+
 @pytest.mark.parametrize(
     ("status", "words"),
     [

@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -20,6 +19,7 @@ from ddpperf.data import cache as cache_module
 from ddpperf.data import decode
 from ddpperf.data.cache import Data, prepare
 from ddpperf.errors import Refused
+from ddpperf.temporary import PREFIX, PrivateFolder, remove_abandoned_folders
 from tests.images import images_in, picture, silent
 from tests.project import full_disk
 
@@ -97,12 +97,13 @@ def test_older_caches_of_the_folder_are_removed(images: Path, tmp_path: Path) ->
 
 
 def test_folders_of_killed_runs_are_removed(images: Path, tmp_path: Path) -> None:
-    for name, age in (("decoding-old", 25 * 3600), ("decoding-new", 60)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "images.pt").touch()
-        os.utime(tmp_path / name, times=(time.time() - age,) * 2)
-    prepare(f"imagefolder:{images}", tmp_path, silent)
-    assert [path.name for path in tmp_path.glob("decoding-*")] == ["decoding-new"]
+    with PrivateFolder(str(tmp_path)) as used:
+        remove_abandoned_folders.cache_clear()
+        abandoned = tmp_path / f"{PREFIX}12345678"
+        abandoned.mkdir()
+        (abandoned / "images.pt").touch()
+        prepare(f"imagefolder:{images}", tmp_path, silent)
+        assert list(tmp_path.glob(f"{PREFIX}*")) == [used]
 
 
 @pytest.mark.usefixtures("no_torchvision")

@@ -209,13 +209,31 @@ def test_agent_that_leaves_says_why(joining: Joining) -> None:
     assert joining.nodes[0].lost == "its agent was ended by SIGTERM"
 
 
-@pytest.mark.parametrize("garbage", [b"no JSON", b"[]", b'{"ended": []}', b'{"pong": 1, "time": null}'])
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"no JSON",
+        b"[]",
+        b"{" * 100_000,
+        b'{"ended": []}',
+        b'{"pong": 1, "time": null}',
+        b'{"pong": 1, "time": NaN}',
+        b'{"pong": 5, "time": 1%s}' % (b"0" * 400),
+        b'{"pong": {}}',
+        b'{"prepare": 5}',
+        b'{"prepare": {"problem": "", "cores": 5}}',
+        b'{"prepare": {"problem": "", "cores": [["all"]]}}',
+        b'{"rank": [], "ended": true}',
+        b'{"rank": "%s"}' % (b"x" * 1000) + b"x" * 100_000,
+    ],
+)
 def test_agent_that_sends_garbage_is_lost(joining: Joining, garbage: bytes) -> None:
     agent = Agent(joining)
     joining.wait(QUIET_SECONDS, lambda line: None)
     agent.connection.send_bytes(garbage)
     wait_for(lambda: joining.nodes[0].lost, "the node is not lost")
     assert joining.nodes[0].lost.startswith("its agent sent a message that pytest cannot read")
+    assert len(joining.nodes[0].lost) < 300
 
 
 @pytest.mark.slow

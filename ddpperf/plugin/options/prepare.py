@@ -23,6 +23,7 @@ from ddpperf.plugin.options.sides import is_elsewhere, options_of_side
 from ddpperf.results.samples import BASE
 from ddpperf.specs import FUNCTIONS_VARIABLE, Model
 from ddpperf.specs.strategy import COMPILED_EXECUTIONS
+from ddpperf.temporary import temporary_root
 from ddpperf.workers.interpreter import check_side
 
 MODEL_SECONDS = 120
@@ -31,6 +32,7 @@ TRAINED = "trained"  # the last line of a model's check that came to its end
 
 def prepare(options: Options, root: Path) -> Options:
     """Run all slow checks of the options, and return the options with the data set."""
+    temporary_root()
     make_folder("--worker-logs", options.worker_logs)
     make_folder("--traces", options.traces)
     make_folder("--checkpoints", options.checkpoints)

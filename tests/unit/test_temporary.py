@@ -1,0 +1,172 @@
+"""Temporary folders and files: what killed processes left is removed, what is in use is not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddpperf import temporary
+from ddpperf.errors import Refused
+from ddpperf.temporary import PrivateFolder, remove_abandoned_folders, temporary_file, temporary_root
+from tests.project import REPOSITORY
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from ddpperf.temporary import PrivateFolder, temporary_file
+folder = PrivateFolder()
+with temporary_file(Path(sys.argv[1])) as file:
+    print(folder.path, file, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A short temporary folder, as a socket's path needs it."""
+    remove_abandoned_folders.cache_clear()
+    with tempfile.TemporaryDirectory(prefix="t") as name:
+        monkeypatch.setattr(tempfile, "tempdir", name)
+        yield Path(name)
+    remove_abandoned_folders.cache_clear()
+
+
+@pytest.fixture
+def owner(root: Path) -> Iterator[tuple[subprocess.Popen[str], Path, Path]]:
+    """A process with a private folder and a temporary file for root/saved, and their paths."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(root / "saved")],
+        env=os.environ | {"TMPDIR": str(root), "PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        folder, file = map(Path, process.stdout.readline().split())
+        yield process, folder, file
+        process.kill()
+
+
+def test_folder_is_private_and_removed(root: Path) -> None:
+    with PrivateFolder() as folder:
+        (folder / "file").touch()
+        assert folder.parent == root
+        assert folder.stat().st_mode & 0o777 == 0o700
+    assert list(root.iterdir()) == []
+
+
+def test_folder_of_a_living_process_stays(owner: tuple[subprocess.Popen[str], Path, Path]) -> None:
+    _, theirs, _ = owner
+    with PrivateFolder():
+        assert theirs.is_dir()
+    assert theirs.is_dir()
+
+
+def test_folder_of_a_killed_process_is_removed(owner: tuple[subprocess.Popen[str], Path, Path]) -> None:
+    process, theirs, _ = owner
+    (theirs / "file").touch()
+    semaphore = temporary.SHARED_MEMORY / f"sem.{theirs.name}-12345678"
+    semaphore.touch()
+    process.kill()
+    process.wait()
+    assert theirs.is_dir()
+    with PrivateFolder() as ours:
+        assert not theirs.exists()
+        assert not semaphore.exists()
+        assert ours.is_dir()
+
+
+def test_folder_is_held_by_a_second_process(owner: tuple[subprocess.Popen[str], Path, Path]) -> None:
+    """A rank uses the folder of its controller, which was killed."""
+    process, theirs, _ = owner
+    held = temporary.hold(theirs)
+    process.kill()
+    process.wait()
+    with PrivateFolder():
+        assert theirs.is_dir()
+    os.close(held)
+    remove_abandoned_folders.cache_clear()
+    with PrivateFolder():
+        assert not theirs.exists()
+
+
+@pytest.mark.parametrize("name", ["ddpperf-12345678", "ddpperf_locks-12345678", "other"])
+def test_folders_of_others_stay(root: Path, name: str) -> None:
+    (root / name).mkdir()
+    (root / f"{temporary.PREFIX}12345678").symlink_to(name)
+    with PrivateFolder():
+        assert (root / name).is_dir()
+
+
+def test_folder_that_is_removed_at_once_is_made_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process removes the folder before this process has locked it."""
+    make, made = tempfile.mkdtemp, []
+
+    def make_and_lose(**arguments: str) -> str:
+        made.append(make(**arguments))
+        if len(made) == 1:
+            os.rmdir(made[0])
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", make_and_lose)
+    with PrivateFolder() as folder:
+        assert [str(folder)] == made[1:]
+        assert folder.is_dir()
+
+
+def test_long_temporary_path_is_replaced(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    longest = "/" + "x" * (temporary.MOST_ROOT_BYTES - 1)
+    monkeypatch.setattr(tempfile, "tempdir", longest)
+    assert temporary_root() == longest
+    monkeypatch.setattr(tempfile, "tempdir", longest + "x")
+    monkeypatch.setattr(temporary, "SHORT_ROOT", str(root))
+    assert temporary_root() == str(root)
+    with PrivateFolder() as folder:
+        assert folder.parent == root
+
+
+def test_long_temporary_path_is_refused_without_another(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(root / ("x" * 200)))
+    monkeypatch.setattr(temporary, "SHORT_ROOT", str(root / "missing"))
+    words = (
+        r"^sockets need a temporary folder whose path has at most 55 bytes, found TMPDIR=.*; set TMPDIR to"
+    )
+    with pytest.raises(Refused, match=words) as caught:
+        PrivateFolder()
+    assert len(str(caught.value)) < 300
+
+
+def test_missing_temporary_folder_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(root / "missing"))
+    words = r"cannot be made in .*/missing \(No such file or directory\); free space there, or set TMPDIR"
+    with pytest.raises(Refused, match=words):
+        PrivateFolder()
+
+
+def test_temporary_file_replaces_the_wanted_file(root: Path) -> None:
+    wanted = root / "saved"
+    with temporary_file(wanted) as file:
+        file.write_text("content")
+        assert not wanted.exists()
+        os.replace(file, wanted)
+    assert [path.name for path in root.iterdir()] == ["saved"]
+
+
+def test_file_of_a_killed_process_is_removed(owner: tuple[subprocess.Popen[str], Path, Path]) -> None:
+    process, _, theirs = owner
+    wanted = theirs.with_name("saved")
+    with temporary_file(wanted):
+        assert theirs.exists(), "its owner lives"
+    process.kill()
+    process.wait()
+    with temporary_file(theirs.with_name("another")):
+        assert theirs.exists(), "it is of another file"
+    with temporary_file(wanted) as ours:
+        assert not theirs.exists()
+        assert ours.exists()
