@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from ddpperf.foreign_text import harmless
 from ddpperf.instruments.kernels import other_kernels
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.devices import Devices
@@ -145,7 +146,7 @@ class Measure:
             sentence = str(failure)
             if failure.failures[0].cause is Cause.RAISED and failure.failures[0].limit:
                 return sentence.splitlines()[0]
-        pytest.fail(sentence, pytrace=False)
+        pytest.fail(harmless(sentence), pytrace=False)
 
     def _require_same_sets(self, reference: str, sets: set[str]) -> None:
         if self.measured is not None and sets != {sample.set for sample in self.measured.samples}:
@@ -225,7 +226,7 @@ class Measure:
             # An OSError says that the machine lacks something, which is not the candidate's fault.
             if self._sides is not None and isinstance(error, OSError):
                 self.ended_as = OutcomeKind.BASE_FAILED
-        pytest.fail(failure, pytrace=False)  # inside the handler, the error would be printed twice
+        pytest.fail(harmless(failure), pytrace=False)  # in the handler, the error would be printed twice
 
     def _with_notes(self, measure: Callable[[], Measured]) -> Measured:
         before = self._pool.counted_seconds
@@ -238,7 +239,7 @@ class Measure:
 
 
 def _fail(sentence: str) -> NoReturn:
-    pytest.fail(sentence, pytrace=False)
+    pytest.fail(harmless(sentence), pytrace=False)
 
 
 class Measuring:
