@@ -10,7 +10,6 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddpperf.machine.child_process import describe_exit
 from ddpperf.node.handshake import AuthenticationError, connect
 from ddpperf.specs import DATA_VARIABLE
 from ddpperf.workers import channel
@@ -53,8 +52,10 @@ class AgentRanks:
                 self._folders[name] = Path(tempfile.mkdtemp(prefix="ddpperf-"))
             folder = self._folders[name] / name
             folder.mkdir(exist_ok=True)
-            logs = self._folders[name] if message["log_folder"] is None else Path(message["log_folder"])
-            logs.mkdir(parents=True, exist_ok=True)
+            log = None
+            if message["log_folder"] is not None:
+                log = Path(message["log_folder"]) / f"{name}-rank{rank}.log"
+                log.parent.mkdir(parents=True, exist_ok=True)
             with connect(self._address, self._key) as connection:
                 channel.send(connection, {"rank": token, "node": node})
                 with socket.socket(fileno=os.dup(connection.fileno())) as theirs:
@@ -65,7 +66,7 @@ class AgentRanks:
                         node_rank=int(message["node_rank"]),
                         device=str(message["device"]),
                         side=self._side(message["side"]),
-                        log=logs / f"{name}-rank{rank}.log",
+                        log=log,
                         folder=folder,
                         interface=self._interface,
                     )
@@ -109,14 +110,11 @@ class AgentRanks:
         """Return the message that says how a rank ended, and end what the rank had started."""
         del self._running[running.token]
         os.close(running.exit)
-        try:
-            failure = running.process.death()
-            what, detail = failure.what, failure.detail
-        except OSError:  # a rank whose connection has closed removes its folder with the log
-            what, detail = describe_exit(running.process.process), ""
+        failure = running.process.death()
         running.process.kill()  # what the rank had started
+        running.process.close()
         self._remove_if_empty(running.set_name)
-        return _ended(running.token, what, detail)
+        return _ended(running.token, failure.what, failure.detail)
 
     def _remove_if_empty(self, set_name: str) -> None:
         if set_name in self._folders and set_name not in {one.set_name for one in self._running.values()}:
@@ -127,6 +125,7 @@ class AgentRanks:
         for running in self._running.values():
             running.process.kill()
             running.process.wait()
+            running.process.close()
             os.close(running.exit)
         self._running.clear()
         for folder in self._folders.values():

@@ -99,8 +99,8 @@ class SetOptions:
 
     size: the number of ranks. rounds: how often each spec is timed. deadline_seconds: how long a
     rank may take for a command, or be silent in a command that reports progress. log_folder: where
-    the output of the ranks stays, one file for each rank. Without a folder it is removed with the
-    process set. cores: the CPU cores that each rank is pinned to.
+    the output of the ranks stays, one file for each rank; None to keep no file. cores: the CPU cores
+    that each rank is pinned to.
     time_only: whether only times are needed. A step that uses one device is then measured on the
     first device only, not on all devices in turn, and no kernels are listed.
     nodes: the nodes of the ranks.
@@ -134,7 +134,7 @@ class ProcessSet:
         self.options = options
         self.ranks: list[RankHandle] = []
         self.alive = True
-        self._folder = Path(tempfile.mkdtemp(prefix="ddpperf-"))  # private, for temporary files and logs
+        self._folder = Path(tempfile.mkdtemp(prefix="ddpperf-"))  # private, for temporary files
         self._setup: Message = {}  # rank 0's answer to "setup"
         self._group_size = 0
         self._pending: tuple[str, list[RankHandle]] = ("", [])  # the last command, and to whom
@@ -195,7 +195,7 @@ class ProcessSet:
             rank,
             device=options.device,
             side=self.side,
-            log=(options.log_folder or self._folder) / f"{self.name}-rank{rank}.log",
+            log=options.log_folder and options.log_folder / f"{self.name}-rank{rank}.log",
             folder=folder,
             interface=nodes.interface,
         )
@@ -259,6 +259,9 @@ class ProcessSet:
             raise self._failure(command, [_failure_of(rank, answer) for rank, answer in failed])
         if waiting:
             raise self._failure(command, self._hangs([*waiting.values()], deadline_seconds))
+        ours = [rank for rank in asked if isinstance(rank, LocalRank)]
+        if lost := [_lost_output(rank) for rank in ours if rank.output.problem]:
+            raise self._failure(command, lost)
         return answers
 
     @property
@@ -381,6 +384,11 @@ def _receive(connected: Connection, rank: RankHandle) -> Message | RankFailure |
         return RankFailure(rank=rank.rank, cause=Cause.HUNG, what=what, detail="", where=rank.where)
     except (EOFError, OSError):
         return None
+
+
+def _lost_output(rank: LocalRank) -> RankFailure:
+    what = f"printed what --worker-logs cannot keep: {rank.output.problem}; make room or name another folder"
+    return RankFailure(rank=rank.rank, cause=Cause.RAISED, what=what, detail="")
 
 
 def _failure_of(rank: RankHandle, answer: Message | RankFailure | None) -> RankFailure:

@@ -212,6 +212,32 @@ def test_interpreter_without_torch_shows_its_output(one: Side, tmp_path: Path) -
         pool.measure(SMALL)
 
 
+PRINTS_MUCH = r"""
+for number in range(20):
+    print("x" * 900_000)
+print("::error::\x1b[31mred")
+raise ModuleNotFoundError("no torch here")
+"""
+
+
+def test_flood_of_a_rank_makes_a_short_harmless_message(one: Side, tmp_path: Path) -> None:
+    side = dataclasses.replace(one, environment={"PYTHONPATH": str(tmp_path / "modules")})
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "torch.py").write_text(PRINTS_MUCH)
+    (tmp_path / "logs").mkdir()
+    options = SetOptions(size=1, device="cpu", rounds=1, deadline_seconds=60, log_folder=tmp_path / "logs")
+    with (
+        Pool(options, sides=(side,)) as pool,
+        pytest.raises(SetFailure, match=r"exited with status 1(.|\n)*no torch here") as caught,
+    ):
+        pool.live_sets()
+    message = str(caught.value)
+    assert "\n: :error::?[31mred\n" in message
+    assert len(message) < 10_000
+    (log,) = (tmp_path / "logs").iterdir()
+    assert log.stat().st_size < 4e6, "20 lines of 900 KB were printed"
+
+
 def test_missing_interpreter_is_named(one: Side) -> None:
     missing = dataclasses.replace(one, python="/no/such/python")
     words = "could not be started: /no/such/python: No such file or directory"
