@@ -35,15 +35,18 @@ def main(folder: str, rank: int) -> None:
     lifeline = threading.Thread(target=_die_with_controller, args=arguments, daemon=True)
     lifeline.start()
     try:
-        _serve(connection, rank)
+        _serve(connection, rank, Path(folder))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         lifeline.join()  # the controller has ended: the other thread cleans up and ends this process
 
 
-def _serve(connection: Connection, rank: int) -> None:
+def _serve(connection: Connection, rank: int, folder: Path) -> None:
     from ddpperf.workers.rank import Rank  # after the lifeline has begun: it imports torch
 
-    state = Rank(rank, report=lambda fraction: channel.send(connection, {"progress": fraction}))
+    def report(fraction: float) -> None:
+        channel.send(connection, {"progress": fraction})
+
+    state = Rank(rank, report=report, folder=folder)
     while True:
         message = channel.receive(connection)
         command = message.pop("command")

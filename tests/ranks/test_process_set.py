@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import re
 import signal
 import socket
+import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from ddpperf.instruments.kernels import other_kernels
 from ddpperf.specs import AllReduceSpec, Fault, FaultCommand, FaultKind, TrainingSpec, to_json
@@ -191,6 +195,13 @@ def test_single_step_needs_no_process_group(two_ranks: Pool) -> None:
         live.request("leave")
 
 
+def test_ranks_of_one_node_meet_in_a_private_folder(two_ranks: Pool) -> None:
+    two_ranks.measure(SMALL)
+    (live,) = two_ranks.live_sets()
+    assert live._setup["port"] is None, "a TCP store's keys can be read and written by all users"
+    assert stat.S_IMODE(live._folder.stat().st_mode) == 0o700
+
+
 # --- sets that do not start, and what is left of a set
 
 
@@ -246,6 +257,33 @@ def test_missing_interpreter_is_named(one: Side) -> None:
         pytest.raises(SetFailure, match=words),
     ):
         pool.measure(SMALL)
+
+
+def forge(port: int, ended: threading.Event) -> None:
+    """Overwrite all keys of a store, as any local user can."""
+    store = dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
+    with contextlib.suppress(dist.DistNetworkError):  # rank 0 has ended
+        while not ended.is_set():
+            for key in store.list_keys():
+                store.set(key, "forged")
+
+
+def test_forged_key_of_a_tcp_store_is_explained(marked: Marked) -> None:
+    ended = threading.Event()
+    with Pool(SetOptions(size=2, device="cpu", rounds=1, deadline_seconds=30)) as pool:
+        (live,) = pool.live_sets()
+        port = live.request("setup", device="cpu", cores=None, address="127.0.0.1")[0]["port"]
+        forger = threading.Thread(target=forge, args=[port, ended])
+        forger.start()
+        words = r"could not meet at the store on 127\.0\.0\.1:\d+ .* see docs/security\.md \(at join\)"
+        try:
+            live.ask("join", name="one", world_size=2, timeout_seconds=5, port=port, address="127.0.0.1")
+            with pytest.raises(SetFailure, match=words):
+                live.answers()
+        finally:
+            ended.set()
+            forger.join()
+    marked.assert_nothing_left()
 
 
 FORKS = """
