@@ -14,9 +14,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
+
 from ddpperf.machine.child_process import describe_exit
 from ddpperf.workers.channel import limit_pauses
 from ddpperf.workers.failures import Cause, RankFailure
+from ddpperf.workers.hangs import COLLECTIVES, STATE
 from ddpperf.workers.interpreter import LOOPBACK, Side, rank_environment
 from ddpperf.workers.rank_output import RankOutput
 from ddpperf.workers.worker import STACKS_SIGNAL
@@ -70,6 +73,7 @@ class RankProcess:
             raise
         self.pid = self.process.pid
         self._stacks_begin = 0
+        self._state = ""
 
     def is_dead(self) -> bool:
         return self.process.poll() is not None
@@ -92,13 +96,14 @@ class RankProcess:
             os.killpg(self.pid, signal.SIGKILL)
 
     def ask_for_stacks(self) -> None:
-        """Let the rank print the stacks of all its threads."""
+        """Let the rank print the stacks of all its threads and its collectives."""
         self._stacks_begin = self.output.printed
+        self._state = _state(self.pid)
         self.process.send_signal(STACKS_SIGNAL)
 
     def stacks(self) -> str:
-        """Return what the rank has printed since `ask_for_stacks`."""
-        return self.output.since(self._stacks_begin)
+        """Return the state of the rank's process, and what it has printed since `ask_for_stacks`."""
+        return f"{STATE}{self._state}\n{self.output.since(self._stacks_begin)}"
 
     def close(self) -> None:
         """Stop reading what the rank prints."""
@@ -132,8 +137,16 @@ class PrintsStacks(Protocol):
 
 
 def wait_for_stacks(ranks: Sequence[PrintsStacks]) -> None:
-    """Wait until each rank has begun to print its stacks, at most STACKS_SECONDS."""
+    """Wait until each rank has printed its stacks and collectives, at most STACKS_SECONDS."""
     end = time.monotonic() + STACKS_SECONDS
-    while time.monotonic() < end and not all(rank.stacks() for rank in ranks):
+    while time.monotonic() < end and not all(COLLECTIVES in rank.stacks() for rank in ranks):
         time.sleep(0.02)
-    time.sleep(0.1)  # a stack is written in many small pieces
+
+
+def _state(process: int) -> str:
+    """Return the state of a process in words, such as "sleeping" or "stopped"."""
+    try:
+        state = str(psutil.Process(process).status())
+    except psutil.Error:
+        return "ended"
+    return {"disk-sleep": "uninterruptible", "zombie": "ended", "tracing-stop": "stopped"}.get(state, state)

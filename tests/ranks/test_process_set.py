@@ -161,13 +161,33 @@ def test_rank_that_exits_is_named_with_its_status(two_ranks: Pool) -> None:
     assert re.match(r"rank 1 of set A\d+ exited with status 0 before it answered \(at sample\)\n", failure)
 
 
-def test_hang_is_reported_with_stacks_of_all_ranks(two_ranks: Pool) -> None:
+def test_hang_is_explained_and_its_stacks_are_kept(two_ranks: Pool) -> None:
     failure = failure_of(two_ranks, with_fault("hang"), deadline_seconds=5)
-    assert "did not answer within 5 s (at sample)" in failure
-    stacks_of_0, stacks_of_1 = failure.split("stacks of rank 1:")
-    assert "stacks of rank 0:" in stacks_of_0
+    first, of_0, of_1, late, stacks, hint = failure.splitlines()
+    assert "did not answer within 5 s (at sample)" in first
+    place = r"at workers/rank\.py:\d+ in"
+    assert re.fullmatch(rf"rank 0: (sleeping|running), waits in barrier number \d+, {place} sample", of_0)
+    assert re.fullmatch(rf"rank 1: sleeping, waits in no collective, {place} inject", of_1)
+    assert re.fullmatch(r"late: rank 1; rank 0 waits for it in barrier number \d+", late)
+    assert "pass a longer --deadline" in hint
+    kept = Path(stacks.removeprefix("the stacks of all ranks: ")).read_text()
+    stacks_of_0, stacks_of_1 = kept.split("report of rank 1:")
     assert " in barrier" in stacks_of_0
+    assert '"name": "all_reduce"' in stacks_of_0, "the collectives before"
     assert "in inject" in stacks_of_1
+
+
+def test_stopped_rank_is_named_late_within_two_seconds(two_ranks: Pool) -> None:
+    (live,) = two_ranks.live_sets()
+    two_ranks.measure(SMALL)
+    live.options = dataclasses.replace(live.options, deadline_seconds=2)
+    os.kill(live.pids[1], signal.SIGSTOP)
+    began = time.monotonic()
+    with pytest.raises(SetFailure) as caught:
+        two_ranks.measure(SMALL)
+    assert time.monotonic() - began < 4
+    assert "\nrank 1: stopped, and printed no stacks\n" in str(caught.value)
+    assert "\nlate: rank 1; rank 0 waits for it in " in str(caught.value)
 
 
 @pytest.mark.slow
