@@ -20,6 +20,7 @@ from ddpperf.foreign_text import (
     printable_document,
     shortened,
 )
+from ddpperf.plugin import refusals_as_usage_errors
 from ddpperf.results.stored_runs import read_document
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure
 from tests.canned import CannedSuite
@@ -109,6 +110,13 @@ def test_stored_run_is_read_without_control_characters(tmp_path: Path) -> None:
     path = tmp_path / "0001_x.json"
     path.write_text(json.dumps({"benchmarks": [{"name": TITLE}]}))
     assert read_document(path) == {"benchmarks": [{"name": "?]0;owned?"}]}
+
+
+def test_usage_error_of_a_nasty_name_is_harmless() -> None:
+    with pytest.raises(pytest.UsageError) as caught, refusals_as_usage_errors():
+        raise Refused(f"{NASTY}.png is no image")
+    assert "a lie" in str(caught.value)
+    assert not OBEYED.search(str(caught.value))
 
 
 NASTY_NOTE = """
