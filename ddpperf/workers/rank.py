@@ -124,7 +124,7 @@ class Rank:
         except (RuntimeError, MemoryError) as error:  # gloo takes a forged address for a length
             if not address:
                 raise
-            where = f"the ranks could not meet at the store on {address}:{port} ({first_line(error)})"
+            where = f"the ranks could not meet at the store on {address}:{port} ({first_line(error)[:80]})"
             advice = "another rank has ended, or another program wrote to the store, see docs/security.md"
             raise dist.DistBackendError(f"{where}; {advice}") from error
         self.communicator_seconds = time.perf_counter() - began
