@@ -25,6 +25,7 @@ from _pytest.junitxml import LogXML, xml_key
 from pytest_benchmark.plugin import pytest_benchmark_generate_json
 
 from ddpperf.errors import first_line
+from ddpperf.foreign_text import harmless, printable_document
 from ddpperf.machine import hardware
 from ddpperf.plugin.core_suite import by_file
 from ddpperf.plugin.options.checks import runs_tests
@@ -91,7 +92,7 @@ class Ending:
         self._decide(exitstatus)
         if self.verdict is None:
             return
-        document = self._document(self.verdict)
+        document = printable_document(self._document(self.verdict))
         self._save(document)
         width = self._width()
         verdict = verdict_lines(document["ddpperf"], width=width)
@@ -169,7 +170,7 @@ class Ending:
             if reporter is not None and lines:
                 reporter.section("ddpperf", bold=True)
                 for line in lines:
-                    reporter.line(line, **markup(line))
+                    reporter.line(harmless(line), **markup(line))
             sys.stdout.flush()
         except OSError as error:
             self._saved &= error.errno in NO_READER

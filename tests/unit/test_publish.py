@@ -70,6 +70,17 @@ def publish(
     return run
 
 
+def test_published_text_has_no_control_characters(publish_script: ModuleType, folder: Path) -> None:
+    (folder / "verdict.md").write_text(PAGE.replace("x.py", "\x1b]0;owned\x07x.py"))
+    result = publish_script.result_of(1, folder)
+    assert result.title.startswith("FAIL: ?]0;owned?x.py::a is worse")
+    (folder / "verdict.md").unlink()
+    (folder / "output.txt").write_text("ERROR: no \x1b[31m\x9b images\n")
+    result = publish_script.result_of(4, folder)
+    assert result.title.endswith("no ?[31m? images")
+    assert "ERROR: no ?[31m? images" in result.page
+
+
 def test_check_names_the_pull_requests_commit(publish: Publish, api: GitHubApi) -> None:
     assert publish("check") == (
         "::error title=ddpperf::FAIL: x.py::a is worse: its time is 5%25 longer\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import get_args
 
 import ddpperf
-from ddpperf.command import printable
+from ddpperf.command import say
 from ddpperf.data import cache
 from ddpperf.errors import Refused
 from ddpperf.machine.child_process import run_child
@@ -109,7 +109,7 @@ def prepare_images(options: Options, root: Path) -> Options:
     if options.images is not None:
         return options
     folder = root / ".ddpperf" / "data"
-    images = cache.prepare(options.data_source, folder, lambda line: print(printable(f"ddpperf: {line}")))
+    images = cache.prepare(options.data_source, folder, lambda line: say(f"ddpperf: {line}"))
     options = dataclasses.replace(options, images=images)
     check_images(options)
     return options
