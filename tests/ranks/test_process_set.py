@@ -71,6 +71,13 @@ def test_all_ranks_of_a_group_report_kernels(two_ranks: Pool) -> None:
     assert {answer["kernels"] for answer in live.request("close", kernels=True).values()} == {""}
 
 
+def test_ranks_of_one_node_meet_in_a_private_folder(two_ranks: Pool) -> None:
+    two_ranks.measure(SMALL)
+    (live,) = two_ranks.live_sets()
+    assert live._setup["port"] is None, "a TCP store's keys can be read and written by all users"
+    assert stat.S_IMODE(live._folder.path.stat().st_mode) == 0o700
+
+
 def test_default_socket_timeout_does_not_reach_ranks() -> None:
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(0.5)
@@ -213,13 +220,6 @@ def test_single_step_needs_no_process_group(two_ranks: Pool) -> None:
     two_ranks.measure(SINGLE)
     with pytest.raises(SetFailure, match="Default process group has not been initialized"):
         live.request("leave")
-
-
-def test_ranks_of_one_node_meet_in_a_private_folder(two_ranks: Pool) -> None:
-    two_ranks.measure(SMALL)
-    (live,) = two_ranks.live_sets()
-    assert live._setup["port"] is None, "a TCP store's keys can be read and written by all users"
-    assert stat.S_IMODE(live._folder.path.stat().st_mode) == 0o700
 
 
 # --- sets that do not start, and what is left of a set
