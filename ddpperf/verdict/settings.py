@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
+from ddpperf.errors import quoted
 from ddpperf.results import metrics
 from ddpperf.verdict.two_stage_test import CPU, GPU, MOST_SETS, Settings
 
@@ -164,10 +165,14 @@ def _table(parent: Mapping[str, Any], header: str, what: str, known: Sequence[st
     """Return the TOML table with this header, empty if absent; raise ValueError for unknown keys."""
     table = parent.get(header.rpartition(".")[2], {})
     if not isinstance(table, dict):
-        raise ValueError(f"{NAME} has {header} = {table!r}; write a table, which begins with [{header}]")
+        raise ValueError(
+            f"{NAME} has {header} = {quoted(table)}; write a table, which begins with [{header}]"
+        )
     for key in table:
         if key not in known:
-            raise ValueError(f"[{header}] of {NAME} has the unknown {what} {key!r}; {advice(key, known)}")
+            raise ValueError(
+                f"[{header}] of {NAME} has the unknown {what} {quoted(key)}; {advice(key, known)}"
+            )
     return table
 
 
@@ -187,7 +192,7 @@ def _changed(settings: Changed, table: Mapping[str, Any], header: str) -> Change
         else:
             valid, wanted = number and 0 < value < 0.5, "a probability above 0 and below 0.5, such as 0.02"
         if not valid:
-            raise ValueError(f"{place} has {key} = {value!r}; write {wanted}")
+            raise ValueError(f"{place} has {key} = {quoted(value)}; write {wanted}")
     try:
         return dataclasses.replace(settings, **values)
     except ValueError as error:

@@ -15,6 +15,7 @@ from typing import Any
 from ddpperf.data.cache import Data
 from ddpperf.plugin.options.checks import CIFAR_CLASSES
 from ddpperf.plugin.options.options import Options
+from ddpperf.regular_files import read_text
 from ddpperf.specs import RunSpec
 from ddpperf.specs.run import SGD_ONLY
 
@@ -298,7 +299,7 @@ def tuning_seeds(device: str) -> int:
 def _document() -> dict[str, Any]:
     path = FOLDER / "recipes.toml"
     try:
-        document: dict[str, Any] = tomllib.loads(path.read_text())
+        document: dict[str, Any] = tomllib.loads(read_text(path))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path.name} cannot be read ({error}); correct it") from error
     devices, common = ("cpu", "cuda"), tuple(dict.fromkeys(KINDS.values()))
@@ -327,7 +328,7 @@ def tuned() -> dict[str, Any]:
     """
     path = FOLDER / "recipes.json"
     try:
-        found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        found: dict[str, Any] = json.loads(read_text(path)) if path.exists() else {}
         if all(_is_number(row["rate"]) for rows in found.values() for row in rows.values()):
             return found
         problem = "a rate is no number above 0"

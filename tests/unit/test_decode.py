@@ -133,11 +133,11 @@ def put(path: Path, content: bytes) -> None:
 BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "text": (
         lambda f: put(f / "test/bee/x.jpg", b"hello"),
-        r"/test/bee/x.jpg cannot be decoded \(it is no image\); repair or",
+        r"/test/bee/x.jpg cannot be decoded \(it is no BMP, JPEG, PNG, PPM, TIFF or WEBP image\); repair or",
     ),
     "empty": (
         lambda f: put(f / "test/bee/x.jpg", b""),
-        r"/test/bee/x.jpg cannot be decoded \(it is no image\); repair or",
+        r"/test/bee/x.jpg cannot be decoded \(it is no BMP, JPEG, PNG, PPM, TIFF or WEBP image\); repair or",
     ),
     "truncated": (
         lambda f: truncate(picture(f / "train/cat/x.jpg", 1, size=(64, 64))),
