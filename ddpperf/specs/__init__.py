@@ -96,4 +96,6 @@ def from_json(fields: dict[str, Any]) -> Spec:
             values["fault"] = Fault(**values["fault"])
         return _SPECS[name](**values)
     except TypeError as error:
-        raise ValueError(f"{name} has other fields than these: {', '.join(values)[:QUOTED_LETTERS]} ({error})") from error
+        raise ValueError(
+            f"{name} has other fields than these: {', '.join(values)[:QUOTED_LETTERS]} ({error})"
+        ) from error
