@@ -153,17 +153,19 @@ def with_values(**values: object) -> Callable[[Path], object]:
     return change
 
 
+def put_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 SPOILT |= {
     "infinite size": with_values(image_size=[math.inf, 32]),
     "negative size": with_values(image_size=[-1, 32]),
     "no pixels": with_values(image_size=[32, 0]),
     "negative count": with_values(train_images=-5),
     "huge count": with_values(test_images=math.inf),
-    "fifo for a sidecar": lambda cache: (
-        cache.with_suffix(".json").unlink(),
-        os.mkfifo(cache.with_suffix(".json")),
-    ),
-    "fifo for tensors": lambda cache: (cache.unlink(), os.mkfifo(cache)),
+    "fifo for a sidecar": lambda cache: put_fifo(cache.with_suffix(".json")),
+    "fifo for tensors": put_fifo,
 }
 
 
