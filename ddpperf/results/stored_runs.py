@@ -27,6 +27,9 @@ COPY = "a copy of memory"  # the id of a run's memory copy, beside the ids of it
 FIRST_RUNS = 5  # a history holds this many of the oldest baselines
 COMMIT = re.compile(r"([0-9a-f]{4,64}\+?|nogit)?")  # also stands in git's command lines
 MOST_BYTES = 20_000_000  # of a stored run's file; the largest in this repository has 1.7 MB
+# Of pytest-benchmark: the numbers in its table, and the fields of a test that no statistic may replace.
+TABLE_COLUMNS = ("min", "max", "mean", "stddev", "median", "iqr", "ops", "rounds", "iterations")
+TEST_FIELDS = frozenset(("name", "fullname", "group", "params", "param", "extra_info", "options", "cprofile"))
 MOST_READ = 20  # the most files read for a history; 20 files of 0.85 MB take 0.4 s
 
 # What code raises that reads damaged JSON:
@@ -205,12 +208,14 @@ class Storage:
             }
             if not isinstance(document["machine_info"], dict):  # pytest-benchmark reads it
                 raise TypeError("machine_info is no table")
+            for benchmark in document["benchmarks"]:
+                _require_statistics(benchmark["stats"])
             copied = Measured.from_json(header["copied"]) if header.get("copied") is not None else None
             environment = dict(header.get("environment", {}))
             if not all(isinstance(test, str) for test in measured):
                 raise TypeError("a test's fullname is no text")
             when, commit = document.get("datetime", ""), environment.get("commit", "")
-            executable = environment.get("executable", "")
+            executable = environment.get("executable") or ""
             if not all(isinstance(text, str) and "\0" not in text for text in (when, commit, executable)):
                 raise TypeError("datetime, commit and executable must be text")
             if not COMMIT.fullmatch(commit):
@@ -230,6 +235,16 @@ class Storage:
             commit=commit,
             environment=environment,
         )
+
+
+def _require_statistics(stats: Any) -> None:
+    """Raise ValueError or TypeError unless pytest-benchmark's table can show a test's statistics."""
+    for name in TABLE_COLUMNS:
+        value = stats[name]
+        if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
+            raise ValueError(f"{name} is {quoted(value)}, which is no statistic")
+    if not isinstance(stats["outliers"], str) or not TEST_FIELDS.isdisjoint(stats):
+        raise TypeError("stats holds no statistics")
 
 
 def newest_run(root: Path) -> Path:

@@ -16,8 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpperf.results.samples import Measured, Sample
-from ddpperf.results.stored_runs import SCHEMA, NoBaseline, Storage, is_baseline, write_atomically
+from ddpperf.results.stored_runs import (
+    SCHEMA,
+    NoBaseline,
+    Storage,
+    is_baseline,
+    write_atomically,
+)
 from ddpperf.specs import AllReduceSpec, RunSpec, to_json
+from tests.canned import STATS
 from tests.generated import BOUNDED, measurements
 from tests.project import full_disk
 
@@ -46,7 +53,8 @@ def run_of(
     return {
         "machine_info": {},
         "benchmarks": [
-            {"fullname": test, "extra_info": {"ddpperf": each.to_json()}} for test, each in tests.items()
+            {"fullname": test, "stats": STATS, "extra_info": {"ddpperf": each.to_json()}}
+            for test, each in tests.items()
         ],
         "ddpperf": {
             "schema": SCHEMA,
@@ -225,12 +233,19 @@ def test_an_unknown_name_is_refused(storage: Storage, wanted: str, advice: str) 
 
 def damaged(**change: object) -> dict[str, Any]:
     return run_of() | {
-        "benchmarks": [{"fullname": "t", "extra_info": {"ddpperf": MEASURED.to_json() | change}}]
+        "benchmarks": [
+            {"fullname": "t", "stats": STATS, "extra_info": {"ddpperf": MEASURED.to_json() | change}}
+        ]
     }
 
 
 def with_seconds(seconds: float | int) -> dict[str, Any]:
     return damaged_sample(seconds=[[seconds]])
+
+
+def damaged_stats(**change: object) -> dict[str, Any]:
+    (benchmark,) = run_of()["benchmarks"]
+    return run_of() | {"benchmarks": [benchmark | {"stats": STATS | change}]}
 
 
 def damaged_sample(**change: object) -> dict[str, Any]:
@@ -262,7 +277,11 @@ def other(**header: object) -> dict[str, Any]:
         *((other(environment={"commit": commit}), r"is damaged \(ValueError\(.* is no commit")
           for commit in ("--output=x", "HEAD~1", "0a1b2c3d4\n", "0a1b2c3d4++", "0" * 400)),
         *((other(environment={name: value}), r"is damaged \(TypeError\('datetime, commit and executable must")
-          for name in ("commit", "executable") for value in ("0a1b\0", 7, None)),
+          for name in ("commit", "executable") for value in ("0a1b\0", 7)),
+        *((damaged_stats(**{name: value}), r"is damaged \((ValueError|OverflowError)\(")
+          for name in ("min", "rounds") for value in (-1, "1", 10**400, None)),
+        *((damaged_stats(**{name: value}), r"is damaged \(TypeError\('stats holds no statistics")
+          for name, value in (("outliers", 1), ("name", [1]))),
         (run_of() | {"datetime": ["2026"]}, r"is damaged \(TypeError\('datetime"),
         *((damaged_sample(**{name: ["x"]}), r"is damaged .*set, side, torch and kernels must be text")
           for name in ("set", "side", "torch", "kernels")),
