@@ -20,13 +20,19 @@ MAX_LETTERS = 120  # of an error that is quoted in a sentence
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's message, cut to 120 characters."""
-    return (str(error).strip().splitlines() or ["no message"])[0][:MAX_LETTERS]
+    """Return the first line of an exception's message, printable and cut to 120 characters."""
+    return printable((str(error).strip().splitlines() or ["no message"])[0])
 
 
 def last_line(error: BaseException) -> str:
-    """Return the last line of an exception's message, cut to 120 characters."""
-    return (str(error).strip().splitlines() or ["no message"])[-1].strip(" -")[:MAX_LETTERS]
+    """Return the last line of an exception's message, printable and cut to 120 characters."""
+    return printable((str(error).strip().splitlines() or ["no message"])[-1].strip(" -"))
+
+
+def printable(text: str) -> str:
+    """Return at most 120 characters of a text, with control characters written as escapes."""
+    letters = (letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text[:MAX_LETTERS])
+    return "".join(letters)[:MAX_LETTERS]
 
 
 QUOTED_LETTERS = 60

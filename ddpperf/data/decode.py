@@ -40,6 +40,7 @@ PROGRESS_SECONDS = 5.0
 CHUNK_IMAGES = 32  # that a thread decodes at a time
 MAX_THREADS = 8  # more would wait for the interpreter's lock
 NETWORK_SECONDS = 30.0
+MOST_PIXELS = 4096**2  # of an image
 DOWNLOAD_BYTES = 540_000_000  # the archive, its files, and the tensors
 # Pillow chooses a format by a file's content, and some formats start programs: EPS starts Ghostscript.
 FORMATS = ("BMP", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
@@ -91,6 +92,8 @@ def load(path: str) -> Any:
     """Return an image file's pixels as numpy uint8 [H, W, 3] (RGB), or raise Refused."""
     try:
         with open_regular(path) as file, Image.open(file, formats=FORMATS) as image:
+            if (pixels := image.width * image.height) > MOST_PIXELS:
+                raise ValueError(f"it has {pixels:,} pixels, and at most {MOST_PIXELS:,} are decoded")
             return numpy.asarray(image.convert("RGB"))
     except UnidentifiedImageError:
         why = f"it is no {', '.join(FORMATS[:-1])} or {FORMATS[-1]} image"

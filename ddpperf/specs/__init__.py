@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, get_args
 
-from ddpperf.errors import QUOTED_LETTERS, quoted
+from ddpperf.errors import first_line, quoted
 from ddpperf.specs.base import Fault, FaultCommand, FaultKind
 from ddpperf.specs.collective import (
     CAPTURED_ALGORITHMS,
@@ -96,6 +96,5 @@ def from_json(fields: dict[str, Any]) -> Spec:
             values["fault"] = Fault(**values["fault"])
         return _SPECS[name](**values)
     except TypeError as error:
-        raise ValueError(
-            f"{name} has other fields than these: {', '.join(values)[:QUOTED_LETTERS]} ({error})"
-        ) from error
+        found = f"{quoted(', '.join(values))[1:-1]} ({first_line(error)})"
+        raise ValueError(f"{name} has other fields than these: {found}") from error

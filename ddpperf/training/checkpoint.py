@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickle
 import tempfile
 from io import BufferedReader
 from pathlib import Path
@@ -60,7 +61,9 @@ def load(path: Path, spec: dict[str, Any], device: torch.device) -> dict[str, An
     except (CannotTrain, torch.OutOfMemoryError, torch.AcceleratorError):
         raise
     except Exception as error:  # torch raises most kinds for a file that something else has written
-        why = first_line(error)
+        # torch advises to load a file that holds code by executing the code.
+        found = "it holds more than tensors, numbers and texts"
+        why = found if isinstance(error, pickle.UnpicklingError) else first_line(error)
         raise CannotTrain(
             f"the checkpoint {path} cannot be read ({why}); remove it to start again"
         ) from error

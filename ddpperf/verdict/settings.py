@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
-from ddpperf.errors import quoted
+from ddpperf.errors import MAX_LETTERS, quoted
 from ddpperf.results import metrics
 from ddpperf.verdict.two_stage_test import CPU, GPU, MOST_SETS, Settings
 
@@ -203,6 +204,7 @@ def _changed(settings: Changed, table: Mapping[str, Any], header: str) -> Change
 
 
 def advice(word: str, known: Sequence[str]) -> str:
-    """Return advice for a misspelt word: the nearest known word, or all known words."""
+    """Return advice for a misspelt word: the nearest known word, or the first known words."""
     nearest = get_close_matches(word, known, n=1)
-    return f"write {nearest[0]}" if nearest else f"use {', '.join(known)}"
+    some = textwrap.shorten(", ".join(known), MAX_LETTERS, placeholder=" ...")
+    return f"write {nearest[0]}" if nearest else f"use {some}"

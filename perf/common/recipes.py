@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpperf.data.cache import Data
+from ddpperf.errors import first_line
 from ddpperf.plugin.options.checks import CIFAR_CLASSES
 from ddpperf.plugin.options.options import Options
 from ddpperf.regular_files import read_text
@@ -300,8 +301,8 @@ def _document() -> dict[str, Any]:
     path = FOLDER / "recipes.toml"
     try:
         document: dict[str, Any] = tomllib.loads(read_text(path))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path.name} cannot be read ({error}); correct it") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path.name} cannot be read ({first_line(error)}); correct it") from error
     devices, common = ("cpu", "cuda"), tuple(dict.fromkeys(KINDS.values()))
     _check(document, path.name, [*common, *devices])
     for name in (*common, *devices):
@@ -332,8 +333,8 @@ def tuned() -> dict[str, Any]:
         if all(_is_number(row["rate"]) for rows in found.values() for row in rows.values()):
             return found
         problem = "a rate is no number above 0"
-    except (OSError, ValueError) as error:
-        problem = str(error)
+    except (OSError, ValueError, RecursionError) as error:
+        problem = first_line(error)
     except (AttributeError, KeyError, TypeError):
         problem = "a recipe has no rate"
     raise ValueError(f"{path.name} cannot be read ({problem}); restore it, or remove it to tune again")
