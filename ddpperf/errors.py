@@ -29,10 +29,10 @@ def last_line(error: BaseException) -> str:
     return printable((str(error).strip().splitlines() or ["no message"])[-1].strip(" -"))
 
 
-def printable(text: str) -> str:
-    """Return at most 120 characters of a text, with control characters written as escapes."""
-    letters = (letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text[:MAX_LETTERS])
-    return "".join(letters)[:MAX_LETTERS]
+def printable(text: str, most: int = MAX_LETTERS) -> str:
+    """Return at most `most` characters of a text, with control characters written as escapes."""
+    letters = (letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text[:most])
+    return "".join(letters)[:most]
 
 
 QUOTED_LETTERS = 60
