@@ -19,7 +19,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ddpperf.temporary import PREFIX
+
 REPOSITORY = Path(__file__).parents[1]
+SHARED_MEMORY = Path("/dev/shm")
+OF_RANKS = (f"sem.{PREFIX}", "torch_")  # begin the names of what ranks and their loaders put there
 HANG_SECONDS = 900  # longer than anything here takes on a busy machine
 # Variables of the process that runs the tests, which a project must not see. Torch sets the last.
 UNWANTED = ("PYTEST_", "GITHUB_", "CUDA_VISIBLE", "TORCHINDUCTOR_")
@@ -79,6 +83,7 @@ class Marked:
     """The processes and files of one test, known by a temporary folder that all get as TMPDIR."""
 
     def __init__(self) -> None:
+        self._shared_before = set(os.listdir(SHARED_MEMORY))
         self.folder = Path(tempfile.mkdtemp(prefix="t"))
         self.locks = Path(tempfile.mkdtemp(prefix="ddpperf-locks-"))
         self.environment = {
@@ -105,9 +110,23 @@ class Marked:
     def ranks(self) -> list[int]:
         return [process for process, command in self.processes().items() if "bootstrap.py rank" in command]
 
+    def shared_memory(self) -> set[str]:
+        """Return what ranks have left in shared memory since this test began, for no live process."""
+        found = {name for name in os.listdir(SHARED_MEMORY) if name.startswith(OF_RANKS)}
+        left = found - self._shared_before
+        for entry in Path("/proc").iterdir() if left else ():
+            if entry.name.isdecimal():
+                with contextlib.suppress(OSError):  # the process has ended
+                    mapped = (entry / "maps").read_text(errors="replace")
+                    left = {name for name in left if f"{SHARED_MEMORY}/{name}" not in mapped}
+        return left
+
     def assert_nothing_left(self, within_seconds: float = 2.0) -> None:
-        """Check that no process of this test lives, and that its temporary folder is empty."""
+        """Check that no process of this test lives, and that it left no temporary files or semaphores."""
         wait_until(lambda: not self.processes(), within_seconds, lambda: f"left running: {self.processes()}")
+        wait_until(
+            lambda: not self.shared_memory(), within_seconds, lambda: f"left shared: {self.shared_memory()}"
+        )
         assert [path for path in self.folder.iterdir() if not path.name.startswith("pytest-of-")] == []
 
     def clean(self) -> None:

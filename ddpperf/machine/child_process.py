@@ -1,25 +1,26 @@
-"""Run child processes that have limits on time and output and that die with their parent.
-
-This module imports only the standard library.
-"""
+"""Run child processes that have limits on time and output and that die with their parent."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+
+from ddpperf.temporary import PrivateFolder
 
 LIBC = ctypes.CDLL(None)
 PR_SET_PDEATHSIG = 1
 MAX_PRINTED_BYTES = 2**26  # a child that prints more is killed
 KEPT_BYTES = 2**20  # the most that is read of what a process printed
 POLL_SECONDS = 0.1
+END_SECONDS = 1.0
+LATE_SECONDS = 0.25  # until a process that has closed its connection has ended
 
 
 def run_child(
@@ -36,37 +37,34 @@ def run_child(
     returned. Raises OSError if the command cannot be started and subprocess.TimeoutExpired after
     `seconds`, counted from the last line for `on_line`. That exception has the output so far.
     """
-    with tempfile.TemporaryDirectory(prefix="ddpperf-") as folder:
+    with PrivateFolder() as folder:
         # files instead of pipes: a grandchild would hold a pipe open
-        output, errors = Path(folder) / "output", Path(folder) / "errors"
+        output, errors = folder / "output", folder / "errors"
         with output.open("w") as out, errors.open("w") as err, output.open(errors="replace") as reader:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env=os.environ | dict(variables) | {"TMPDIR": folder},
+                env=os.environ | dict(variables) | {"TMPDIR": str(folder)},
                 start_new_session=True,  # Ctrl-C reaches this process alone
                 preexec_fn=die_with_parent,
             )
             deadline, unread, running = time.monotonic() + seconds, "", True
             try:
                 while running:
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        process.wait(POLL_SECONDS)
-                    running = process.poll() is None
+                    running = wait_for_exit(process, POLL_SECONDS) is None
                     if on_line is not None:
                         *lines, unread = (unread + reader.read()).split("\n")
                         for line in lines:
                             on_line(line)
                             deadline = time.monotonic() + seconds
                     if output.stat().st_size + errors.stat().st_size > MAX_PRINTED_BYTES:
-                        process.kill()
+                        kill_group(process)
                     elif running and time.monotonic() > deadline:
                         raise subprocess.TimeoutExpired(command, seconds, end_of(output))
             finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                kill_group(process)
                 status = process.wait()
         return subprocess.CompletedProcess(command, status, end_of(output), end_of(errors))
 
@@ -79,6 +77,60 @@ def die_with_parent() -> None:
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def wait_for_exit(process: subprocess.Popen[bytes], seconds: float = 0.0) -> int | None:
+    """Wait for a child's exit status without reaping the child, or return None if it runs on.
+
+    The id of a process is not used again before the process is reaped, nor is that of its group.
+    Popen's `poll` and `wait` reap it.
+    """
+    if process.returncode is None:
+        try:
+            ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None and seconds > 0:
+                descriptor = os.pidfd_open(process.pid)
+                try:
+                    select.select([descriptor], [], [], seconds)
+                finally:
+                    os.close(descriptor)
+                return wait_for_exit(process)
+        except ChildProcessError:  # this process ignores its children, or something else has reaped it
+            return process.poll()
+        if ended is None:
+            return None
+        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+    return process.returncode
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a child that leads a process group, and its group, unless the child has been reaped."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def members_of(groups: Collection[int]) -> list[int]:
+    """Return the ids of the live processes in some process groups."""
+    processes = (int(entry) for entry in (os.listdir("/proc") if groups else ()) if entry.isdecimal())
+    return [process for process in processes if _group_of(process) in groups]
+
+
+def wait_for_end(processes: Collection[int]) -> None:
+    """Wait at most END_SECONDS until processes that were killed have ended."""
+    end = time.monotonic() + END_SECONDS
+    while any(_group_of(process) for process in processes) and time.monotonic() < end:
+        time.sleep(0.005)
+
+
+def _group_of(process: int) -> int | None:
+    """Return the process group of a process, or None if the process has ended."""
+    try:
+        status = Path(f"/proc/{process}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    state, _, group = status.rpartition(")")[2].split()[:3]
+    return None if state in "ZX" else int(group)
+
+
 def end_of(log: Path, begin: int = 0) -> str:
     """Return the text of a log file from byte `begin` on, but at most its last MiB."""
     with log.open("rb") as file:
@@ -89,12 +141,12 @@ def end_of(log: Path, begin: int = 0) -> str:
 def describe_exit(process: subprocess.Popen[bytes]) -> str:
     """Return a phrase that says how a child process ended after it closed its connection.
 
-    The exit status may come up to 5 seconds later.
+    The exit status may come up to `LATE_SECONDS` later.
     """
-    try:
-        return describe_status(process.wait(timeout=5))
-    except subprocess.TimeoutExpired:
+    status = wait_for_exit(process, LATE_SECONDS)
+    if status is None:
         return "closed its connection before it answered, but runs on"
+    return describe_status(status)
 
 
 def describe_status(status: int) -> str:

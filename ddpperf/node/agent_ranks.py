@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import sys
-import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddpperf.machine.child_process import describe_exit
+from ddpperf.errors import Refused
+from ddpperf.machine.child_process import describe_exit, members_of, wait_for_end
 from ddpperf.node.handshake import AuthenticationError, connect
 from ddpperf.specs import DATA_VARIABLE
+from ddpperf.temporary import PrivateFolder, remove_tensors
 from ddpperf.workers import channel
 from ddpperf.workers.channel import Message
 from ddpperf.workers.interpreter import Side
@@ -40,7 +41,7 @@ class AgentRanks:
         self.data_path: Path | None = None
         self._address, self._key, self._interface = address, key, interface
         self._running: dict[str, Running] = {}  # by their tokens
-        self._folders: dict[str, Path] = {}  # the private folder of each process set
+        self._folders: dict[str, PrivateFolder] = {}  # of each process set
 
     def start(self, token: str, node: int, message: Message) -> Message | None:
         """Start a rank with a connection of its own to the controller.
@@ -50,10 +51,11 @@ class AgentRanks:
         name, rank = str(message["set"]), int(message["rank"])
         try:
             if name not in self._folders:
-                self._folders[name] = Path(tempfile.mkdtemp(prefix="ddpperf-"))
-            folder = self._folders[name] / name
+                self._folders[name] = PrivateFolder()
+            private = self._folders[name].path
+            folder = private / name
             folder.mkdir(exist_ok=True)
-            logs = self._folders[name] if message["log_folder"] is None else Path(message["log_folder"])
+            logs = private if message["log_folder"] is None else Path(message["log_folder"])
             logs.mkdir(parents=True, exist_ok=True)
             with connect(self._address, self._key) as connection:
                 channel.send(connection, {"rank": token, "node": node})
@@ -71,7 +73,7 @@ class AgentRanks:
                     )
             exit = os.pidfd_open(process.pid)
             self._running[token] = Running(token=token, set_name=name, process=process, exit=exit)
-        except (OSError, AuthenticationError) as error:
+        except (OSError, Refused, AuthenticationError) as error:
             self._remove_if_empty(name)
             return _ended(token, f"could not be started: {error}")
         return None
@@ -114,23 +116,34 @@ class AgentRanks:
             what, detail = failure.what, failure.detail
         except OSError:  # a rank whose connection has closed removes its folder with the log
             what, detail = describe_exit(running.process.process), ""
-        running.process.kill()  # what the rank had started
-        self._remove_if_empty(running.set_name)
+        self._end([running])  # and what the rank had started
         return _ended(running.token, what, detail)
+
+    def _end(self, ended: Sequence[Running]) -> None:
+        """Kill ranks and what they started, and remove the folders of process sets without ranks."""
+        started = members_of({running.process.pid for running in ended})
+        for running in ended:
+            running.process.kill()
+        for running in ended:
+            running.process.reap()
+        wait_for_end(started)
+        remove_tensors(started)
+        for name in {running.set_name for running in ended}:
+            self._remove_if_empty(name)
 
     def _remove_if_empty(self, set_name: str) -> None:
         if set_name in self._folders and set_name not in {one.set_name for one in self._running.values()}:
-            shutil.rmtree(self._folders.pop(set_name), ignore_errors=True)
+            self._folders.pop(set_name).remove()
 
     def end_all(self) -> None:
         """Kill all ranks and what they started, and remove their folders."""
-        for running in self._running.values():
-            running.process.kill()
-            running.process.wait()
-            os.close(running.exit)
+        running = [*self._running.values()]
         self._running.clear()
+        for one in running:
+            os.close(one.exit)
+        self._end(running)
         for folder in self._folders.values():
-            shutil.rmtree(folder, ignore_errors=True)
+            folder.remove()
 
 
 def _ended(token: str, what: str, detail: str = "") -> Message:

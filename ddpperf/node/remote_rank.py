@@ -68,9 +68,9 @@ class RemoteRank:
     def _failure(self, what: str, detail: str = "") -> RankFailure:
         return RankFailure(rank=self.rank, cause=Cause.DIED, what=what, detail=detail, where=self.where)
 
-    def wait(self) -> None:
-        """Wait at most EXIT_SECONDS until the rank's process has ended."""
-        self._node.wait_for(lambda: self.ended, EXIT_SECONDS)
+    def wait(self, seconds: float = EXIT_SECONDS) -> None:
+        """Wait until the rank's process has ended, at most so long."""
+        self._node.wait_for(lambda: self.ended, seconds)
 
     def kill(self) -> None:
         """Let the agent kill the rank, and end the connection, which ends the rank, too."""
@@ -80,7 +80,8 @@ class RemoteRank:
             shut_down(self.channel)
 
     def close(self) -> None:
-        """Close the connection to the rank, now or as soon as the rank connects."""
+        """Wait for the end of the killed rank, and let the rank connect no more."""
+        self.wait()
         self._node.forget(self)
 
     def ask_for_stacks(self) -> None:

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,6 +20,7 @@ from ddpperf.regular_files import open_regular, read_text
 from ddpperf.results.outcomes import OutcomeKind, Status
 from ddpperf.results.samples import Measured
 from ddpperf.specs import Spec
+from ddpperf.temporary import temporary_file
 
 SCHEMA = 2
 COPY = "a copy of memory"  # the id of a run's memory copy, beside the ids of its tests
@@ -389,16 +389,13 @@ def _temporary_file(folder: Path, document: dict[str, Any] | str | bytes) -> Ite
         content = json.dumps(content, indent=1, allow_nan=False, default=_plain)
     if isinstance(content, str):
         content = content.encode("utf-8", errors="backslashreplace")
-    descriptor, name = tempfile.mkstemp(dir=folder, suffix=".tmp")
-    try:
-        with open(descriptor, "wb") as file:
+    with temporary_file(folder / "ddpperf") as temporary:
+        with temporary.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        yield Path(name)
-    finally:
-        Path(name).unlink(missing_ok=True)
+        temporary.chmod(0o644)
+        yield temporary
 
 
 def _plain(value: object) -> object:

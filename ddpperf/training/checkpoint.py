@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
-import tempfile
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 
 from ddpperf.errors import CannotTrain, first_line, quoted
 from ddpperf.regular_files import open_regular
+from ddpperf.temporary import temporary_file
 
 VERSION = 4
 LABEL = b"\nddpperf sha256 "  # begins the last line
@@ -28,20 +28,23 @@ CHUNK_BYTES = 2**20
 
 
 def save(path: Path, spec: dict[str, Any], state: dict[str, Any]) -> None:
-    """Write a training's spec and state to a checkpoint file, which replaces any older file."""
+    """Write a training's spec and state to a checkpoint file, which replaces any older file.
+
+    Raises CannotTrain if the file cannot be written.
+    """
     stored = {"version": VERSION, "torch": str(torch.__version__), "spec": spec, "state": state}
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}")
     try:
-        with os.fdopen(handle, "w+b") as file:
-            torch.save(stored, file)
-            file.seek(0)
-            file.write(LABEL + hashlib.file_digest(file, "sha256").hexdigest().encode())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        with temporary_file(path) as temporary:
+            with temporary.open("w+b") as file:
+                torch.save(stored, file)
+                file.seek(0)
+                file.write(LABEL + hashlib.file_digest(file, "sha256").hexdigest().encode())
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+    except OSError as error:
+        advice = "free space there, or name another folder by --checkpoints"
+        raise CannotTrain(f"the checkpoint {path} cannot be written ({error.strerror}); {advice}") from error
 
 
 def load(path: Path, spec: dict[str, Any], device: torch.device) -> dict[str, Any] | None:

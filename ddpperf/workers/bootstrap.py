@@ -15,6 +15,7 @@ import json
 import os
 import sys
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from multiprocessing.process import current_process
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,6 +30,9 @@ def main(command: str, package: str, *arguments: str) -> None:
     if command == "probe":
         print_probe(package, *arguments)
     import_package(package)
+    # Semaphores of loaders get names after the private folder, with which they are removed. Killing a
+    # rank's process group would also kill the process of multiprocessing that should remove them.
+    current_process()._config["semprefix"] = "/" + Path(arguments[0]).name  # type: ignore[attr-defined]
     from ddpperf.workers import worker
 
     worker.main(arguments[0], int(arguments[1]))

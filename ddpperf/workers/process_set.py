@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,8 +12,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Protocol
 
+from ddpperf.machine.child_process import members_of, wait_for_end
+from ddpperf.temporary import PrivateFolder, remove_tensors
 from ddpperf.workers import channel
-from ddpperf.workers.channel import PAUSE_SECONDS, Message
+from ddpperf.workers.answers import problem_of
+from ddpperf.workers.channel import Message, Receiver, SlowMessage
 from ddpperf.workers.failures import Cause, NodeLost, RankFailure, SetFailure
 from ddpperf.workers.interpreter import LOOPBACK, Side
 from ddpperf.workers.rank_process import EXIT_SECONDS, LocalRank, wait_for_stacks
@@ -43,7 +44,7 @@ class RankHandle(Protocol):
     def connect(self) -> RankFailure | None: ...
     def is_dead(self) -> bool: ...
     def death(self) -> RankFailure: ...
-    def wait(self) -> None: ...
+    def wait(self, seconds: float) -> None: ...
     def kill(self) -> None: ...
     def close(self) -> None: ...
     def ask_for_stacks(self) -> None: ...
@@ -134,7 +135,7 @@ class ProcessSet:
         self.options = options
         self.ranks: list[RankHandle] = []
         self.alive = True
-        self._folder = Path(tempfile.mkdtemp(prefix="ddpperf-"))  # private, for temporary files and logs
+        self._folder = PrivateFolder()  # for temporary files and logs
         self._setup: Message = {}  # rank 0's answer to "setup"
         self._group_size = 0
         self._pending: tuple[str, list[RankHandle]] = ("", [])  # the last command, and to whom
@@ -189,13 +190,13 @@ class ProcessSet:
                 device=options.device,
                 log_folder=options.log_folder,
             )
-        folder = self._folder / self.name
+        folder = self._folder.path / self.name
         folder.mkdir(exist_ok=True)
         return LocalRank(
             rank,
             device=options.device,
             side=self.side,
-            log=(options.log_folder or self._folder) / f"{self.name}-rank{rank}.log",
+            log=(options.log_folder or self._folder.path) / f"{self.name}-rank{rank}.log",
             folder=folder,
             interface=nodes.interface,
         )
@@ -232,17 +233,25 @@ class ProcessSet:
         command, asked = self._pending
         end = time.monotonic() + deadline_seconds
         waiting = {rank.connection: rank for rank in asked}
+        receivers = {connected: Receiver(connected) for connected in waiting}
         answers: Answers = {}
         # With an error message, or with a failure, unless the rank is dead.
         failed: list[tuple[RankHandle, Message | RankFailure | None]] = []
         while waiting and (remaining := end - time.monotonic()) > 0:
             # Check the processes too: a child may keep a dead rank's connection open.
             ready = connection.wait(list(waiting), timeout=min(remaining, 0.1))
-            ready += [other for other, rank in waiting.items() if other not in ready and rank.is_dead()]
+            ready += [
+                other
+                for other, rank in waiting.items()
+                if other not in ready and (rank.is_dead() or receivers[other].is_late())
+            ]
             for connected in ready:
                 assert isinstance(connected, Connection)
                 rank = waiting[connected]
-                answer = _receive(connected, rank)
+                try:
+                    answer = _receive(receivers[connected], connected, rank, command)
+                except Incomplete:
+                    continue
                 if isinstance(answer, dict) and "progress" in answer:
                     end = end if failed else time.monotonic() + deadline_seconds
                     if progress is not None:
@@ -309,21 +318,29 @@ class ProcessSet:
         """Wait at most EXIT_SECONDS until all ranks have exited, then kill the remaining ranks."""
         self.begin_to_close()
         if self.alive:
+            end = time.monotonic() + EXIT_SECONDS
             with contextlib.suppress(SetFailure):
                 self.answers(deadline_seconds=EXIT_SECONDS)
                 for rank in self.ranks:
-                    rank.wait()
+                    rank.wait(max(0.0, end - time.monotonic()))
         self.kill()
 
     def kill(self) -> None:
         """Kill all ranks and what they started, and remove their files. May be called again."""
         self.alive = False
+        started = members_of(self._groups())
         for rank in self.ranks:
             rank.kill()
         for rank in self.ranks:
-            rank.wait()
             rank.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        wait_for_end(started)
+        remove_tensors(started)
+        self._folder.remove()
+
+    def _groups(self) -> set[int]:
+        """Return the process groups of the ranks of this node whose ids are not free for others."""
+        ranks = (rank for rank in self.ranks if isinstance(rank, LocalRank))
+        return {rank.pid for rank in ranks if rank.process.returncode is None}
 
     @contextlib.contextmanager
     def _killed_on_error(self) -> Iterator[None]:
@@ -365,22 +382,36 @@ def _cores_of_all(of_nodes: Sequence[Sequence[Sequence[int]] | None]) -> Sequenc
     return [rank for of_node in found for rank in of_node] if len(found) == len(of_nodes) else None
 
 
-def _receive(connected: Connection, rank: RankHandle) -> Message | RankFailure | None:
-    """Return the next message on a rank's readable connection, or None if the rank is dead.
+class Incomplete(Exception):
+    """Raised if the rest of a rank's message has yet to arrive."""
 
-    Returns a failure if the rank stops within the message.
+
+def _receive(
+    receiver: Receiver, connected: Connection, rank: RankHandle, command: str
+) -> Message | RankFailure | None:
+    """Return a rank's next message, or None if the rank is dead.
+
+    Returns a failure for a message that is no answer to the command. Raises Incomplete.
     """
     try:
-        if rank.is_dead() and not connected.poll(0):
+        is_dead = rank.is_dead()  # asked first: then all that it sent has arrived
+        answer = receiver.read()
+        if answer is not None:
+            problem = problem_of(command, answer)
+        elif is_dead:
             return None  # a child of the rank keeps the connection open
-        return channel.receive(connected)
-    except BlockingIOError:
-        if rank.is_dead():
-            return None
-        what = f"stopped within a message for {PAUSE_SECONDS:g} s"
-        return RankFailure(rank=rank.rank, cause=Cause.HUNG, what=what, detail="", where=rank.where)
+    except SlowMessage as error:
+        return RankFailure(rank=rank.rank, cause=Cause.HUNG, what=str(error), detail="", where=rank.where)
     except (EOFError, OSError):
         return None
+    except ValueError as error:
+        answer, problem = {}, str(error)
+    if answer is None:
+        raise Incomplete
+    if problem:
+        what = f"sent an answer that pytest cannot read ({problem}); look for what writes to its connection"
+        return RankFailure(rank=rank.rank, cause=Cause.RAISED, what=what, detail="", where=rank.where)
+    return answer
 
 
 def _failure_of(rank: RankHandle, answer: Message | RankFailure | None) -> RankFailure:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import signal
 import socket
 import subprocess
 import time
@@ -14,7 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
-from ddpperf.machine.child_process import describe_exit, end_of
+from ddpperf.machine.child_process import describe_exit, end_of, kill_group, wait_for_exit
 from ddpperf.workers.channel import limit_pauses
 from ddpperf.workers.failures import Cause, RankFailure
 from ddpperf.workers.interpreter import LOOPBACK, Side, rank_environment
@@ -67,7 +66,7 @@ class RankProcess:
         self._stacks_begin = 0
 
     def is_dead(self) -> bool:
-        return self.process.poll() is not None
+        return wait_for_exit(self.process) is not None
 
     def death(self) -> RankFailure:
         """Return how the rank's process ended, with the last lines that it printed."""
@@ -76,20 +75,24 @@ class RankProcess:
         detail = "\n".join([f"the end of rank {self.rank}'s output:", *lines] if lines else [])
         return RankFailure(rank=self.rank, cause=Cause.DIED, what=what, detail=detail)
 
-    def wait(self) -> None:
-        """Wait at most EXIT_SECONDS until the rank's process has ended."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout=EXIT_SECONDS)
+    def wait(self, seconds: float = EXIT_SECONDS) -> None:
+        """Wait until the rank's process has ended, at most so long."""
+        wait_for_exit(self.process, seconds)
 
     def kill(self) -> None:
         """Kill the rank's process and all processes that it started, without waiting."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        kill_group(self.process)
+
+    def reap(self) -> None:
+        """Wait at most EXIT_SECONDS for the end of the killed process, whose id is then free."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=EXIT_SECONDS)
 
     def ask_for_stacks(self) -> None:
         """Let the rank print the stacks of all its threads into its log."""
         self._stacks_begin = self.log.stat().st_size
-        self.process.send_signal(STACKS_SIGNAL)
+        if not self.is_dead():  # Popen.send_signal would reap it
+            os.kill(self.pid, STACKS_SIGNAL)
 
     def stacks(self) -> str:
         """Return what the rank has printed since `ask_for_stacks`."""
@@ -113,7 +116,8 @@ class LocalRank(RankProcess):
         """Do nothing: a rank of this node is connected from its start."""
 
     def close(self) -> None:
-        """Close the connection to the rank."""
+        """Reap the killed process, and close the connection to the rank."""
+        self.reap()
         self.connection.close()
 
 

@@ -6,6 +6,7 @@ the controller ends, which ends the rank, too, whatever its main thread waits fo
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import select
@@ -18,6 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from ddpperf.errors import CannotTrain
+from ddpperf.temporary import hold
 from ddpperf.workers import channel
 
 STACKS_SIGNAL = signal.SIGUSR1
@@ -29,11 +31,13 @@ def main(folder: str, rank: int) -> None:
     """Carry out the controller's commands until the controller sends "exit" or ends."""
     faulthandler.register(STACKS_SIGNAL, file=sys.stderr, all_threads=True)
     connection = Connection(os.dup(0))
+    lasting = os.dup(0)  # never closed, so that the connection ends when this process has ended
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)  # nothing else reads from the channel
-    arguments = connection.fileno(), Path(folder)
-    lifeline = threading.Thread(target=_die_with_controller, args=arguments, daemon=True)
+    lifeline = threading.Thread(target=_die_with_controller, args=(lasting, Path(folder)), daemon=True)
     lifeline.start()
+    with contextlib.suppress(OSError):  # the controller has ended, and the folder is gone
+        hold(Path(folder))  # until this process ends
     try:
         _serve(connection, rank)
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -72,9 +76,13 @@ def describe(error: Exception) -> channel.Message:
 
 
 def _die_with_controller(channel_fd: int, folder: Path) -> None:
-    """Wait until the controller ends, then remove its private folder and kill this rank."""
+    """Wait until the controller ends, then become a process that cleans up after it (clean_up.py)."""
     hangup = select.poll()
     hangup.register(channel_fd, select.POLLRDHUP)
     hangup.poll()
-    shutil.rmtree(folder, ignore_errors=True)
-    os.killpg(0, signal.SIGKILL)
+    program = str(Path(__file__).with_name("clean_up.py"))
+    try:
+        os.execv(sys.executable, [sys.executable, "-I", "-S", program, str(folder)])
+    except OSError:  # such as too little memory
+        shutil.rmtree(folder, ignore_errors=True)
+        os.killpg(0, signal.SIGKILL)

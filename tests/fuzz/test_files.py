@@ -29,9 +29,9 @@ from ddpperf.report import __main__ as report
 from ddpperf.results.stored_runs import NoBaseline, Storage
 from ddpperf.specs import RunSpec, from_json, to_json
 from ddpperf.training import checkpoint
-from ddpperf.verdict.settings import NAME
+from ddpperf.verdict.settings import NAME, read_decision
 from ddpperf.verdict.stored_run_comparison import Reference, compare, negative_control
-from ddpperf.verdict.thresholds import read_decision, read_document, read_threshold_file, read_thresholds
+from ddpperf.verdict.thresholds import read_document, read_threshold_file, read_thresholds
 from perf.common import recipes
 from tests.command_line import reader
 from tests.fuzz.fuzzing import BOTH, HOSTILE, as_bytes, damaged_bytes, fuzz, mutations, require_sentence

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import math
+import os
 import socket
+import struct
+import threading
+import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
-from ddpperf.workers.channel import limit_pauses, receive, send
+from ddpperf.workers import channel
+from ddpperf.workers.channel import (
+    MOST_BYTES,
+    Receiver,
+    SlowMessage,
+    limit_pauses,
+    parse,
+    receive,
+    send,
+)
 
 
 @pytest.fixture
@@ -45,13 +58,75 @@ def test_nan_and_infinity_are_not_sent(ends: tuple[Connection, Connection], seco
     assert not ours.poll()
 
 
-def test_pause_within_a_message_ends_it() -> None:
-    ours, theirs = socket.socketpair()
-    with theirs:
-        limit_pauses(ours, 0.1)
-        theirs.sendall(b"\0\0\0\x40half a message")
-        with Connection(ours.detach()) as connection, pytest.raises(BlockingIOError, match="unavailable"):
-            receive(connection)
+def test_pause_within_a_message_ends_it(
+    ends: tuple[Connection, Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = ends
+    monkeypatch.setattr(channel, "MESSAGE_SECONDS", 0.1)
+    os.write(theirs.fileno(), b"\0\0\0\x40half a message")
+    with pytest.raises(SlowMessage, match=r"^sent only a part of a message within 0\.1 s$"):
+        receive(ours)
+
+
+def test_trickle_has_the_time_of_one_message(
+    ends: tuple[Connection, Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One byte at a time, with pauses that are shorter than the limit."""
+    ours, theirs = ends
+    monkeypatch.setattr(channel, "MESSAGE_SECONDS", 0.3)
+    is_over = threading.Event()
+
+    def trickle() -> None:
+        for _ in range(200):
+            os.write(theirs.fileno(), b"\0")
+            if is_over.wait(0.1):
+                return
+
+    os.write(theirs.fileno(), b"\0\0\1\0")
+    thread = threading.Thread(target=trickle)
+    thread.start()
+    began = time.monotonic()
+    with pytest.raises(SlowMessage, match="only a part"):
+        receive(ours)
+    is_over.set()
+    thread.join()
+    assert time.monotonic() - began < 5
+
+
+def test_messages_of_one_write_are_read_in_turn(ends: tuple[Connection, Connection]) -> None:
+    ours, theirs = ends
+    receiver = Receiver(ours)
+    assert receiver.read() is None
+    os.write(theirs.fileno(), 2 * b'\0\0\0\x07{"a":1}' + b"\0\0\0\x07{")
+    assert [receiver.read(), receiver.read(), receiver.read()] == [{"a": 1}, {"a": 1}, None]
+    os.write(theirs.fileno(), b'"b":2}')
+    assert receiver.read() == {"b": 2}
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "must be JSON"),
+        (b"\xff\xfe\xfd", "must be JSON"),
+        (b"[1]", "must be a JSON object, got list"),
+        (b'{"seconds": NaN}', "NaN is no number"),
+        (b'{"seconds": -Infinity}', "-Infinity is no number"),
+        (b'{"seconds": 1e999}', "1e999 is too large"),
+        (b'{"seconds": ' + b"9" * 5000 + b"}", "must be JSON"),
+        (b'{"deep": ' + b"[" * 100_000, "too many levels"),
+    ],
+)
+def test_what_is_no_message_is_a_value_error(content: bytes, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        parse(content)
+
+
+@pytest.mark.parametrize("length", [MOST_BYTES + 1, 2**31 - 1, -1, -(2**31)])
+def test_length_beyond_the_limit_is_refused(ends: tuple[Connection, Connection], length: int) -> None:
+    ours, theirs = ends
+    os.write(theirs.fileno(), struct.pack("!i", length))
+    with pytest.raises(ValueError, match=f"must have at most {MOST_BYTES} bytes"):
+        receive(ours)
 
 
 def test_full_buffer_ends_a_message() -> None:
@@ -69,6 +144,6 @@ def test_pickle_is_never_opened(ends: tuple[Connection, Connection], tmp_path: P
 
     ours, theirs = ends
     theirs.send(Bomb())
-    with pytest.raises(ValueError, match="can't decode byte"):
+    with pytest.raises(ValueError, match="must be JSON"):
         receive(ours)
     assert not (tmp_path / "exploded").exists()

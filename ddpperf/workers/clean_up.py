@@ -1,0 +1,35 @@
+"""Clean up after a controller that was killed: end a rank's process group, and remove its files.
+
+    python clean_up.py FOLDER
+
+FOLDER is the private folder of the process set. A rank becomes this process when its connection
+closes, so that its threads make nothing new meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+
+def main(folder: str) -> None:
+    """Kill the other processes of this process group, and remove their folder and shared memory."""
+    sys.path.append(str(Path(__file__).parents[2]))
+    from ddpperf.machine.child_process import members_of, wait_for_end
+    from ddpperf.temporary import remove_folder, remove_tensors
+
+    others = set(members_of({os.getpgid(0)})) - {os.getpid()}
+    for process in others:
+        try:
+            os.kill(process, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    wait_for_end(others)
+    remove_tensors({os.getpid(), *others})
+    remove_folder(Path(folder))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
