@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import pickle
 import socket
 import struct
@@ -21,7 +22,11 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
+from ddpperf.machine.network import find_interface
+from ddpperf.node.handshake import connect
 from ddpperf.node.joined_node import JoinedNode
+from ddpperf.node.joining import Joining
+from ddpperf.workers import channel
 from ddpperf.workers.channel import MOST_BYTES
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure
 from ddpperf.workers.interpreter import Side
@@ -63,14 +68,18 @@ def framed(content: bytes) -> bytes:
     return struct.pack("!i", len(content)) + content
 
 
-def hostile(answers: list[dict[str, Any]], code: bytes) -> st.SearchStrategy[bytes]:
-    """Bytes on a connection: mutated answers, other JSON, code, and frames with another length."""
+def hostile(answers: list[dict[str, Any]], code: bytes, most: int = 2**20) -> st.SearchStrategy[bytes]:
+    """Bytes on a connection: mutated answers, other JSON, code, and frames with another length.
+
+    most: the most bytes of a frame.
+    """
+    large = (b"[" * 100_000, b"{" * 1000, b'{"a":' * 50_000, b"[" + b"[]," * 300_000)
     contents = st.one_of(
         *(mutations(answer).map(as_bytes) for answer in answers),
         *(damaged_bytes(json.dumps(answer).encode()) for answer in answers),
         values.map(as_bytes),
         st.binary(max_size=60),
-        st.sampled_from([code, b"[" * 100_000, b"{" * 1000, b'{"a":' * 50_000, b"[" + b"[]," * 300_000]),
+        st.sampled_from([code, *(content[:most] for content in large)]),
     )
     lengths = st.sampled_from([-1, 0, 1, 5, MOST_BYTES, MOST_BYTES + 1, 2**31 - 1, -(2**31)])
     wrong = st.builds(lambda length, content: struct.pack("!i", length) + content, lengths, contents)
@@ -171,6 +180,43 @@ def test_message_of_a_rank_is_used_or_names_it(profile: str, tmp_path: Path) -> 
 
     fuzz(profile, inputs, check, short=100, long=10_000)
     assert not mark.exists()
+
+
+@BOTH
+def test_hello_of_an_agent_is_used_or_refused(
+    profile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an agent that knows the key. Afterwards a right agent still joins."""
+    mark, key, facts = tmp_path / "executed", bytes(32), {"torch": "2.13.0", "GPU driver": "none"}
+    hello = {"name": "b", "facts": {"cpu": facts}, "interface": "lo"}
+    raised: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: raised.append(arguments.exc_value))
+    joining = Joining(
+        find_interface("lo"), 0, key, count=2, expected=facts, welcome={"device": "cpu"}, digest=""
+    )
+
+    def check(content: bytes) -> None:
+        with connect(("127.0.0.1", joining.port), key) as connection, contextlib.suppress(OSError):
+            os.write(connection.fileno(), content)
+            end_sending(connection)
+            while connection.poll(LONGEST_SECONDS) and os.read(connection.fileno(), 2**16):
+                pass  # until the controller has closed the connection
+        assert not raised
+        for sentence in joining.refused:
+            require_sentence(sentence)
+
+    inputs = hostile([hello, {"rank": "token", "node": 1}], pickle.dumps(Executed(mark)), most=2**16)
+    with contextlib.closing(joining):
+        fuzz(profile, inputs, check, short=30, long=1000)
+        with connect(("127.0.0.1", joining.port), key) as connection:
+            channel.send(connection, hello)
+            assert "welcome" in channel.receive(connection)
+    assert not mark.exists()
+
+
+def end_sending(connection: Connection) -> None:
+    with socket.socket(fileno=os.dup(connection.fileno())) as connected:
+        connected.shutdown(socket.SHUT_WR)
 
 
 def require_rank_1(failure: SetFailure) -> None:
