@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
-from ddpperf.errors import MAX_LETTERS, quoted
+from ddpperf.errors import quoted
 from ddpperf.results import metrics
 from ddpperf.verdict.two_stage_test import CPU, GPU, MOST_SETS, Settings
 
@@ -64,6 +64,7 @@ _BETWEEN_RUNS = {
     "gpu": {"tolerance": 0.03, "screen_sets": 3, "confirm_sets": 3},
     "cpu": {"tolerance": 0.25, "screen_sets": 2, "confirm_sets": 3},
 }
+MOST_KNOWN_LETTERS = 150  # of the known words in a sentence
 _SET_KEYS = ("screen_sets", "confirm_sets")
 _SETTING_KEYS = tuple(field.name for field in dataclasses.fields(Settings))
 _SPREAD_KEYS = tuple(_SPREADS["gpu"])
@@ -206,5 +207,5 @@ def _changed(settings: Changed, table: Mapping[str, Any], header: str) -> Change
 def advice(word: str, known: Sequence[str]) -> str:
     """Return advice for a misspelt word: the nearest known word, or the first known words."""
     nearest = get_close_matches(word, known, n=1)
-    some = textwrap.shorten(", ".join(known), MAX_LETTERS, placeholder=" ...")
+    some = textwrap.shorten(", ".join(known), MOST_KNOWN_LETTERS, placeholder=" ...")
     return f"write {nearest[0]}" if nearest else f"use {some}"

@@ -49,7 +49,7 @@ def require_sentence(error: BaseException | str, *hidden: object) -> None:
         sentence = sentence.replace(str(path), "FILE")
     assert sentence, "an empty message"
     assert sentence.isprintable(), ascii(sentence)
-    assert len(sentence) <= MOST_LETTERS, f"{len(sentence)} letters: {sentence}"
+    assert len(sentence) <= MOST_LETTERS, f"{len(sentence)} letters: {sentence[:1000]}"
 
 
 DEEP: list[Any] = []
