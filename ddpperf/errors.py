@@ -5,6 +5,8 @@ This module imports only the standard library.
 
 from __future__ import annotations
 
+import reprlib
+
 
 class Refused(Exception):
     """Raised for invalid user input or an unsuitable machine. The message is one sentence."""
@@ -14,14 +16,33 @@ class CannotTrain(ValueError):
     """Raised if a model cannot be trained as the spec says. The message is one sentence."""
 
 
-MAX_LETTERS = 200  # of an error that is quoted in a sentence
+MAX_LETTERS = 120  # of an error that is quoted in a sentence
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's message, cut to 200 characters."""
-    return (str(error).strip().splitlines() or ["no message"])[0][:MAX_LETTERS]
+    """Return the first line of an exception's message, printable and cut to 120 characters."""
+    return short((str(error).strip().splitlines() or ["no message"])[0])
 
 
 def last_line(error: BaseException) -> str:
-    """Return the last line of an exception's message, cut to 200 characters."""
-    return (str(error).strip().splitlines() or ["no message"])[-1].strip(" -")[:MAX_LETTERS]
+    """Return the last line of an exception's message, printable and cut to 120 characters."""
+    return short((str(error).strip().splitlines() or ["no message"])[-1].strip(" -"))
+
+
+def short(text: str, most: int = MAX_LETTERS) -> str:
+    """Return at most `most` characters of a text, with control characters written as escapes."""
+    letters = (letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text[:most])
+    return "".join(letters)[:most]
+
+
+QUOTED_LETTERS = 60
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxlong, _SHORT.maxother = 2, *[QUOTED_LETTERS] * 3
+
+
+def quoted(value: object) -> str:
+    """Return a value as Python writes it, on one line and cut to 60 characters.
+
+    For what a user or a file gave, in a sentence. Control characters are escaped.
+    """
+    return _SHORT.repr(value)[: QUOTED_LETTERS + 2]

@@ -17,11 +17,13 @@ from typing import Any
 import ddpperf
 from ddpperf.errors import Refused
 from ddpperf.machine.child_process import describe_status, run_child
+from ddpperf.regular_files import open_regular, read_text
 from ddpperf.temporary import PrivateFolder
 
 FORMAT = 1  # of the cached file; change it together with what ddpperf.data.decode stores
 SILENT_SECONDS = 7200  # a download reports nothing until its end
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, RecursionError)  # raised for a damaged sidecar
+# Raised for a damaged sidecar:
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +72,7 @@ def prepare(text: str, folder: Path, say: Callable[[str], None]) -> Data:
         return Data()
     path = folder / f"{source.name}-{_key(source)}.pt"
     with contextlib.suppress(*UNREADABLE):
-        about = json.loads(path.with_suffix(".json").read_bytes())
+        about = json.loads(read_text(path.with_suffix(".json")))
         if about["sha256"] == _sha256(path):
             return _data(source, path, about)
     if os.path.exists(path) or os.path.exists(path.with_suffix(".json")):
@@ -128,7 +130,7 @@ def _files(folder: str) -> Iterator[tuple[str, int, int]]:
 
 
 def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -136,6 +138,8 @@ def _data(source: _Source, path: Path, about: dict[str, Any]) -> Data:
     height, width = about["image_size"]
     counts = {name: int(about[name]) for name in ("train_images", "test_images", "classes")}
     size = int(height), int(width)
+    if min(*counts.values(), *size) < 1:
+        raise ValueError("each count of images, classes and pixels is at least 1")
     return Data(name=source.name, path=path, digest=str(about["digest"]), image_size=size, **counts)
 
 
@@ -157,7 +161,7 @@ def _decode(source: _Source, path: Path, say: Callable[[str], None]) -> Data:
         raise Refused(f"decoded images cannot be stored in {folder} {why}") from error
     for sidecar in folder.glob(f"{source.name}-*.json"):  # of earlier contents of the same image folder
         with contextlib.suppress(*UNREADABLE):
-            if sidecar.stem != path.stem and json.loads(sidecar.read_bytes())["source"] == str(source):
+            if sidecar.stem != path.stem and json.loads(read_text(sidecar))["source"] == str(source):
                 sidecar.with_suffix(".pt").unlink(missing_ok=True)
                 sidecar.unlink()
     return _data(source, path, about)

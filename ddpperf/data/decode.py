@@ -28,19 +28,22 @@ from urllib.parse import urlsplit
 
 import numpy
 import torch
-from PIL import UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torchvision.datasets import CIFAR10, ImageFolder
-from torchvision.datasets.folder import pil_loader
 from torchvision.datasets.utils import check_integrity
 
-from ddpperf.errors import Refused
+from ddpperf.errors import Refused, first_line
+from ddpperf.regular_files import open_regular
 
 PROGRESS_SECONDS = 5.0
 CHUNK_IMAGES = 32  # that a thread decodes at a time
 MAX_THREADS = 8  # more would wait for the interpreter's lock
 NETWORK_SECONDS = 30.0
+MOST_PIXELS = 4096**2  # of an image
 DOWNLOAD_BYTES = 540_000_000  # the archive, its files, and the tensors
+# Pillow chooses a format by a file's content, and some formats start programs: EPS starts Ghostscript.
+FORMATS = ("BMP", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 DISK_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 Say = Callable[[str], None]
@@ -88,11 +91,16 @@ def decode_folder(folder: Path, say: Say) -> dict[str, Any]:
 def load(path: str) -> Any:
     """Return an image file's pixels as numpy uint8 [H, W, 3] (RGB), or raise Refused."""
     try:
-        return numpy.asarray(pil_loader(path))
+        with open_regular(path) as file, Image.open(file, formats=FORMATS) as image:
+            if (pixels := image.width * image.height) > MOST_PIXELS:
+                raise ValueError(f"it has {pixels:,} pixels, and at most {MOST_PIXELS:,} are decoded")
+            return numpy.asarray(image.convert("RGB"))
     except UnidentifiedImageError:
-        why = "it is no image"
+        why = f"it is no {', '.join(FORMATS[:-1])} or {FORMATS[-1]} image"
+    except OSError as error:
+        why = error.strerror or first_line(error)
     except Exception as error:  # Pillow raises most kinds for damaged files
-        why = str(error).strip().partition("\n")[0] or type(error).__name__
+        why = first_line(error) if str(error).strip() else type(error).__name__
     raise Refused(f"{path} cannot be decoded ({why}); repair or remove it")
 
 

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 import ddpperf
-from ddpperf.errors import Refused
+from ddpperf.errors import Refused, short
 from ddpperf.machine.git import commit
 from ddpperf.machine.hardware import Gpu, hardware_key
 
@@ -40,7 +40,7 @@ def require_equal(name: str, found: Facts, expected: Facts) -> None:
     """Raise Refused with the first difference between a node's facts and those of the first node."""
     for fact, value in expected.items():
         if (other := found.get(fact, "unknown")) != value:
-            what = f"{fact} on node {name} is {other}, on the first node {value}"
+            what = f"{fact} on node {name} is {short(str(other))}, on the first node {value}"
             raise Refused(f"{what}; all nodes of a run must be equal, so change one of the two nodes")
 
 

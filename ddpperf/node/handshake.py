@@ -17,9 +17,11 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from pathlib import Path
 
 from ddpperf.errors import Refused
+from ddpperf.regular_files import open_regular
 from ddpperf.workers.channel import PAUSE_SECONDS, limit_pauses
 
 KEY_BYTES = 32
+MOST_KEY_BYTES = 1000  # of the key's file
 HANDSHAKE_SECONDS = 5.0  # until a slow stranger is refused
 LOST_SECONDS = PAUSE_SECONDS  # until a peer that is silent, or does not acknowledge, counts as lost
 # Keepalive messages after one silent second, and then each second.
@@ -40,8 +42,9 @@ def make_key(path: Path) -> None:
 def read_key(path: Path) -> bytes:
     """Return the key in a file, or raise Refused if others may read the file or it holds no key."""
     try:
-        mode = stat.S_IMODE(path.stat().st_mode)
-        text = path.read_text(encoding="utf-8", errors="replace")
+        with open_regular(path) as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            text = file.read(MOST_KEY_BYTES).decode(errors="replace")
     except OSError as error:
         why = f"the key file {path} cannot be read ({error.strerror})"
         raise Refused(f"{why}; copy the first node's key file there") from error

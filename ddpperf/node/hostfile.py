@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpperf.errors import Refused
+from ddpperf.regular_files import read_text
 
-MAX_LETTERS = 2**20  # a longer file is no hostfile
+MOST_BYTES = 2**20  # a longer file is no hostfile
 QUOTED_LETTERS = 60  # of a malformed line
 # The first letter of a user and of a host is never a dash: ssh would read an option.
 LINE = re.compile(
@@ -51,13 +52,10 @@ def read_hostfile(path: Path, nodes: int) -> Hostfile:
     follows a `#` is a comment.
     """
     try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(MAX_LETTERS + 1)
+        text = read_text(path, MOST_BYTES)
     except (OSError, UnicodeDecodeError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not a text file"
         raise Refused(f"the hostfile {path} cannot be read ({why}); correct the path or the file") from error
-    if len(text) > MAX_LETTERS:
-        raise Refused(f"the hostfile {path} is longer than 1 MiB; name a file with one host on each line")
     found = parse_hostfile(text, str(path))
     if len(found.hosts) != nodes - 1:
         raise Refused(

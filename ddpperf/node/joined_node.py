@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TypeVar
 
-from ddpperf.errors import first_line
+from ddpperf.errors import first_line, short
 from ddpperf.node.handshake import LOST_SECONDS, shut_down
 from ddpperf.node.remote_rank import RemoteRank
 from ddpperf.workers import channel
@@ -20,6 +20,7 @@ from ddpperf.workers.channel import Message
 from ddpperf.workers.interpreter import Side
 
 PING_SECONDS = 0.5
+MOST_PROBLEM_LETTERS = 200  # of an agent's sentence on why its node cannot be used
 FIRST_PINGS = 5  # at once after a node has joined, to measure its clock
 SILENT = f"it was silent for {LOST_SECONDS:g} s: its agent is stopped, or the network is cut"
 
@@ -66,7 +67,7 @@ class JoinedNode:
     @property
     def name(self) -> str:
         """The name that the agent gave."""
-        return str(self.hello["name"])
+        return short(str(self.hello["name"]))
 
     @property
     def is_usable(self) -> bool:
@@ -215,24 +216,22 @@ class JoinedNode:
                 return self.lose(SILENT)
             except OSError as error:
                 return self.lose(f"its connection broke ({error.strerror or error})")
-            except (ValueError, KeyError, TypeError, OverflowError) as error:
-                why = f"{type(error).__name__}: {first_line(error)}"
-                return self.lose(f"its agent sent a message that pytest cannot read ({why})")
+            except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+                return self.lose(f"its agent sent a message that pytest cannot read ({first_line(error)})")
         return None
 
     def _receive(self, message: Message, sent: dict[int, tuple[float, float]]) -> None:
         with self._changed:
             if "leaving" in message:
-                self.lose(f"its agent was ended by {str(message['leaving'])[:20]}")
+                self.lose(f"its agent was ended by {short(str(message['leaving']))}")
             elif "pong" in message:
                 self._measure_clock(sent.get(message["pong"]), float(message["time"]))
             elif "prepare" in message:
-                self._answer = dict(message["prepare"])
-                _require_cores(self._answer.get("cores"))
+                self._answer = _checked_answer(message["prepare"])
             elif (rank := self._ranks.get(message["rank"])) is None:
                 pass  # its process set has ended meanwhile
             elif "ended" in message:
-                rank.ended = {"what": str(message["what"]), "detail": str(message["detail"])}
+                rank.ended = {"what": short(str(message["what"])), "detail": str(message["detail"])}
             else:
                 rank.printed = str(message["stacks"])
             self._changed.notify_all()
@@ -247,10 +246,12 @@ class JoinedNode:
             self.clock = Clock(offset_seconds=offset, round_trip_seconds=round_trip)
 
 
-def _require_cores(cores: object) -> None:
-    """Raise TypeError unless `cores` are lists of CPU cores by rank, or None."""
-    rows = [] if cores is None else cores
-    if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
-        raise TypeError("cores must be lists")
-    if not all(type(core) is int for row in rows for core in row):
-        raise TypeError("cores must be numbers")
+def _checked_answer(answer: Message) -> Message:
+    """Return an agent's answer to the question of `prepare`, or raise an error for any other value."""
+    cores = answer["cores"]
+    if not all(isinstance(answer[name], str) for name in ("problem", "digest")):
+        raise TypeError("problem and digest must be texts")
+    if cores is not None and not all(type(core) is int and core >= 0 for rank in cores for core in rank):
+        raise TypeError("cores must be the numbers of the cores of each rank")
+    problem = short(answer["problem"], MOST_PROBLEM_LETTERS)
+    return {**answer, "problem": problem, "digest": short(answer["digest"])}

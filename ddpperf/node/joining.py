@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
-from ddpperf.errors import Refused
+from ddpperf.errors import Refused, short
 from ddpperf.machine.network import Interface
 from ddpperf.node.facts import Facts, require_equal
 from ddpperf.node.handshake import HANDSHAKE_SECONDS, AuthenticationError, accept, shut_down
@@ -163,7 +163,7 @@ class Joining:
                 self._take_rank(hello, connection)
             else:
                 self._take_agent(hello, connection, peer)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             what = f"the agent at {peer} was refused: it ended, or sent a message that pytest cannot read"
             self._refuse(f"{what}; start it again with the same commit of ddpperf", error)
             connection.close()
@@ -179,7 +179,7 @@ class Joining:
             connection.close()
 
     def _take_agent(self, hello: Message, connection: Connection, peer: str) -> None:
-        name = str(hello["name"])[:200]
+        name = short(str(hello["name"]))
         try:
             require_equal(name, hello["facts"][self._welcome["device"]], self._expected)
             with self._changed:

@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from ddpperf import specs
+from ddpperf.errors import quoted
 from ddpperf.results.usage import Usage
 from ddpperf.specs import EpochSpec, Spec
 
@@ -35,22 +36,24 @@ class Sample:
     usage: Usage | None = None
 
     def __post_init__(self) -> None:
-        where = f"set {self.set}"
+        texts = (self.set, self.side, self.torch, self.kernels)
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"set, side, torch and kernels must be text, got {quoted(texts)}")
+        where = f"set {self.set[:40]}"
         widths = {len(ranks) for ranks in self.seconds}
         if len(widths) != 1 or 0 in widths:
             required = "at least one round, each with every rank"
-            raise ValueError(f"{where} must have {required}, got {self.seconds}")
+            raise ValueError(f"{where} must have {required}, got {quoted(self.seconds)}")
         for seconds in (value for ranks in self.seconds for value in ranks):
             if not SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS:  # a NaN is refused, too
-                raise ValueError(f"{where} measured {seconds} s, which is no duration; nothing is kept of it")
+                raise ValueError(
+                    f"{where} measured {quoted(seconds)} s, which is no duration; nothing is kept of it"
+                )
         for name, values in self.counters.items():
             finite = (isinstance(value, int | float) and math.isfinite(value) for value in values)
             if not values or not all(finite):
-                found = f"{str(values)[:40]} as {name}"
+                found = f"{quoted(values)} as {name[:40]}"
                 raise ValueError(f"{where} counted {found}; each rank needs a finite number")
-        if not isinstance(self.kernels, str):
-            found = str(self.kernels)[:40]
-            raise ValueError(f"{where} has {found} as its kernels; a digest as text is needed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +78,7 @@ class Measured:
             )
         if type(self.iterations) is not int or not 1 <= self.iterations <= MOST_ITERATIONS:
             required = f"a whole number from 1 to {MOST_ITERATIONS}"
-            raise ValueError(f"iterations must be {required}, got {str(self.iterations)[:40]}")
+            raise ValueError(f"iterations must be {required}, got {quoted(self.iterations)}")
         if not self.samples:
             raise ValueError("a measurement must have at least one set's sample")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -14,8 +15,9 @@ from statistics import median
 from typing import Any, Literal
 
 from ddpperf import specs
-from ddpperf.errors import Refused
+from ddpperf.errors import MAX_LETTERS, Refused, first_line, quoted
 from ddpperf.foreign_text import printable_document
+from ddpperf.regular_files import open_regular, read_text
 from ddpperf.results.outcomes import OutcomeKind, Status
 from ddpperf.results.samples import Measured
 from ddpperf.specs import Spec
@@ -24,8 +26,15 @@ from ddpperf.temporary import temporary_file
 SCHEMA = 2
 COPY = "a copy of memory"  # the id of a run's memory copy, beside the ids of its tests
 FIRST_RUNS = 5  # a history holds this many of the oldest baselines
-MOST_BYTES = 200_000_000  # of a stored run's file; a whole run takes about 1 MB
+COMMIT = re.compile(r"([0-9a-f]{4,64}\+?|nogit)?")  # also stands in git's command lines
+MOST_BYTES = 20_000_000  # of a stored run's file; the largest in this repository has 1.7 MB
+# Of pytest-benchmark: the numbers in its table, and the fields of a test that no statistic may replace.
+TABLE_COLUMNS = ("min", "max", "mean", "stddev", "median", "iqr", "ops", "rounds", "iterations")
+TEST_FIELDS = frozenset(("name", "fullname", "group", "params", "param", "extra_info", "options", "cprofile"))
 MOST_READ = 20  # the most files read for a history; 20 files of 0.85 MB take 0.4 s
+
+# What code raises that reads damaged JSON:
+_DAMAGED = (AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
 
 
 class NoBaseline(Exception):
@@ -125,9 +134,9 @@ class Storage:
     def newest_seconds(self) -> dict[str, float]:
         """Return the duration of each test in the newest run; empty if no run can be read."""
         for path in reversed(_numbered(self.runs)):
-            with contextlib.suppress(NoBaseline, KeyError, TypeError, ValueError, AttributeError):
+            with contextlib.suppress(NoBaseline, *_DAMAGED):
                 seconds = read_document(path)["ddpperf"]["timing"]["test_seconds"].items()
-                return {str(test): float(duration) for test, duration in seconds}
+                return {str(test): abs(float(duration)) for test, duration in seconds}
         return {}
 
     def kept(self) -> list[tuple[str, dict[str, float]]]:
@@ -187,10 +196,10 @@ class Storage:
             raise NoBaseline(f"{path} was not saved by ddpperf ({why}); {advice}") from error
         if schema != SCHEMA:
             advice = "save a baseline anew"
-            raise NoBaseline(f"{path} has schema {schema!r}, this ddpperf reads {SCHEMA}; {advice}")
+            raise NoBaseline(f"{path} has schema {quoted(schema)}, this ddpperf reads {SCHEMA}; {advice}")
         if key != self.hardware_key:
-            here = f"this is {self.hardware_key}; save a baseline here"
-            raise NoBaseline(f"{path} was measured on {key}, {here}")
+            there, here = quoted(key).strip("'"), f"this is {self.hardware_key}; save a baseline here"
+            raise NoBaseline(f"{path} was measured on {there}, {here}")
         if "against" in header:
             raise NoBaseline(f"{path} is an A/B run, and this run has one side; name a run of one side")
         try:
@@ -200,24 +209,43 @@ class Storage:
             }
             if not isinstance(document["machine_info"], dict):  # pytest-benchmark reads it
                 raise TypeError("machine_info is no table")
+            for benchmark in document["benchmarks"]:
+                _require_statistics(benchmark["stats"])
             copied = Measured.from_json(header["copied"]) if header.get("copied") is not None else None
             environment = dict(header.get("environment", {}))
             if not all(isinstance(test, str) for test in measured):
                 raise TypeError("a test's fullname is no text")
-        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+            when, commit = document.get("datetime", ""), environment.get("commit", "")
+            executable = environment.get("executable") or ""
+            if not all(isinstance(text, str) and "\0" not in text for text in (when, commit, executable)):
+                raise TypeError("datetime, commit and executable must be text")
+            if not COMMIT.fullmatch(commit):
+                raise ValueError(f"{quoted(commit)} is no commit")
+        except _DAMAGED as error:
             advice = "name another, or save one anew"
-            raise NoBaseline(f"the baseline {path} is damaged ({error!r}); {advice}") from error
+            raise NoBaseline(
+                f"the baseline {path} is damaged ({repr(error)[:MAX_LETTERS]}); {advice}"
+            ) from error
         if not measured:
             raise NoBaseline(f"the baseline {path} holds no measured test; name another, or save one anew")
-        when = str(document.get("datetime", ""))
         return Baseline(
             path=path,
             measured=measured,
             when=when,
             copied=copied,
-            commit=str(environment.get("commit", "")),
+            commit=commit,
             environment=environment,
         )
+
+
+def _require_statistics(stats: Any) -> None:
+    """Raise ValueError or TypeError unless pytest-benchmark's table can show a test's statistics."""
+    for name in TABLE_COLUMNS:
+        value = stats[name]
+        if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
+            raise ValueError(f"{name} is {quoted(value)}, which is no statistic")
+    if not isinstance(stats["outliers"], str) or not TEST_FIELDS.isdisjoint(stats):
+        raise TypeError("stats holds no statistics")
 
 
 def newest_run(root: Path) -> Path:
@@ -232,18 +260,22 @@ def newest_run(root: Path) -> Path:
 def read_document(path: Path) -> Any:
     """Return the JSON of a stored run.
 
-    Raises NoBaseline if the file is damaged, has a NaN, or is larger than `MOST_BYTES`.
+    Raises NoBaseline if the file is damaged, has a NaN or an infinite number, or is too large.
     """
     try:
-        if (size := path.stat().st_size) > MOST_BYTES:
-            raise ValueError(f"it has {size / 1e6:,.0f} MB, more than any stored run")
-        if not path.is_file():
-            raise ValueError("it is no file")
-        text = path.read_text(encoding="utf-8")
-        return printable_document(json.loads(text, parse_constant=_refuse_constant))
+        text = read_text(path, MOST_BYTES)
+        return printable_document(json.loads(text, parse_constant=_refuse_constant, parse_float=_finite))
     except (OSError, ValueError, RecursionError) as error:
+        why = error.strerror if isinstance(error, OSError) else first_line(error)
         advice = "name another, or save one anew"
-        raise NoBaseline(f"the baseline {path} cannot be read ({error}); {advice}") from error
+        raise NoBaseline(f"the baseline {path} cannot be read ({why}); {advice}") from error
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if math.isinf(value):
+        raise ValueError(f"{number[:20]} is too large for a number")
+    return value
 
 
 def _refuse_constant(constant: str) -> float:
@@ -295,7 +327,7 @@ def is_baseline(document: dict[str, Any]) -> bool:
 
 def _passed(document: Any, *, compared: bool = False) -> bool:
     """Return whether a run may be promoted, and if `compared`, whether it passed a comparison, too."""
-    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+    with contextlib.suppress(*_DAMAGED):
         header = document["ddpperf"]
         passed_comparison = header["verdict"]["status"] == Status.PASS and header.get("compared_with")
         return is_baseline(document) and bool(passed_comparison or not compared)
@@ -330,7 +362,8 @@ def require_replaceable(option: str, name: str, begins: bytes, what: str) -> Non
     try:
         if not path.exists():
             return
-        replaceable = path.is_file() and path.open("rb").read(len(begins)) in (b"", begins)
+        with open_regular(path) as file:
+            replaceable = file.read(len(begins)) in (b"", begins)
     except OSError:
         replaceable = False
     if not replaceable:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from ddpperf.errors import quoted
+
 MOST_POINTS = 600  # of a stored series; a longer one is averaged
 DIGITS = 4  # significant digits of a stored value
 
@@ -54,7 +56,9 @@ class Usage:
             raise ValueError("the utilization has a value that is no finite number")
         for quantity, of_devices in self.series.items():
             if any(len(row) != len(self.seconds) for row in of_devices):
-                raise ValueError(f"{quantity} must have a value for each of {len(self.seconds)} times")
+                raise ValueError(
+                    f"{quoted(quantity)} must have a value for each of {len(self.seconds)} times"
+                )
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Usage:

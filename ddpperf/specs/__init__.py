@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, get_args
 
+from ddpperf.errors import first_line, quoted
 from ddpperf.specs.base import Fault, FaultCommand, FaultKind
 from ddpperf.specs.collective import (
     CAPTURED_ALGORITHMS,
@@ -89,10 +90,11 @@ def from_json(fields: dict[str, Any]) -> Spec:
     values = dict(fields)
     name = values.pop("measurement", None)
     if name not in tuple(_SPECS):
-        raise ValueError(f"measurement must be one of {', '.join(_SPECS)}, got {name!r}")
+        raise ValueError(f"measurement is {quoted(name)}; it must be one of {', '.join(_SPECS)}")
     try:
         if values.get("fault") is not None:
             values["fault"] = Fault(**values["fault"])
         return _SPECS[name](**values)
     except TypeError as error:
-        raise ValueError(f"{name} has other fields than these: {', '.join(values)} ({error})") from error
+        found = f"{quoted(', '.join(values))[1:-1]} ({first_line(error)})"
+        raise ValueError(f"{name} has other fields than these: {found}") from error

@@ -7,13 +7,18 @@ from dataclasses import dataclass, fields
 from functools import cache, partial
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
+from ddpperf.errors import quoted
+
 _types: Any = cache(partial(get_type_hints, include_extras=True))
 
 FaultKind = Literal["raise", "hang", "kill", "exit"]
 FaultCommand = Literal["open", "sample", "close"]
 MOST_DELAY_SECONDS = 10.0
-# Types of fields with a limit that `Checked` checks: the least int, or the largest float.
+MOST_RANKS = 2**16
+MOST_INT = 2**53  # every smaller whole number is a float, too
+# Types of fields with limits that `Checked` checks: the least and the largest int, or the largest float.
 Positive = Annotated[int, 1]
+Ranks = Annotated[int, 1, MOST_RANKS]
 Fraction = Annotated[float, 1.0]
 Delay = Annotated[float, MOST_DELAY_SECONDS]
 
@@ -29,24 +34,28 @@ class Checked:
     def problems(self) -> Iterator[str]:
         """Yield a sentence for each combination of field values that cannot be measured.
 
-        Each value must have the type of its field. An int is at least 0, or the number that its
-        type is annotated with. A float is from 0 to the number that its type is annotated with.
+        Each value must have the type of its field. An int is from 0 to `MOST_INT`, unless its type
+        is annotated with other limits. A float is from 0 to the number that its type is annotated
+        with.
         """
         types = _types(self.__class__)
         for field in fields(self):
             value, kind = getattr(self, field.name), types[field.name]
-            of, limit = get_args(kind) if get_origin(kind) is Annotated else (kind, 0)
+            of, *limits = get_args(kind) if get_origin(kind) is Annotated else (kind,)
             if get_origin(of) is Literal:
                 right, takes = value in get_args(of), f"one of {', '.join(get_args(of))}"
             elif of is int:
-                right, takes = type(value) is int and value >= limit, f"a whole number of at least {limit}"
+                least, most = (*limits, MOST_INT)[:2] if limits else (0, MOST_INT)
+                right = type(value) is int and least <= value <= most
+                takes = f"a whole number of at least {least}"
+                takes += f" and at most {most}" if type(value) is int and value > most else ""
             elif of is float:
-                right = type(value) in (int, float) and 0 <= value <= limit
-                takes = f"a number from 0 to {limit:g}"
+                right = type(value) in (int, float) and 0 <= value <= limits[0]
+                takes = f"a number from 0 to {limits[0]:g}"
             else:
                 right, takes = isinstance(value, of), f"a {getattr(of, '__name__', of)}"
             if not right:
-                yield f"{field.name} must be {takes}, got {value!r}"
+                yield f"{field.name} must be {takes}, got {quoted(value)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +94,7 @@ class Work(Checked):
     set_epoch: ClassVar[bool] = True  # whether each epoch is shuffled differently
     execution: ClassVar[str] = "eager"
 
-    world_size: Positive
+    world_size: Ranks
     delay_seconds: Delay = 0.0
     fault: Fault | None = None
 

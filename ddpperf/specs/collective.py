@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, get_args
 
-from ddpperf.specs.base import Positive, Work
+from ddpperf.specs.base import MOST_RANKS, Positive, Work
 
 OwnAlgorithm = Literal["gather_broadcast", "ring", "recursive_doubling", "halving_doubling", "tree"]
 # Algorithms that work in memory which all GPUs of the node have mapped:
@@ -37,7 +37,7 @@ class Call(Work):
     # sets take turns after whole rounds instead, their call times differ by 1% to 12%.
     compared_parts: ClassVar[Mapping[str, int]] = {"cpu": 4, "cuda": 1}
 
-    world_size: Annotated[int, 2]
+    world_size: Annotated[int, 2, MOST_RANKS]
     nbytes: Annotated[int, FLOAT32_BYTES]
     execution: CallExecution = "eager"  # type: ignore[misc]
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
+from ddpperf.errors import quoted
 from ddpperf.specs.base import Positive, Work
 from ddpperf.specs.collective import Call, CallExecution
 
@@ -106,4 +107,4 @@ def is_function(name: str) -> bool:
 
 def function_problems(name: str) -> Iterator[str]:
     if not is_function(name):
-        yield f"function must be package.module:function, got {name!r}"
+        yield f"function must be package.module:function, got {quoted(name)}"

@@ -32,6 +32,8 @@ WORDS = {  # how a spec's id names the fields that differ from their defaults
     "set_epoch": "no_set_epoch",
 }
 MOST_CROP_PADDING = 64  # pixels
+MOST_EPOCHS = 100_000
+MOST_DOUBLINGS = 30  # of the batch size
 CHECKPOINTS_VARIABLE = "DDPPERF_CHECKPOINTS"  # environment variable of the ranks: the checkpoints' folder
 
 
@@ -67,7 +69,7 @@ class RunSpec(TrainingSpec):
     repeats: ClassVar[bool] = False
     counts: ClassVar[bool] = True
 
-    epochs: Positive
+    epochs: Annotated[int, 1, MOST_EPOCHS]
     test_images: Positive
     optimizer: OptimizerName = "sgd"
     rate: Annotated[float, 1e3]
@@ -127,14 +129,18 @@ class RunSpec(TrainingSpec):
             value = getattr(self, name)
             if self.optimizer != "sgd" and value != getattr(RunSpec, name):
                 yield f"{name}={value} is an option of sgd, got optimizer {self.optimizer}; leave it out"
-        for batch_size in set(self.batch_sizes) - {batch}:
+        growing = range(min(self.epochs, MOST_DOUBLINGS + 1))  # later epochs have the last one's batch size
+        for batch_size in set(map(self._batch_size, growing)) - {batch}:
             self.of_batches(batch_size)  # raises if that batch size cannot be trained
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
         """Return the number of images per rank and step in each epoch."""
+        return tuple(self._batch_size(epoch) for epoch in range(self.epochs))
+
+    def _batch_size(self, epoch: int) -> int:
         last, first = self.per_rank_batch_size, self.grow_from or self.per_rank_batch_size
-        return tuple(min(last, first * 2 ** min(epoch, 30)) for epoch in range(self.epochs))
+        return min(last, first << min(epoch, MOST_DOUBLINGS))
 
     def of_batches(self, batch_size: int) -> RunSpec:
         """Return a spec of the same training with a constant number of images per rank and step."""

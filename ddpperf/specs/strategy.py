@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ddpperf.errors import quoted
 from ddpperf.specs.base import Delay, Positive, Work
 
 Strategy = Literal["single", "ddp", "own_ddp", "data_parallel", "fsdp", "zero1"]
@@ -94,7 +95,8 @@ class StrategyFields(Work):
         if self.bucket_cap_mb > MOST_BUCKET_CAP_MB:
             yield f"bucket_cap_mb goes up to {MOST_BUCKET_CAP_MB}, got {self.bucket_cap_mb}"
         if not re.fullmatch(INDUCTOR_OPTIONS, self.inductor):
-            yield f"inductor must be names of torch's inductor options joined by +, got {self.inductor!r}"
+            takes = "names of torch's inductor options joined by +"
+            yield f"inductor must be {takes}, got {quoted(self.inductor)}"
         for name, default in APART.items():
             value = getattr(self, name)
             if value != default and strategy != "ddp" and (strategy, value) != ("data_parallel", "no_sync"):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, get_args
 
+from ddpperf.errors import quoted
 from ddpperf.specs.base import Positive
 from ddpperf.specs.custom import is_function
 from ddpperf.specs.sampling import Shard
@@ -190,4 +191,4 @@ def require_model(model: str) -> None:
     known = get_args(Model)
     if model not in known and not re.fullmatch(r"torchvision:\w+", model) and not is_function(model):
         other = "torchvision:NAME or package.module:function"
-        raise ValueError(f"model must be one of {', '.join(known)}, {other}, got {model!r}")
+        raise ValueError(f"model must be one of {', '.join(known)}, {other}, got {quoted(model)}")

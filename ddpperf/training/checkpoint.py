@@ -1,12 +1,15 @@
 """Save the state of a training to a checkpoint file, and restore the state from the file.
 
-A checkpoint file is written whole or not at all. Loading a file does not execute code from it.
+A checkpoint file is written whole or not at all. It is what torch.save writes, followed by a line
+with the SHA-256 of that. Loading a file does not execute code from it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ddpperf.errors import CannotTrain, first_line
+from ddpperf.errors import CannotTrain, first_line, quoted
+from ddpperf.regular_files import open_regular
 from ddpperf.temporary import temporary_file
 
 VERSION = 4
+LABEL = b"\nddpperf sha256 "  # begins the last line
+HEX_DIGITS = 64
+CHUNK_BYTES = 2**20
 
 
 def save(path: Path, spec: dict[str, Any], state: dict[str, Any]) -> None:
@@ -28,8 +35,10 @@ def save(path: Path, spec: dict[str, Any], state: dict[str, Any]) -> None:
     stored = {"version": VERSION, "torch": str(torch.__version__), "spec": spec, "state": state}
     try:
         with temporary_file(path) as temporary:
-            with temporary.open("wb") as file:
+            with temporary.open("w+b") as file:
                 torch.save(stored, file)
+                file.seek(0)
+                file.write(LABEL + hashlib.file_digest(file, "sha256").hexdigest().encode())
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
@@ -46,30 +55,58 @@ def save(path: Path, spec: dict[str, Any], state: dict[str, Any]) -> None:
 def load(path: Path, spec: dict[str, Any], device: torch.device) -> dict[str, Any] | None:
     """Return the training state in a checkpoint file, or None if the file does not exist.
 
-    Raises CannotTrain for a file that is cut short, and for a file of another training or another
-    version of torch.
+    Raises CannotTrain for a file whose checksum is wrong or missing, and for a file of another
+    training or another version of torch.
     """
     try:
-        stored = torch.load(path, weights_only=True, map_location=device)
+        with open_regular(path) as file:
+            if problem := _checksum_problem(file):
+                raise CannotTrain(f"the checkpoint {path} {problem}; remove it to start again")
+            file.seek(0)
+            stored = torch.load(file, weights_only=True, map_location=device)
     except FileNotFoundError:
         return None
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        why = f"cannot be read ({first_line(error)}); it may be cut short"
-        raise CannotTrain(f"the checkpoint {path} {why}; remove it to start again") from error
+    except (CannotTrain, torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except Exception as error:  # torch raises most kinds for a file that something else has written
+        # torch advises to load a file that holds code by executing the code.
+        found = "it holds more than tensors, numbers and texts"
+        why = found if isinstance(error, pickle.UnpicklingError) else first_line(error)
+        raise CannotTrain(
+            f"the checkpoint {path} cannot be read ({why}); remove it to start again"
+        ) from error
     if not isinstance(stored, dict) or stored.get("version") != VERSION:
         why = "was not written by this version of ddpperf"
         raise CannotTrain(f"the checkpoint {path} {why}; remove it to start again")
+    kinds = {"torch": str, "spec": dict, "state": dict}
+    if wrong := [name for name, kind in kinds.items() if not isinstance(stored.get(name), kind)]:
+        raise CannotTrain(f"the checkpoint {path} holds no {wrong[0]}; remove it to start again")
     advice = "remove it, or name another folder"
     if stored["torch"] != torch.__version__:
-        why = f"by torch {stored['torch']}, but this is {torch.__version__}, which may train differently"
+        why = f"by torch {stored['torch'][:20]}, but this is {torch.__version__}, which may train differently"
         raise CannotTrain(f"the checkpoint {path} was written {why}; {advice}")
     theirs = stored["spec"]
-    for name in sorted({*theirs, *spec}):
+    for name in sorted({*theirs, *spec}, key=str):
         if theirs.get(name) != spec.get(name):
-            why = f"{name} {theirs.get(name)!r}, not {spec.get(name)!r}"
+            why = f"{str(name)[:20]} {quoted(theirs.get(name))}, not {quoted(spec.get(name))}"
             raise CannotTrain(f"the checkpoint {path} is of another training: {why}; {advice}")
     state: dict[str, Any] = stored["state"]
     return state
+
+
+def _checksum_problem(file: BufferedReader) -> str:
+    """Return what is wrong with the checksum at the end of a checkpoint file, or ""."""
+    length = max(0, file.seek(0, os.SEEK_END) - len(LABEL) - HEX_DIGITS)
+    file.seek(length)
+    label, stored = file.read(len(LABEL)), file.read().decode(errors="replace")
+    if label != LABEL:
+        return "has no checksum: it is cut short, or an older ddpperf wrote it"
+    digest = hashlib.sha256()
+    file.seek(0)
+    while chunk := file.read(min(length, CHUNK_BYTES)):
+        digest.update(chunk)
+        length -= len(chunk)
+    return "" if digest.hexdigest() == stored else "is damaged: its content does not fit its SHA-256"
 
 
 def require_equal_epochs(path: Path, epochs: int, device: torch.device) -> None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
+from ddpperf.errors import quoted
 from ddpperf.results import metrics
 from ddpperf.verdict.two_stage_test import CPU, GPU, MOST_SETS, Settings
 
@@ -62,6 +64,7 @@ _BETWEEN_RUNS = {
     "gpu": {"tolerance": 0.03, "screen_sets": 3, "confirm_sets": 3},
     "cpu": {"tolerance": 0.25, "screen_sets": 2, "confirm_sets": 3},
 }
+MOST_KNOWN_LETTERS = 150  # of the known words in a sentence
 _SET_KEYS = ("screen_sets", "confirm_sets")
 _SETTING_KEYS = tuple(field.name for field in dataclasses.fields(Settings))
 _SPREAD_KEYS = tuple(_SPREADS["gpu"])
@@ -164,10 +167,14 @@ def _table(parent: Mapping[str, Any], header: str, what: str, known: Sequence[st
     """Return the TOML table with this header, empty if absent; raise ValueError for unknown keys."""
     table = parent.get(header.rpartition(".")[2], {})
     if not isinstance(table, dict):
-        raise ValueError(f"{NAME} has {header} = {table!r}; write a table, which begins with [{header}]")
+        raise ValueError(
+            f"{NAME} has {header} = {quoted(table)}; write a table, which begins with [{header}]"
+        )
     for key in table:
         if key not in known:
-            raise ValueError(f"[{header}] of {NAME} has the unknown {what} {key!r}; {advice(key, known)}")
+            raise ValueError(
+                f"[{header}] of {NAME} has the unknown {what} {quoted(key)}; {advice(key, known)}"
+            )
     return table
 
 
@@ -187,7 +194,7 @@ def _changed(settings: Changed, table: Mapping[str, Any], header: str) -> Change
         else:
             valid, wanted = number and 0 < value < 0.5, "a probability above 0 and below 0.5, such as 0.02"
         if not valid:
-            raise ValueError(f"{place} has {key} = {value!r}; write {wanted}")
+            raise ValueError(f"{place} has {key} = {quoted(value)}; write {wanted}")
     try:
         return dataclasses.replace(settings, **values)
     except ValueError as error:
@@ -198,6 +205,7 @@ def _changed(settings: Changed, table: Mapping[str, Any], header: str) -> Change
 
 
 def advice(word: str, known: Sequence[str]) -> str:
-    """Return advice for a misspelt word: the nearest known word, or all known words."""
+    """Return advice for a misspelt word: the nearest known word, or the first known words."""
     nearest = get_close_matches(word, known, n=1)
-    return f"write {nearest[0]}" if nearest else f"use {', '.join(known)}"
+    some = textwrap.shorten(", ".join(known), MOST_KNOWN_LETTERS, placeholder=" ...")
+    return f"write {nearest[0]}" if nearest else f"use {some}"

@@ -18,7 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from ddpperf.errors import Refused
+from ddpperf.errors import Refused, first_line, quoted
+from ddpperf.regular_files import read_text
 from ddpperf.results import metrics
 from ddpperf.results.metrics import Better
 from ddpperf.specs import Spec
@@ -171,7 +172,7 @@ def read_threshold_file(root: Path) -> tuple[tuple[Threshold, ...], Mapping[str,
     a file with a mistake.
     """
     try:
-        text = (root / NAME).read_text(encoding="utf-8")
+        text = read_text(root / NAME)
     except (FileNotFoundError, NotADirectoryError):
         text = ""
     except UnicodeDecodeError as error:
@@ -190,7 +191,7 @@ def read_document(text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{NAME} is not valid TOML ({error}); correct that place") from error
+        raise ValueError(f"{NAME} is not valid TOML ({first_line(error)}); correct that place") from error
 
 
 def read_thresholds(document: Mapping[str, Any]) -> tuple[Threshold, ...]:
@@ -198,7 +199,7 @@ def read_thresholds(document: Mapping[str, Any]) -> tuple[Threshold, ...]:
     for key in document:
         if key not in ("threshold", "decision"):
             raise ValueError(
-                f"{NAME} has the unknown key {key!r}; begin every entry with [[threshold]], "
+                f"{NAME} has the unknown key {quoted(key)}; begin every entry with [[threshold]], "
                 "and the decision's values with [decision.gpu] or [decision.cpu]"
             )
     entries = document.get("threshold", [])
@@ -230,16 +231,16 @@ def _threshold(entry: dict[str, Any], number: int) -> Threshold:
     keys = ("hardware", "test", "where", *bounded)
     for key in entry:
         if key not in keys:
-            raise ValueError(f"{place} has the unknown key {key!r}; {advice(key, keys)}")
+            raise ValueError(f"{place} has the unknown key {quoted(key)}; {advice(key, keys)}")
     for key, example in (("hardware", "h200x4"), ("test", "test_weak_scaling")):
         if key not in entry:
             raise ValueError(f"{place} has no {key}; add one, such as {key} = {example!r}")
         if not isinstance(entry[key], str) or not entry[key]:
-            raise ValueError(f"{place} has {key} = {entry[key]!r}; write a name, such as {example!r}")
+            raise ValueError(f"{place} has {key} = {quoted(entry[key])}; write a name, such as {example!r}")
     hardware, test, where = entry["hardware"], entry["test"], entry.get("where", {})
     if not test.isidentifier():
         advised = "write only the function's name, and the case's fields in where"
-        raise ValueError(f"{place} has test = {test!r}; {advised}")
+        raise ValueError(f"{place} has test = {quoted(test)}; {advised}")
     _require_possible(where, place)
     bounds = {metric: entry[metric] for metric in bounded if metric in entry}
     if not bounds:
@@ -247,7 +248,7 @@ def _threshold(entry: dict[str, Any], number: int) -> Threshold:
         raise ValueError(f"{place} has no minimum and no maximum, so it could never fail; {advised}")
     for metric, bound in bounds.items():
         if type(bound) not in (int, float) or not 0 < bound <= sys.float_info.max:  # a NaN is refused, too
-            raise ValueError(f"{place} has {metric} = {bound!r}; write a positive finite number")
+            raise ValueError(f"{place} has {metric} = {quoted(bound)}; write a positive finite number")
     return Threshold(hardware=hardware, test=test, where=where, bounds=bounds, number=number)
 
 
@@ -255,7 +256,7 @@ def _require_possible(where: Any, place: str) -> None:
     """Raise ValueError unless some measurement spec can have all these field values."""
     if not isinstance(where, dict):
         example = "where = { world_size = 4 }"
-        raise ValueError(f"{place} has where = {where!r}; write a table, such as {example}")
+        raise ValueError(f"{place} has where = {quoted(where)}; write a table, such as {example}")
     kinds = _spec_fields()
     known = sorted({name for fields in kinds for name in fields} - set(NEVER_NAMED))
     for name, value in where.items():
@@ -263,10 +264,10 @@ def _require_possible(where: Any, place: str) -> None:
             raise ValueError(f"{place} names {name} in where, but holds with and without it; delete {name}")
         if name not in known:
             advised = advice(name, known)
-            raise ValueError(f"{place} names {name!r} in where, a field that no spec has; {advised}")
+            raise ValueError(f"{place} names {quoted(name)} in where, a field that no spec has; {advised}")
         choices = [choice for fields in kinds for choice in fields.get(name, ())]
         if not _fits(value, choices):
-            raise ValueError(f"{place} has {name} = {value!r} in where; write {_describe(choices)}")
+            raise ValueError(f"{place} has {name} = {quoted(value)} in where; write {_describe(choices)}")
     if not any(all(_fits(where[name], fields.get(name, ())) for name in where) for fields in kinds):
         names = ", ".join(where)
         raise ValueError(

@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Protocol
 
+from ddpperf.errors import short
 from ddpperf.machine.child_process import members_of, wait_for_end
 from ddpperf.temporary import PrivateFolder, remove_tensors
 from ddpperf.workers import channel
@@ -25,6 +26,7 @@ from ddpperf.workers.rank_process import EXIT_SECONDS, LocalRank, wait_for_stack
 START_SECONDS = 120  # to import torch on a busy machine and to make a CUDA context
 GATHER_SECONDS = 0.2  # how long to wait for more failures after the first one
 GROUP_GRACE_SECONDS = 300  # process groups time out later than commands: the controller reports a hang first
+MOST_SUMMARY_LETTERS = 200  # of an error that a rank reports
 
 Progress = Callable[[float], None] | None  # called with the fraction of a command that is done
 Ranks = Iterable[int] | None  # None means all ranks
@@ -441,7 +443,7 @@ def _failure_of(rank: RankHandle, answer: Message | RankFailure | None) -> RankF
     return RankFailure(
         rank=rank.rank,
         cause=Cause.RAISED_DISTRIBUTED if error["distributed"] else Cause.RAISED,
-        what=f"raised {error['summary']}",
+        what=f"raised {short(error['summary'], MOST_SUMMARY_LETTERS)}",
         detail=error["traceback"],
         where=rank.where,
         limit=error.get("limit", False),

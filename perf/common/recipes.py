@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ddpperf.data.cache import Data
+from ddpperf.errors import first_line
 from ddpperf.plugin.options.checks import CIFAR_CLASSES
 from ddpperf.plugin.options.options import Options
+from ddpperf.regular_files import read_text
 from ddpperf.specs import RunSpec
 from ddpperf.specs.run import SGD_ONLY
 
@@ -298,9 +300,9 @@ def tuning_seeds(device: str) -> int:
 def _document() -> dict[str, Any]:
     path = FOLDER / "recipes.toml"
     try:
-        document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path.name} cannot be read ({error}); correct it") from error
+        document: dict[str, Any] = tomllib.loads(read_text(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path.name} cannot be read ({first_line(error)}); correct it") from error
     devices, common = ("cpu", "cuda"), tuple(dict.fromkeys(KINDS.values()))
     _check(document, path.name, [*common, *devices])
     for name in (*common, *devices):
@@ -327,12 +329,12 @@ def tuned() -> dict[str, Any]:
     """
     path = FOLDER / "recipes.json"
     try:
-        found: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
+        found: dict[str, Any] = json.loads(read_text(path)) if path.exists() else {}
         if all(_is_number(row["rate"]) for rows in found.values() for row in rows.values()):
             return found
         problem = "a rate is no number above 0"
-    except (OSError, ValueError) as error:
-        problem = str(error)
+    except (OSError, ValueError, RecursionError) as error:
+        problem = first_line(error)
     except (AttributeError, KeyError, TypeError):
         problem = "a recipe has no rate"
     raise ValueError(f"{path.name} cannot be read ({problem}); restore it, or remove it to tune again")

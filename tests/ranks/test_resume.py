@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import os
 import signal
 import subprocess
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from ddpperf.errors import CannotTrain
 from ddpperf.specs import CHECKPOINTS_VARIABLE
@@ -138,20 +136,9 @@ def test_a_wrong_or_short_checkpoint_is_refused(tmp_path: Path) -> None:
     for cut in (b"", whole[: len(whole) // 2], b"nothing like it"):
         path.write_bytes(cut)
         with pytest.raises(
-            CannotTrain, match=r"run.pt cannot be read \(.*\); it may be cut short; remove it to start again"
+            CannotTrain, match=r"run.pt has no checksum: it is cut short, or an older .*; remove it to start"
         ):
             checkpoint.load(path, spec, CPU)
-    torch.save({**torch.load(io.BytesIO(whole)), "torch": "2.11.9"}, path)
-    with pytest.raises(
-        CannotTrain,
-        match=r"run.pt was written by torch 2.11.9, but this is .*, which may .*; remove it, or name",
-    ):
-        checkpoint.load(path, spec, CPU)
-    torch.save([1, 2], path)
-    with pytest.raises(
-        CannotTrain, match="was not written by this version of ddpperf; remove it to start again"
-    ):
-        checkpoint.load(path, spec, CPU)
     assert [each.name for each in tmp_path.iterdir()] == ["run.pt"], "nothing half-written stays"
 
 

@@ -5,6 +5,7 @@ started.
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -143,6 +144,33 @@ SPOILT |= {
 }
 
 
+def with_values(**values: object) -> Callable[[Path], object]:
+    """Replace values of the sidecar."""
+
+    def change(cache: Path) -> None:
+        path = cache.with_suffix(".json")
+        path.write_text(json.dumps(json.loads(path.read_text()) | values).replace("Infinity", "1e999"))
+
+    return change
+
+
+def put_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+SPOILT |= {
+    "infinite size": with_values(image_size=[math.inf, 32]),
+    "negative size": with_values(image_size=[-1, 32]),
+    "no pixels": with_values(image_size=[32, 0]),
+    "negative count": with_values(train_images=-5),
+    "huge count": with_values(test_images=math.inf),
+    "fifo for a sidecar": lambda cache: put_fifo(cache.with_suffix(".json")),
+    "fifo for tensors": put_fifo,
+}
+
+
+@pytest.mark.timeout(20)
 @pytest.mark.usefixtures("no_torchvision")
 @pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
 def test_damaged_cache_is_not_read(images: Path, cache: Path, spoil: Callable[[Path], object]) -> None:

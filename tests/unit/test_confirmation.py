@@ -352,7 +352,7 @@ def test_unknown_name_is_refused_at_the_start(suite: CannedSuite) -> None:
     [
         (b'{"benchmarks": [{"name": "test_it", "stats": {"mean": 1.0}}]}', "was not saved by ddpperf"),
         (b'{"ddpperf": {"schema": 2}, "mean": NaN}', "cannot be read (NaN is no number)"),
-        (None, "cannot be read (it has 2,000 MB, more than any stored run)"),
+        (None, "cannot be read (it has 2,000.0 MB, and at most 20 MB are read)"),
     ],
     ids=["of another tool", "NaN", "2 GB"],
 )

@@ -4,6 +4,7 @@ sentence.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -15,13 +16,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 from torch import Tensor
 from torchvision.datasets import ImageFolder
 from torchvision.transforms.functional import pil_to_tensor
 
 from ddpperf.data import decode
-from ddpperf.data.decode import decode_folder, room_for, save, shuffled
+from ddpperf.data.decode import FORMATS, decode_folder, load, room_for, save, shuffled
 from ddpperf.errors import Refused
 from tests.generated import BOUNDED
 from tests.images import CLASSES, images_in, picture, silent, truncate
@@ -133,11 +134,11 @@ def put(path: Path, content: bytes) -> None:
 BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "text": (
         lambda f: put(f / "test/bee/x.jpg", b"hello"),
-        r"/test/bee/x.jpg cannot be decoded \(it is no image\); repair or",
+        r"/test/bee/x.jpg cannot be decoded \(it is no BMP, JPEG, PNG, PPM, TIFF or WEBP image\); repair or",
     ),
     "empty": (
         lambda f: put(f / "test/bee/x.jpg", b""),
-        r"/test/bee/x.jpg cannot be decoded \(it is no image\); repair or",
+        r"/test/bee/x.jpg cannot be decoded \(it is no BMP, JPEG, PNG, PPM, TIFF or WEBP image\); repair or",
     ),
     "truncated": (
         lambda f: truncate(picture(f / "train/cat/x.jpg", 1, size=(64, 64))),
@@ -182,6 +183,37 @@ def test_bad_folder_is_refused(folder: Path, spoil: Callable[[Path], object], se
     with pytest.raises(Refused, match=sentence) as refusal:
         decode_folder(folder, silent)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.fixture
+def ghostscript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program gs on the path, and the file that it leaves when it is started."""
+    mark, program = tmp_path / "started", tmp_path / "bin" / "gs"
+    put(program, f"#!/bin/sh\ntouch {mark}\n".encode())
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # what an earlier image has found
+    return mark
+
+
+def test_eps_named_png_starts_no_program(folder: Path, ghostscript: Path) -> None:
+    path = folder / "train/ape/x.png"
+    Image.new("RGB", (4, 3)).save(path, format="EPS")
+    with pytest.raises(Refused, match=r"/ape/x.png cannot be decoded \(it is no BMP, .* image\); repair or"):
+        decode_folder(folder, silent)
+    assert not ghostscript.exists()
+    with contextlib.suppress(OSError), Image.open(path) as image:
+        image.load()
+    assert ghostscript.exists(), "Pillow would have started it"
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_each_named_format_is_decoded(kind: str, tmp_path: Path) -> None:
+    pixels = Image.frombytes("RGB", (4, 3), bytes(range(36)))
+    pixels.save(tmp_path / "x.png", format=kind)
+    found = load(str(tmp_path / "x.png"))
+    assert found.shape == (3, 4, 3)
+    assert kind in ("JPEG", "WEBP") or found.tobytes() == pixels.tobytes(), "the others lose nothing"
 
 
 def test_pillows_errors_become_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

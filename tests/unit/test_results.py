@@ -200,7 +200,7 @@ def stored_sample(**change: Any) -> dict[str, Any]:
         ({}, "cannot be read: KeyError('spec')"),
         (
             stored(spec={"measurement": "broadcast"}),
-            "custom_step, custom_collective, got 'broadcast'",
+            "measurement is 'broadcast'; it must be one of training_step, ",
         ),
         (stored(spec=None), "cannot be read: TypeError"),
         (stored(samples=[{}]), "cannot be read: KeyError('set')"),
@@ -216,7 +216,7 @@ def stored_sample(**change: Any) -> dict[str, Any]:
         (stored_sample(seconds=[["fast", 0.2]]), "could not convert string to float: 'fast'"),
         (stored_sample(seconds=0.1), "cannot be read: TypeError"),
         (stored_sample(counters=[1.0]), "cannot be read: AttributeError"),
-        (stored_sample(kernels=["x"]), "set A1 has ['x'] as its kernels; a digest as text is needed"),
+        (stored_sample(kernels=["x"]), "kernels must be text, got ('A1', 'A', '2.11', ['x'])"),
     ],
 )
 def test_other_json_is_refused(fields: dict[str, Any], sentence: str) -> None:

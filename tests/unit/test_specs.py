@@ -58,10 +58,10 @@ def test_flat_all_reduce_has_no_node_size_in_json() -> None:
     [
         (
             {},
-            "measurement must be one of training_step, training_epoch, .*, custom_collective, got None",
+            "measurement is None; it must be one of training_step, training_epoch, .*, custom_collective",
         ),
-        ({"measurement": "broadcast", **ALL_REDUCE}, "measurement must be one of .*, got 'broadcast'"),
-        ({"measurement": ["all_reduce"], **ALL_REDUCE}, "measurement must be one of"),
+        ({"measurement": "broadcast", **ALL_REDUCE}, "measurement is 'broadcast'; it must be one of"),
+        ({"measurement": ["all_reduce"], **ALL_REDUCE}, "it must be one of"),
         (
             {"measurement": "all_reduce", **TRAINING},
             "all_reduce has other fields than these: .*per_rank_batch_size",

@@ -18,13 +18,24 @@ from hypothesis import strategies as st
 
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.results.stored_runs import SCHEMA, NoBaseline, Storage, is_baseline, write_atomically
-from ddpperf.specs import AllReduceSpec, to_json
+from ddpperf.specs import AllReduceSpec, RunSpec, to_json
 from ddpperf.training import checkpoint
+from tests.canned import STATS
 from tests.generated import BOUNDED, PRINTABLE, measurements
 from tests.project import full_disk
 
 KEY = "h200x4"
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
+RUN = RunSpec(
+    world_size=2,
+    strategy="ddp",
+    input="device",
+    per_rank_batch_size=64,
+    grow_from=2,
+    epochs=3,
+    test_images=8,
+    rate=0.1,
+)
 MEASURED = Measured(
     spec=SPEC, iterations=2, samples=(Sample(set="A1", side="A", torch="2.11", seconds=((0.1, 0.2),)),)
 )
@@ -38,7 +49,8 @@ def run_of(
     return {
         "machine_info": {},
         "benchmarks": [
-            {"fullname": test, "extra_info": {"ddpperf": each.to_json()}} for test, each in tests.items()
+            {"fullname": test, "stats": STATS, "extra_info": {"ddpperf": each.to_json()}}
+            for test, each in tests.items()
         ],
         "ddpperf": {
             "schema": SCHEMA,
@@ -234,12 +246,23 @@ def test_an_unknown_name_is_refused(storage: Storage, wanted: str, advice: str) 
 
 def damaged(**change: object) -> dict[str, Any]:
     return run_of() | {
-        "benchmarks": [{"fullname": "t", "extra_info": {"ddpperf": MEASURED.to_json() | change}}]
+        "benchmarks": [
+            {"fullname": "t", "stats": STATS, "extra_info": {"ddpperf": MEASURED.to_json() | change}}
+        ]
     }
 
 
 def with_seconds(seconds: float | int) -> dict[str, Any]:
-    return damaged(samples=[MEASURED.to_json()["samples"][0] | {"seconds": [[seconds]]}])
+    return damaged_sample(seconds=[[seconds]])
+
+
+def damaged_stats(**change: object) -> dict[str, Any]:
+    (benchmark,) = run_of()["benchmarks"]
+    return run_of() | {"benchmarks": [benchmark | {"stats": STATS | change}]}
+
+
+def damaged_sample(**change: object) -> dict[str, Any]:
+    return damaged(samples=[MEASURED.to_json()["samples"][0] | change])
 
 
 def other(**header: object) -> dict[str, Any]:
@@ -264,6 +287,21 @@ def other(**header: object) -> dict[str, Any]:
         ({name: part for name, part in run_of().items() if name != "machine_info"},
          r"is damaged \(KeyError\('machine_info'"),
         (other(environment=[1]), r"is damaged \(TypeError"),
+        *((other(environment={"commit": commit}), r"is damaged \(ValueError\(.* is no commit")
+          for commit in ("--output=x", "HEAD~1", "0a1b2c3d4\n", "0a1b2c3d4++", "0" * 400)),
+        *((other(environment={name: value}), r"is damaged \(TypeError\('datetime, commit and executable must")
+          for name in ("commit", "executable") for value in ("0a1b\0", 7)),
+        *((damaged_stats(**{name: value}), r"is damaged \((ValueError|OverflowError)\(")
+          for name in ("min", "rounds") for value in (-1, "1", 10**400, None)),
+        *((damaged_stats(**{name: value}), r"is damaged \(TypeError\('stats holds no statistics")
+          for name, value in (("outliers", 1), ("name", [1]))),
+        (run_of() | {"datetime": ["2026"]}, r"is damaged \(TypeError\('datetime"),
+        *((damaged_sample(**{name: ["x"]}), r"is damaged .*set, side, torch and kernels must be text")
+          for name in ("set", "side", "torch", "kernels")),
+        (json.dumps(with_seconds(0.5)).replace("0.5", "1e999").encode(), r"1e999 is too large for a number"),
+        (damaged(spec=to_json(RUN) | {"epochs": 10**9}), r"epochs must be .* at most 100000, got 1000000000"),
+        (damaged(spec=to_json(SPEC) | {"world_size": 10**9}), r"world_size must be .* at most 65536, got"),
+        (damaged(spec=to_json(SPEC) | {"nbytes": 10**400}), r"nbytes must be .*, got 1000000"),
         (with_seconds(10**400), r"OverflowError"),
         (run_of({}), r"holds no measured test; name another, or save one anew$"),
         (other(against={}), r"is an A/B run, and this run has one side; name a run of one side$"),
@@ -281,6 +319,13 @@ def test_what_cannot_be_compared_with_gives_one_sentence(
         storage.load(path)
     assert str(path) in str(refusal.value)
     assert "\n" not in str(refusal.value)
+    assert len(str(refusal.value).replace(str(path), "0001_x.json")) < 300
+
+
+def test_durations_of_a_damaged_run_are_ignored(storage: Storage) -> None:
+    for seconds in (10**400, None, "long"):
+        put(storage.runs, "0001_x.json", other(timing={"test_seconds": {"t": seconds}}))
+        assert storage.newest_seconds() == {}
 
 
 @pytest.mark.parametrize(

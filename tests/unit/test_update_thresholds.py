@@ -17,6 +17,7 @@ from ddpperf.results.stored_runs import SCHEMA, NoBaseline
 from ddpperf.specs import AllReduceSpec, EpochSpec, Fault, Precision, SamplerSpec, Spec, TrainingSpec
 from ddpperf.specs.strategy import DDP_OPTIONS
 from ddpperf.verdict.thresholds import Threshold, read_document, read_thresholds
+from tests.canned import STATS
 from tests.generated import BOUNDED
 from tests.project import REPOSITORY, script
 
@@ -58,7 +59,7 @@ def commit(
             }
         }
         fullname = f"perf/test_mine.py::{test}[{spec.measurement}-{spec.id}]"
-        benchmarks.append({"fullname": fullname, "extra_info": {"ddpperf": ours}})
+        benchmarks.append({"fullname": fullname, "stats": STATS, "extra_info": {"ddpperf": ours}})
     environment = {"hostname": host, "gpus": [{"uuid": uuid} for uuid in gpus]}
     header = {"schema": SCHEMA, "hardware_key": key, "environment": environment}
     path.write_text(json.dumps({"machine_info": {}, "benchmarks": benchmarks, "ddpperf": header}))
