@@ -101,6 +101,8 @@ class Rank:
 
         address, port: where rank 0's TCP store listens.
         """
+        if self.rank == 0 and self.store is not None:
+            _forget_earlier_groups(self.store, name)
         began = time.perf_counter()
         if self.store is None:
             self.store = dist.TCPStore(address, port, None, False, wait_for_workers=False)
@@ -206,6 +208,13 @@ class Rank:
 
 def _family(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def _forget_earlier_groups(store: dist.TCPStore, name: str) -> None:
+    """Delete the store's keys of all groups but `name`, which other ranks may have begun to form."""
+    for key in store.list_keys():
+        if not key.startswith(name):
+            store.delete_key(key)
 
 
 def inject(fault: specs.Fault | None, rank: int, command: str) -> None:
