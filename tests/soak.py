@@ -10,14 +10,18 @@ replaced as the pool does it. At the end of a block they are therefore always of
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import random
+import re
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, get_args
 
 import psutil
@@ -215,8 +219,8 @@ class Row:
     count: the measurements so far. groups: the process groups that the base's ranks have formed so
     far. replaced: the process sets that have been replaced so far. seconds: since the start.
     controller, base, candidate: the controller process, and the ranks of both process sets. keys:
-    the number of keys in the TCP stores of both process sets. shared: the files in /dev/shm, beyond
-    those before the soak.
+    the number of keys in the TCP stores of both process sets. shared: the files in /dev/shm that
+    no process uses, beyond those before the soak.
     """
 
     count: int
@@ -257,7 +261,7 @@ def problems(first: Row, last: Row, memory_growth: float) -> Iterator[str]:
                 yield f"{name} has {count} {what}, it had {earlier}"
     for what, counts, allowed in (
         ("keys in its store", last.keys, max(first.keys)),
-        ("files in /dev/shm", [last.shared], max(0, first.shared)),
+        ("files in /dev/shm that no process uses", [last.shared], first.shared),
     ):
         if max(counts) > allowed:
             yield f"there are {max(counts)} {what}, there were {allowed}"
@@ -291,17 +295,20 @@ def table(rows: Sequence[Row]) -> str:
 class Soak:
     """A pool with two process sets, and what has been measured on it."""
 
-    def __init__(self, specs: Iterable[Spec], seed: int) -> None:
-        functions = {FUNCTIONS_VARIABLE: ",".join((MODEL, STEP, SUM))}
-        # Memory in pages of 4 KiB: a page of 2 MiB is half a percent of a rank's memory.
-        environment = functions | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}
+    def __init__(self, specs: Iterable[Spec], seed: int, compiled: str) -> None:
+        environment = {
+            FUNCTIONS_VARIABLE: ",".join((MODEL, STEP, SUM)),
+            # Memory in pages of 4 KiB: a page of 2 MiB is half a percent of a rank's memory.
+            "GLIBC_TUNABLES": "glibc.malloc.hugetlb=0",
+            "TORCHINDUCTOR_CACHE_DIR": compiled,  # a new process set need not compile all again
+        }
         sides = [Side(name=name, environment=environment) for name in (BASE, CANDIDATE)]
         options = SetOptions(size=RANKS, device="cpu", rounds=1, deadline_seconds=DEADLINE_SECONDS)
         one_step_a_round = dict.fromkeys([*specs, SMALL], 1.0)
         self.pool = Pool(options, sides=sides, step_seconds=one_step_a_round)
         self._choice = random.Random(seed)
         self._began = time.monotonic()
-        self._shared = len(os.listdir("/dev/shm"))
+        self._shared = left_in_shared_memory()
         self._count = self._groups = self._replaced = 0
         self._size = 0  # of the base's process group
 
@@ -346,7 +353,7 @@ class Soak:
             base=[Usage.of(pid) for pid in base.pids.values()],
             candidate=[Usage.of(pid) for pid in candidate.pids.values()],
             keys=[store_keys(base), store_keys(candidate)],
-            shared=len(os.listdir("/dev/shm")) - self._shared,
+            shared=len(left_in_shared_memory() - self._shared),
         )
 
 
@@ -356,16 +363,26 @@ def store_keys(live: ProcessSet) -> int:
     return int(store.num_keys())
 
 
-def soak(specs: Sequence[Spec], count: int, seed: int, report: Callable[[Row], None]) -> list[Row]:
+def left_in_shared_memory() -> set[str]:
+    """Return the names of the files in /dev/shm that no process has mapped."""
+    names = set(os.listdir("/dev/shm"))
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):  # the process has ended
+            names -= set(re.findall(r"/dev/shm/(\S+)", maps.read_text(errors="replace")))
+    return names
+
+
+def soak(specs: Sequence[Spec], count: int, seed: int) -> list[Row]:
     """Take at least `count` measurements, and return what was in use after each block of them."""
     rows: list[Row] = []
-    run = Soak(specs, seed)
-    with run.pool:
-        for block in blocks(specs, seed):
-            rows.append(run.run(block))
-            report(rows[-1])
-            if rows[-1].count >= count:
-                break
+    with tempfile.TemporaryDirectory(prefix="soak-") as compiled:
+        run = Soak(specs, seed, compiled)
+        with run.pool:
+            for block in blocks(specs, seed):
+                rows.append(run.run(block))
+                print(f"{rows[-1].count} of {count} measurements", file=sys.stderr)
+                if rows[-1].count >= count:
+                    break
     return rows
 
 
@@ -375,7 +392,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=1000, help="at least so many measurements")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
-    rows = soak(kinds(), options.count, options.seed, lambda row: print(table([row]), flush=True))
+    rows = soak(kinds(), options.count, options.seed)
     print(table(rows[1::2]))
     found = list(problems(rows[1], rows[-1], MEMORY_GROWTH))
     print("\n".join(found) or "nothing grew")
