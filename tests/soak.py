@@ -178,15 +178,16 @@ def collectives() -> Iterator[Spec]:
 
 
 def blocks(kinds: Sequence[Spec], seed: int) -> Iterator[list[Spec]]:
-    """Yield all kinds in random order, again and again, with few changes of the process group."""
+    """Yield all kinds in random order, again and again, with three process groups in each block."""
     choice = random.Random(seed)
     while True:
-        groups: dict[int, list[Spec]] = {}
+        by_size: dict[int, list[Spec]] = {0: [], 1: [], 2: []}
         for spec in choice.sample(kinds, len(kinds)):
-            groups.setdefault(spec.world_size if spec.grouped else 0, []).append(spec)
-        sizes = list(groups)
-        choice.shuffle(sizes)
-        yield [spec for size in sizes for spec in groups[size]]
+            by_size[spec.world_size if spec.grouped else 0].append(spec)
+        alone, one, two = by_size.values()
+        between, last = choice.sample([alone, one], 2)
+        half = len(two) // 2
+        yield [*two[:half], *between, *two[half:], *last]
 
 
 # --- what it costs
