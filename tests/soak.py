@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import dataclasses
+import gc
 import os
 import random
 import re
@@ -67,7 +69,10 @@ DEADLINE_SECONDS = 120.0
 MEMORY_GROWTH = 0.01
 BASE, CANDIDATE = "A", "B"
 SMALL = AllReduceSpec(world_size=2, nbytes=1024)
-MODEL, STEP, SUM = (f"tests.soak:{name}" for name in ("perceptron", "step", "all_reduce"))
+MODEL, STEP, TRIMMED_STEP, SUM = FUNCTIONS = [
+    f"tests.soak:{name}" for name in ("perceptron", "step", "trimmed_step", "all_reduce")
+]
+TRIM = CustomStepSpec(world_size=2, per_rank_batch_size=4, function=TRIMMED_STEP)
 FAULT_COMMANDS: tuple[FaultCommand, ...] = get_args(FaultCommand)
 
 
@@ -95,6 +100,16 @@ def step(*, rank: int, world_size: int, batch_size: int, device: torch.device) -
         return loss.detach()
 
     return train
+
+
+def trimmed_step(**arguments: Any) -> Callable[[], Tensor]:
+    """Return a custom training step, after all free memory has gone back to the kernel.
+
+    What malloc keeps for its next calls differs by some MB from measurement to measurement.
+    """
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return step(**arguments)
 
 
 def all_reduce(buffer: Tensor) -> None:
@@ -298,14 +313,14 @@ class Soak:
 
     def __init__(self, specs: Iterable[Spec], seed: int, compiled: str) -> None:
         environment = {
-            FUNCTIONS_VARIABLE: ",".join((MODEL, STEP, SUM)),
+            FUNCTIONS_VARIABLE: ",".join(FUNCTIONS),
             # Memory in pages of 4 KiB: a page of 2 MiB is half a percent of a rank's memory.
             "GLIBC_TUNABLES": "glibc.malloc.hugetlb=0",
             "TORCHINDUCTOR_CACHE_DIR": compiled,  # a new process set need not compile all again
         }
         sides = [Side(name=name, environment=environment) for name in (BASE, CANDIDATE)]
         options = SetOptions(size=RANKS, device="cpu", rounds=1, deadline_seconds=DEADLINE_SECONDS)
-        one_step_a_round = dict.fromkeys([*specs, SMALL], 1.0)
+        one_step_a_round = dict.fromkeys([*specs, SMALL, TRIM], 1.0)
         self.pool = Pool(options, sides=sides, step_seconds=one_step_a_round)
         self._choice = random.Random(seed)
         self._began = time.monotonic()
@@ -318,14 +333,16 @@ class Soak:
         self._kill()
         for spec in specs:
             self.pool.measure(spec)
-            self._counted(spec)
+            self._count += 1
+            self._count_group(spec)
+        self.pool.measure(TRIM)
+        self._count_group(TRIM)
         return self._row()
 
-    def _counted(self, spec: Spec) -> None:
+    def _count_group(self, spec: Spec) -> None:
         size = spec.world_size if spec.grouped else 0
         self._groups += size not in (0, self._size)
         self._size = size
-        self._count += 1
 
     def _kill(self) -> None:
         """Kill a random rank of the candidate, while it is idle or at a random command."""
@@ -337,7 +354,7 @@ class Soak:
             fault = Fault(kind="kill", rank=rank, command=moment)
             with pytest.raises(SetFailure, match=rf"rank {rank} of set \w+ was killed by SIGKILL"):
                 self.pool.measure(SMALL, dataclasses.replace(SMALL, fault=fault))
-            self._size = SMALL.world_size
+            self._count_group(SMALL)
         wait_until(lambda: candidate.dead_ranks(), DEADLINE_SECONDS, lambda: f"no rank died at {moment}")
         self.pool.live_sets()
         assert not candidate.alive, "the process set has been replaced"
