@@ -109,6 +109,8 @@ class Rank:
 
         address, port: where rank 0's TCP store listens; empty on one node.
         """
+        if self.rank == 0 and self.store is not None:
+            _forget_earlier_groups(self.store, name)
         began = time.perf_counter()
         try:
             dist.init_process_group(
@@ -233,6 +235,13 @@ class Rank:
 
 def _family(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def _forget_earlier_groups(store: dist.TCPStore, name: str) -> None:
+    """Delete the store's keys of all groups but `name`, which other ranks may have begun to form."""
+    for key in store.list_keys():
+        if not key.startswith(name):
+            store.delete_key(key)
 
 
 def inject(fault: specs.Fault | None, rank: int, command: str) -> None:

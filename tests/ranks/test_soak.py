@@ -1,0 +1,57 @@
+"""Many measurements on the same ranks: nothing grows. See tests/soak.py."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tests.soak import MEMORY_GROWTH, Row, Usage, kinds, problems, soak, table
+
+USAGE = Usage(nbytes=1000, files=5, threads=3)
+ROW = Row(
+    count=100,
+    groups=5,
+    replaced=2,
+    seconds=60,
+    controller=USAGE,
+    base=[USAGE],
+    candidate=[USAGE],
+    keys=[3, 3],
+    shared=0,
+)
+
+
+def test_equal_usage_is_no_problem() -> None:
+    assert list(problems(ROW, dataclasses.replace(ROW, count=1000), 0.01)) == []
+
+
+@pytest.mark.parametrize(
+    ("later", "words"),
+    [
+        ({"controller": Usage(nbytes=1020, files=5, threads=3)}, "the memory of the controller grew by 2.0%"),
+        ({"base": [Usage(nbytes=1000, files=6, threads=3)]}, "rank 0 of the base has 6 open files, it had 5"),
+        ({"candidate": [Usage(nbytes=1000, files=5, threads=4)]}, "of the candidate has 4 threads, it had 3"),
+        ({"keys": [4, 3]}, "there are 4 keys in its store, there were 3"),
+        ({"shared": 14}, "there are 14 files in /dev/shm that no process uses, there were 0"),
+    ],
+)
+def test_growth_is_a_problem(later: dict, words: str) -> None:  # type: ignore[type-arg]
+    (problem,) = problems(ROW, dataclasses.replace(ROW, **later), 0.01)
+    assert words in problem
+
+
+@pytest.mark.slow
+def test_sixty_measurements_leave_nothing_behind() -> None:
+    """Without compiling, which takes longest. Memory grows more at first, see the next test."""
+    some = [spec for spec in kinds()[::5] if not spec.compiled]
+    rows = soak(some, count=60, seed=0)
+    assert list(problems(rows[1], rows[-1], 0.05)) == [], table(rows)
+
+
+@pytest.mark.figures
+def test_thousand_measurements_leave_nothing_behind() -> None:
+    rows = soak(kinds(), count=1000, seed=0)
+    assert list(problems(rows[1], rows[-1], MEMORY_GROWTH)) == [], table(rows)
+    assert rows[-1].groups >= 50
+    assert rows[-1].replaced >= 20
