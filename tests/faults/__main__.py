@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     if OWN_MEMORY not in os.environ and can_mount():
         command = [*mounted(SHARED_MEMORY, "50%"), sys.executable, "-m", "tests.faults", *arguments]
         os.execvpe(command[0], command, os.environ | {OWN_MEMORY: "1"})
-    kept = Kept(given.file, given.seed, resume=given.resume)
+    kept = Kept(given.file.absolute(), given.seed, resume=given.resume)
     os.chdir(REPOSITORY)  # from which ranks import their step
     with contextlib.ExitStack() as ends:
         chosen = {name: fault for name, fault in faults(ends).items() if re.search(given.only, name)}

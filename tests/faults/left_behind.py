@@ -36,7 +36,7 @@ class LeftBehind:
         processes = self.running()
         sockets = [f"socket {socket}" for process in processes for socket in _sockets(process)]
         if (more := len(_sockets(os.getpid())) - self._sockets) > 0:
-            sockets.append(f"{more} sockets of this process")
+            sockets.append(f"sockets of this process: {more}")
         files = sorted(self._files() - self._known)
         self._known.update(files)
         for process in processes:

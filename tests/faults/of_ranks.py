@@ -174,9 +174,7 @@ class RankFaults:
         self._due: Due | None = None
         self._pool = Pool(SetOptions(size=2, device="cpu", rounds=ROUNDS, deadline_seconds=LONG_SECONDS))
         self._undo.callback(self._pool.close)
-        self._spans = {
-            (spec, moment): span for spec in (STEP, LOADER) for moment, span in self._spans_of(spec)
-        }
+        self._spans: dict[Spec, dict[str, float]] = {}
 
     def close(self) -> None:
         self._undo.close()
@@ -186,6 +184,8 @@ class RankFaults:
         moment = chance.choice(fault.moments)
         may_load = fault.signal and moment in BUSY and not fault.is_hang
         spec: Spec = LOADER if may_load and chance.random() < LOADER_FRACTION else STEP
+        if spec not in self._spans:
+            self._spans[spec] = dict(self._spans_of(spec))
         due = Due(
             fault,
             rank=chance.choice((0, 1)),
