@@ -121,7 +121,7 @@ class Due:
     ) -> None:
         self.fault, self.command, self.happened = fault, command, 0.0
         self._rank, self._delay, self._pause, self._file = rank, delay, pause, file
-        self._thread = threading.Thread()
+        self._thread, self._over = threading.Thread(), threading.Event()
 
     def happen_after(self, command: str, process_set: ProcessSet) -> None:
         """Let the fault happen, if this is the first command of the kind that it waits for."""
@@ -138,8 +138,9 @@ class Due:
             rank.send_signal(self.fault.signal)
         elif self.fault.word == "slow":
             rank.send_signal(signal.SIGSTOP)
-            time.sleep(self._pause)
-            rank.send_signal(signal.SIGCONT)
+            self._over.wait(self._pause)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                rank.send_signal(signal.SIGCONT)
         elif self.fault.word == "no memory":
             most = rank.memory_info().vms - BYTES // 2
             rank.rlimit(psutil.RLIMIT_AS, (most, most))
@@ -147,7 +148,8 @@ class Due:
             write_request(self._file, self._rank, self.fault.word)
 
     def wait(self) -> None:
-        """Wait until the fault has happened."""
+        """Wait until the fault has happened, and end a pause."""
+        self._over.set()
         if self._thread.ident is not None:
             self._thread.join()
 
@@ -209,7 +211,7 @@ class RankFaults:
         return Outcome(
             fault=fault.name,
             number=number,
-            moment=f"{moment}, loader" if spec == LOADER else moment,
+            moment=self._moment(due, moment, spec),
             seconds=None if fault.word == "slow" else max(0.0, seconds),
             limit_seconds=AFTER_DEADLINE if fault.is_hang else AT_ONCE,
             report=report[:1000],
@@ -230,6 +232,7 @@ class RankFaults:
             live.options = replace(
                 live.options, deadline_seconds=DEADLINE_SECONDS if is_short else LONG_SECONDS
             )
+        self._sent.clear()
         self._due = due
         if moment == "idle":
             due.happen(live)
@@ -244,8 +247,14 @@ class RankFaults:
             (live,) = self._pool.live_sets() if fault.is_hang or fault.word else [self._live]
             report = self._measure(STEP) if fault.is_hang or fault.word else _wait_for_death(live)
             reported = time.monotonic()
-        asked = self._sent[-1][1]
+        asked = self._sent[-1][1] if self._sent else due.happened
         return reported - (asked + DEADLINE_SECONDS if fault.is_hang else due.happened or asked), report
+
+    def _moment(self, due: Due, moment: str, spec: Spec) -> str:
+        """Return when a fault happened, which may have been after the moment that was meant."""
+        commands = [command for command, when in self._sent if when <= due.happened]
+        late = commands and moment in MOMENTS and commands[-1] != MOMENTS[moment]
+        return f"{moment}{', loader' if spec == LOADER else ''}{f', at {commands[-1]}' if late else ''}"
 
     def _measure(self, spec: Spec) -> str:
         """Measure, and return what was wrong, or ""."""
@@ -264,15 +273,17 @@ class RankFaults:
             return False
 
     def _spans_of(self, spec: Spec) -> Iterator[tuple[str, float]]:
-        """Measure, and yield for how many seconds each moment lasts on this machine."""
-        self._sent.clear()
-        assert self._measure(spec) == ""
-        began = dict(reversed(self._sent))  # the first of each
-        if "setup" in began:
-            yield "set-up", began["join"] - began["setup"]
+        """Measure twice, and yield for how many seconds each moment of the second time lasts."""
+        for _ in range(2):  # the first time, ranks import what they need
+            self._sent.clear()
+            assert self._measure(spec) == ""
+            ended = time.monotonic()
+            began = dict(reversed(self._sent))  # the first command of each kind
+            if "setup" in began:
+                yield "set-up", began["join"] - began["setup"]
         yield "warm-up", began["sample"] - began["open"]
         yield "round", began["close"] - began["sample"]
-        yield "closing", time.monotonic() - began["close"]
+        yield "closing", ended - began["close"]
 
     def _on_command(self, command: str, process_set: ProcessSet) -> None:
         self._live = process_set
