@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults import __main__ as command
-from tests.faults import left_behind
-from tests.faults.left_behind import LeftBehind
 from tests.faults.outcomes import NEVER, SKIPPED, Kept, Outcome, table
-from tests.project import Marked
 
 GOOD = Outcome(fault="rank killed", moment="round", seconds=0.2, limit_seconds=0.5, report="was killed")
 Run = Callable[..., int]
@@ -84,27 +77,3 @@ def test_resumed_run_has_the_same_moments(run: Run, tmp_path: Path) -> None:
     assert {found.report for found in Kept(file, 2, resume=True).outcomes}.isdisjoint(
         found.report for found in Kept(file, 1, resume=True).outcomes
     )
-
-
-def test_what_is_left_is_found_once(marked: Marked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory, results = tmp_path / "shm", tmp_path / "results"
-    memory.mkdir()
-    results.mkdir()
-    (memory / "of another").touch()
-    monkeypatch.setattr(left_behind, "SHARED_MEMORY", memory)
-    monkeypatch.setattr(left_behind, "END_SECONDS", 0.1)
-    left = LeftBehind(marked, [results])
-    assert left.found() == ()
-    files = [marked.folder / "ddpperf-x", memory / "sem.x", results / "new.tmp"]
-    files[0].mkdir()
-    for file in files[1:]:
-        file.touch()
-    with contextlib.closing(socket.create_server(("127.0.0.1", 0))):
-        process = subprocess.Popen([sys.executable, "-c", "input()"], env=marked.environment, stdin=-1)
-        found = left.found()
-        assert process.wait(10) == -9, "it is killed"
-    assert found[0].startswith(f"process {sys.executable} -c input()"[:80])
-    assert sorted(found[1:4]) == sorted(map(str, files))
-    assert found[4:] == ("sockets of this process: 1",)
-    assert left.found() == ()
-    files[0].rmdir()
