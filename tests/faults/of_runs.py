@@ -270,24 +270,21 @@ class RunFaults:
             ranks_fail=True,
         )
 
-    def take_port(self, chance: random.Random) -> Seen:
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port = str(taken.getsockname()[1])
-            return self._refused(
-                "cannot be used (Address already in use)",
-                *("--nodes", "2", "--interface", "lo", "--node-port", port),
-            )
-
-    def take_lock(self, chance: random.Random) -> Seen:
+    def take_port_or_lock(self, chance: random.Random) -> Seen:
+        if chance.random() < 0.5:
+            with socket.create_server(("127.0.0.1", 0)) as taken:
+                port = str(taken.getsockname()[1])
+                options = ("--nodes", "2", "--interface", "lo", "--node-port", port)
+                return self._refused("port", "cannot be used (Address already in use)", *options)
         variables = {"DDPPERF_LOCK_FOLDER": str(self._project.locks)}
         with mock.patch.dict(os.environ, variables), lock_devices(["cpu"]):
-            return self._refused(f"cpu is being measured by process {os.getpid()}")
+            return self._refused("lock", f"cpu is being measured by process {os.getpid()}")
 
-    def _refused(self, cause: str, *arguments: str) -> Seen:
+    def _refused(self, what: str, cause: str, *arguments: str) -> Seen:
         began = time.monotonic()
         status, output = self._start(*arguments).wait(STUCK_SECONDS), self._printed()
         return Seen(
-            moment="start",
+            moment=what,
             seconds=time.monotonic() - began,
             limit_seconds=REFUSED_SECONDS,
             output=output,
@@ -344,7 +341,6 @@ RUN_FAULTS: dict[str, Callable[[RunFaults, random.Random], Seen]] = {
     "output flood": RunFaults.flood,
     DISK_FULL: RunFaults.fill_disk,
     NO_SHARED_MEMORY: RunFaults.take_shared_memory,
-    "port taken": RunFaults.take_port,
-    "lock taken": RunFaults.take_lock,
+    "port or lock taken": RunFaults.take_port_or_lock,
     "two runs at once": RunFaults.run_twice,
 }
