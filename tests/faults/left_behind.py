@@ -54,9 +54,8 @@ class LeftBehind:
     def _files(self) -> set[str]:
         found = {str(path) for path in SHARED_MEMORY.iterdir()} if SHARED_MEMORY.is_dir() else set()
         for folder in self._folders:
-            found |= {str(path) for path in folder.rglob("*") if path.is_file() or not path.is_dir()}
-            found |= {str(path) for path in folder.iterdir() if not path.name.startswith("pytest-of-")}
-        return found
+            found |= {str(path) for path in folder.rglob("*") if not path.is_dir()}
+        return found | {str(path) for path in self._mark.folder.iterdir()}
 
 
 def _few(files: Sequence[str]) -> list[str]:

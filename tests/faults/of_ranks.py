@@ -162,15 +162,6 @@ class RankFaults:
         self._undo = contextlib.ExitStack()
         self._undo.callback(self._mark.clean)
         self._file = self._mark.locks / "requested"
-        variables = {
-            "TMPDIR": str(self._mark.folder),
-            "PYTHONPATH": str(REPOSITORY),
-            FUNCTIONS_VARIABLE: STEP.function,
-            FILE_VARIABLE: str(self._file),
-        }
-        self._undo.enter_context(mock.patch.dict(os.environ, variables))
-        self._undo.enter_context(mock.patch.object(tempfile, "tempdir", str(self._mark.folder)))
-        self._undo.enter_context(watched_commands(self._on_command))
         self._left = LeftBehind(self._mark)
         self._sent: list[tuple[str, float]] = []  # commands to the ranks, and when they were sent
         self._due: Due | None = None
@@ -183,6 +174,20 @@ class RankFaults:
 
     def fault(self, fault: RankFault, number: int, chance: random.Random) -> Outcome:
         """Let a fault happen at a random moment, and return what came of it."""
+        variables = {
+            "TMPDIR": str(self._mark.folder),
+            "PYTHONPATH": str(REPOSITORY),
+            FUNCTIONS_VARIABLE: STEP.function,
+            FILE_VARIABLE: str(self._file),
+        }
+        with (
+            mock.patch.dict(os.environ, variables),
+            mock.patch.object(tempfile, "tempdir", str(self._mark.folder)),
+            watched_commands(self._on_command),
+        ):
+            return self._fault(fault, number, chance)
+
+    def _fault(self, fault: RankFault, number: int, chance: random.Random) -> Outcome:
         moment = chance.choice(fault.moments)
         may_load = fault.signal and moment in BUSY and not fault.is_hang
         spec: Spec = LOADER if may_load and chance.random() < LOADER_FRACTION else STEP

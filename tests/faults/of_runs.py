@@ -274,7 +274,8 @@ class RunFaults:
         if chance.random() < 0.5:
             with socket.create_server(("127.0.0.1", 0)) as taken:
                 port = str(taken.getsockname()[1])
-                options = ("--nodes", "2", "--interface", "lo", "--node-port", port)
+                key = str(self._project.locks / "node.key")
+                options = "--nodes", "2", "--interface", "lo", "--node-port", port, "--node-key", key
                 return self._refused("port", "cannot be used (Address already in use)", *options)
         variables = {"DDPPERF_LOCK_FOLDER": str(self._project.locks)}
         with mock.patch.dict(os.environ, variables), lock_devices(["cpu"]):

@@ -58,7 +58,7 @@ class Outcome:
         if self.moment == SKIPPED:
             return f"{self.fault:24} skipped: {self.report}"
         seconds = "" if self.seconds is None else f"{min(self.seconds, 9999):.2f} s"
-        what = "; ".join(self.problems()) or self.report.partition("\n")[0]
+        what = "; ".join(self.problems()) or self.report.partition("\n")[0][:120]
         return f"{self.fault:24}{self.number:4}  {self.moment:20}{seconds:>8}  {what}"
 
 
