@@ -54,6 +54,7 @@ def main(arguments: Sequence[str]) -> int:
         chosen = {name: fault for name, fault in faults(ends).items() if re.search(given.only, name)}
         run(chosen, kept, given.count, given.seed)
     print(table(kept.outcomes))
+    print(f"seed {given.seed}; load {os.getloadavg()[2]:.1f} on {os.cpu_count()} CPUs, which delays reports")
     return int(any(outcome.problems() for outcome in kept.outcomes))
 
 

@@ -34,8 +34,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 def test_handled_faults_pass(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(GOOD) == 0
-    *_, row, end = capsys.readouterr().out.splitlines()
+    *_, row, end, load = capsys.readouterr().out.splitlines()
     assert end == "0 of 3 faults were not handled as they must be"
+    assert load.startswith("seed 1; load ")
     assert row.split() == ["rank", "killed", "3", "0.20", "0.20", "0.5", "3", "3", "0", "0"]
 
 
@@ -55,8 +56,8 @@ def test_each_wrong_outcome_fails(
 ) -> None:
     assert run(wrong, "--count", "1") == 1
     lines = capsys.readouterr().out.splitlines()
-    assert sentence in lines[-1]
-    assert lines[-2] == "1 of 1 faults were not handled as they must be"
+    assert sentence in lines[-2]
+    assert lines[-3] == "1 of 1 faults were not handled as they must be"
 
 
 def test_skipped_fault_shows_its_reason() -> None:
