@@ -27,6 +27,7 @@ from tests.project import REPOSITORY
 
 FILE = Path(".ddpperf/faults.jsonl")
 OWN_MEMORY = "FAULTS_HAVE_OWN_MEMORY"  # a variable, set if nobody else uses this process's /dev/shm
+INTERRUPTED = 130  # exit status
 CLEAR = "\x1b[H\x1b[J"  # the terminal
 
 MakeHappen = Callable[[int, random.Random], Outcome]  # a fault's number and its chance
@@ -51,11 +52,19 @@ def main(arguments: Sequence[str]) -> int:
     kept = Kept(given.file.absolute(), given.seed, resume=given.resume)
     os.chdir(REPOSITORY)  # from which ranks import their step
     with contextlib.ExitStack() as ends:
-        chosen = {name: fault for name, fault in faults(ends).items() if re.search(given.only, name)}
-        run(chosen, kept, given.count, given.seed)
+        known = faults(ends)
+        chosen = {name: fault for name, fault in known.items() if re.search(given.only, name)}
+        if not chosen:
+            parser.error(f"--only {given.only} matches no fault; choose from: {', '.join(known)}")
+        try:
+            run(chosen, kept, given.count, given.seed)
+            status = int(any(outcome.problems() for outcome in kept.outcomes))
+        except KeyboardInterrupt:
+            print("\ninterrupted; go on with --resume")
+            status = INTERRUPTED
     print(table(kept.outcomes))
     print(f"seed {given.seed}; load {os.getloadavg()[2]:.1f} on {os.cpu_count()} CPUs, which delays reports")
-    return int(any(outcome.problems() for outcome in kept.outcomes))
+    return status
 
 
 def faults(ends: contextlib.ExitStack) -> dict[str, MakeHappen]:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -64,6 +65,20 @@ def test_skipped_fault_shows_its_reason() -> None:
     skipped = Outcome(fault="disk full", moment=SKIPPED, report="it needs root")
     assert "disk full                skipped: it needs root" in table([skipped, GOOD])
     assert skipped.problems() == []
+
+
+def test_unknown_fault_is_refused(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run(GOOD, "--only", "flod")
+    assert "--only flod matches no fault; choose from: rank killed" in capsys.readouterr().err
+
+
+def test_interrupted_run_shows_its_table(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "run", Mock(side_effect=KeyboardInterrupt))
+    assert run(GOOD) == 130
+    assert "0 of 0 faults were not handled" in capsys.readouterr().out
 
 
 def test_resumed_run_has_the_same_moments(run: Run, tmp_path: Path) -> None:
