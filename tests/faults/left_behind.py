@@ -54,8 +54,13 @@ class LeftBehind:
     def _files(self) -> set[str]:
         found = {str(path) for path in SHARED_MEMORY.iterdir()} if SHARED_MEMORY.is_dir() else set()
         for folder in self._folders:
-            found |= {str(path) for path in folder.rglob("*") if not path.is_dir()}
+            found |= {str(path) for path in files_in(folder)}
         return found | {str(path) for path in self._mark.folder.iterdir()}
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Return all files below a folder, whatever a run removes meanwhile."""
+    return [Path(inner, name) for inner, _, names in os.walk(folder) for name in names]
 
 
 def _few(files: Sequence[str]) -> list[str]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from unittest import mock
 
 from ddpperf.machine.device_lock import lock_devices
-from tests.faults.left_behind import END_SECONDS, LeftBehind
+from tests.faults.left_behind import END_SECONDS, LeftBehind, files_in
 from tests.faults.of_ranks import LOADER, LOADER_FRACTION, STEP, STUCK_SECONDS
 from tests.faults.outcomes import NEVER, SKIPPED, Outcome
 from tests.faults.steps import FILE_VARIABLE, RAISED, write_request
@@ -320,7 +320,7 @@ def _verdict(output: str) -> str:
 
 def _size(folder: Path) -> int:
     total = 0
-    for path in folder.rglob("*"):
+    for path in files_in(folder):
         with contextlib.suppress(OSError):
             total += path.stat().st_size
     return total
