@@ -1,5 +1,6 @@
 # make test        lint, types and the default tests: some minutes on 2 cores
-# make test-all    the same with the slow tests, and with those that need the machine for themselves
+# make test-all    the same with the slow tests, with those that need the machine for themselves, and faults
+# make faults      let each fault happen 10 times at random moments; ARGS="--count 100 --resume"
 # make perf        the core suite; make perf ARGS=--full runs all of it
 # make perf-smoke  every experiment once, with as little work as possible, on the CPU
 # make baseline    make the newest run the baseline of this machine; NAME names it
@@ -12,7 +13,7 @@ NAME ?= baseline
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest tests -n 2 --dist loadfile --durations=10
 
-.PHONY: lint test test-all perf perf-smoke baseline clean
+.PHONY: lint test test-all faults perf perf-smoke baseline clean
 
 lint: .venv/ready
 	$(BIN)/ruff check .
@@ -27,6 +28,10 @@ test: lint
 test-all: lint
 	$(PYTEST) -m "not figures"
 	$(BIN)/python -m pytest tests -m figures
+	$(BIN)/python -m tests.faults
+
+faults: .venv/ready
+	$(BIN)/python -m tests.faults $(ARGS)
 
 perf: .venv/ready
 	$(BIN)/python -m pytest perf/ $(ARGS)

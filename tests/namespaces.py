@@ -64,6 +64,30 @@ def namespaces_reason() -> str:
 needs_namespaces = pytest.mark.usefixtures("namespaces_allowed")
 
 
+CANNOT_MOUNT = "mount namespaces need root, or a kernel that allows them to users"
+_MOUNT = 'mount -t tmpfs -o size="$1" none "$2"; shift 2; exec "$@"'
+
+
+@functools.cache
+def can_mount() -> bool:
+    """Return whether this process may give a command mounts of its own."""
+    try:
+        return (
+            subprocess.run([*mounted(Path("/dev/shm"), "64k"), "true"], capture_output=True).returncode == 0
+        )
+    except OSError:
+        return False
+
+
+def mounted(folder: Path, size: str) -> list[str]:
+    """Return a command that runs the command after it with an empty disk of a size at `folder`.
+
+    Other processes do not see that disk.
+    """
+    flags = "-m" if os.geteuid() == 0 else "-rm"
+    return ["unshare", flags, "sh", "-ec", _MOUNT, "sh", size, str(folder)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Link:
     """A node's link: one-way delay, rate per direction, and whether frames leave and arrive."""

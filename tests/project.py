@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -194,10 +194,15 @@ class Project(Marked):
         (root / "conftest.py").write_text('pytest_plugins = ["ddpperf.plugin"]\n')
         (root / "pytest.ini").write_text("[pytest]\n")
 
-    def start(self, *arguments: str, output: int = subprocess.PIPE) -> subprocess.Popen[str]:
-        """Start pytest with these arguments; output is the file descriptor that it prints to."""
+    def start(
+        self, *arguments: str, output: int = subprocess.PIPE, within: Sequence[str] = ()
+    ) -> subprocess.Popen[str]:
+        """Start pytest with these arguments.
+
+        output: the file descriptor that it prints to. within: a command that runs pytest's command.
+        """
         return subprocess.Popen(
-            [sys.executable, "-m", "pytest", *self.options(), *arguments],
+            [*within, sys.executable, "-m", "pytest", *self.options(), *arguments],
             cwd=self.root,
             env=self.environment,
             stdout=output,

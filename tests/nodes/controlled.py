@@ -18,10 +18,10 @@ from typing import Any
 from ddpperf.errors import Refused
 from ddpperf.machine.network import find_interface
 from ddpperf.specs import AllReduceSpec, TrainingSpec
-from ddpperf.workers import pool as pools
 from ddpperf.workers.failures import NodeLost, SetFailure
 from ddpperf.workers.pool import Pool
-from ddpperf.workers.process_set import Nodes, ProcessSet, SetOptions
+from ddpperf.workers.process_set import Nodes, SetOptions
+from tests.faults.watched import watched_commands
 from tests.nodes.joined import listen
 
 SINGLE = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
@@ -29,18 +29,6 @@ SINGLE = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
 
 def report(**what: Any) -> None:
     print(json.dumps({**what, "time": time.monotonic()}), flush=True)
-
-
-class Watched(ProcessSet):
-    """A process set that reports each command to its ranks."""
-
-    def spawn(self) -> None:
-        report(at="start")
-        super().spawn()
-
-    def ask(self, command: str, **arguments: Any) -> None:
-        report(at=command)
-        super().ask(command, **arguments)
 
 
 class Controller:
@@ -111,14 +99,14 @@ class Controller:
 
 
 def main(folder: str, interface: str, count: str) -> None:
-    vars(pools)["ProcessSet"] = Watched
     controller = Controller(Path(folder), interface, int(count))
-    for line in sys.stdin:
-        command, arguments = json.loads(line)
-        try:
-            getattr(controller, command)(**arguments)
-        except Refused as refused:
-            report(refused=str(refused))
+    with watched_commands(lambda command, process_set: report(at=command)):
+        for line in sys.stdin:
+            command, arguments = json.loads(line)
+            try:
+                getattr(controller, command)(**arguments)
+            except Refused as refused:
+                report(refused=str(refused))
 
 
 if __name__ == "__main__":

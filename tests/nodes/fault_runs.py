@@ -22,14 +22,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import psutil
 
 from ddpperf.node.handshake import LOST_SECONDS
+from tests.faults.outcomes import Outcome, table
 from tests.namespaces import INTERFACE, Nodes, nodes
 from tests.project import REPOSITORY, Marked, wait_until
 
@@ -82,17 +82,6 @@ KINDS = (
     Kind(name="second agent, same name", to="twice", cause="node b has joined already", seconds=10.0),
     Kind(name="agent too many", to="more", cause="all 2 nodes have joined", seconds=10.0),
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What came of a fault. wrong: what was not as it must be, or an empty string."""
-
-    kind: str
-    moment: str
-    seconds: float
-    failure: str
-    wrong: str
 
 
 def _handle_signals() -> None:
@@ -204,10 +193,16 @@ class FaultRun:
             found = self.until("measured", "failure")
         failure = str(found.get("failure", "nothing was reported"))
         seconds = found["time"] - began
-        wrong = self._wrong_report(kind, failure, seconds)
-        wrong += self._left_behind(kind)
+        names_node = re.search(r"node 1 \(b\)|node b was lost", failure) is not None
         return Outcome(
-            kind=kind.name, moment=moment, seconds=seconds, failure=failure, wrong=wrong + self._go_on(kind)
+            fault=kind.name,
+            moment=moment,
+            seconds=seconds,
+            limit_seconds=kind.seconds,
+            report=failure,
+            is_named=names_node and re.search(kind.cause, failure) is not None,
+            left=self._left_behind(kind),
+            is_next_right=self._go_on(),
         )
 
     def _reach(self, kind: Kind, moment: str, delay: float) -> None:
@@ -228,21 +223,13 @@ class FaultRun:
         else:
             self.agent.send_signal(kind.signal)
 
-    def _wrong_report(self, kind: Kind, failure: str, seconds: float) -> str:
-        wrong = []
-        if not re.search(r"node 1 \(b\)|node b was lost", failure) or not re.search(kind.cause, failure):
-            wrong.append(f"reported {failure!r}")
-        if seconds > kind.seconds:
-            wrong.append(f"reported after {seconds:.2f} s, not {kind.seconds:g} s")
-        return "; ".join(wrong)
-
-    def _left_behind(self, kind: Kind) -> str:
+    def _left_behind(self, kind: Kind) -> tuple[str, ...]:
         """Return what is left on either side after a fault."""
         agent_stopped = kind.name == "SIGSTOP of agent"
         survivors = {self.agent.pid} if agent_stopped or kind.to == "rank" else set()
         with contextlib.suppress(AssertionError):
             wait_until(lambda: self._alive() <= survivors, LOST_SECONDS + LATE, str)
-        wrong = [f"left running: {self._alive() - survivors}"] if self._alive() - survivors else []
+        left = [f"running: {self._alive() - survivors}"] if self._alive() - survivors else []
         if agent_stopped:
             self.agent.send_signal(signal.SIGCONT)
         if kind.cut is not None:
@@ -252,26 +239,25 @@ class FaultRun:
         try:
             self.agent.wait(LOST_SECONDS + LATE)
         except subprocess.TimeoutExpired:
-            wrong.append("the agent runs on")
+            left.append("the agent runs on")
             self.agent.kill()
         self.agent.communicate()
         if files := sorted(os.listdir(self._marks[1].folder)):
-            wrong.append(f"left on the node: {files}")
-        return "; ".join(wrong)
+            left.append(f"on the node: {files}")
+        return tuple(left)
 
     def _alive(self) -> set[int]:
         return {pid for pid in self._marks[1].processes() if psutil.pid_exists(pid)}
 
-    def _go_on(self, kind: Kind) -> str:
-        """Let a fresh agent join, and measure."""
-        wrong = []
+    def _go_on(self) -> bool:
+        """Let a fresh agent join, and return whether the next measurement is right."""
         self.agent = self.start_agent()
         self.wait()
+        return self._is_next_right()
+
+    def _is_next_right(self) -> bool:
         self.measure(fresh=False)
-        found = self.until("measured", "failure")
-        if found.get("measured", [0, 0])[1:] != [2]:
-            wrong.append(f"the next measurement: {found}")
-        return "; ".join(wrong)
+        return bool(self.until("measured", "failure").get("measured", [0, 0])[1:] == [2])
 
     def _joining_fault(self, kind: Kind, moment: str, delay: float) -> Outcome:
         """Let an agent join late, twice, or one too many, while the run goes on."""
@@ -304,11 +290,15 @@ class FaultRun:
         if kind.to == "late":
             self.wait()
             seconds = time.monotonic() - began
-        self.measure(fresh=False)
-        found = self.until("measured", "failure")
-        if found.get("measured", [0, 0])[1:] != [2]:
-            wrong += f"; the next measurement: {found}"
-        return Outcome(kind=kind.name, moment=moment, seconds=seconds, failure=output, wrong=wrong)
+        return Outcome(
+            fault=kind.name,
+            moment=moment,
+            seconds=seconds,
+            limit_seconds=ANSWER_SECONDS,
+            report=output,
+            is_next_right=self._is_next_right(),
+            wrong=wrong,
+        )
 
     # --- ends
 
@@ -355,11 +345,10 @@ def run_faults(
         for number in range(count):
             kind = kinds[number % len(kinds)]
             moment = chance.choice(kind.moments)
-            outcomes.append(run.fault(kind, moment, chance.uniform(0, LONG[moment])))
+            outcome = run.fault(kind, moment, chance.uniform(0, LONG[moment]))
+            outcomes.append(replace(outcome, number=number // len(kinds)))
             held.append(run.state())
-            last = outcomes[-1]
-            first = last.failure.partition("\n")[0]
-            say(f"{number + 1:4} {last.kind:24} {last.moment:7} {last.seconds:6.2f} s  {first} {last.wrong}")
+            say(outcomes[-1].line())
     say(f"held at first {held[0]['fds']} descriptors, {held[0]['threads']} threads; at last {held[-1]}")
     say(f"left in /dev/shm: {set(os.listdir('/dev/shm')) - shared or 'nothing'}")
     return outcomes
@@ -380,17 +369,6 @@ def join_seconds(count: int) -> float:
     finally:
         for mark in marks:
             mark.clean()
-
-
-def table(outcomes: Sequence[Outcome]) -> str:
-    """Return a table with a line for each kind of fault."""
-    lines = [f"{'fault':26}{'count':>6}{'median s':>10}{'worst s':>9}{'wrong':>7}"]
-    for kind in dict.fromkeys(outcome.kind for outcome in outcomes):
-        those = [outcome for outcome in outcomes if outcome.kind == kind]
-        seconds = [outcome.seconds for outcome in those]
-        wrong = sum(bool(outcome.wrong) for outcome in those)
-        lines.append(f"{kind:26}{len(those):6}{median(seconds):10.2f}{max(seconds):9.2f}{wrong:7}")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

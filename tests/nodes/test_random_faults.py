@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.faults.outcomes import table
 from tests.namespaces import needs_namespaces
-from tests.nodes.fault_runs import KINDS, join_seconds, run_faults, table
+from tests.nodes.fault_runs import KINDS, join_seconds, run_faults
 
 pytestmark = [pytest.mark.slow, needs_namespaces]
 JOIN_SECONDS = 15.0
@@ -15,7 +16,7 @@ JOIN_SECONDS = 15.0
 
 def test_each_fault_is_reported_and_leaves_nothing() -> None:
     outcomes = run_faults(len(KINDS), seed=0)
-    assert [outcome for outcome in outcomes if outcome.wrong] == [], table(outcomes)
+    assert [outcome for outcome in outcomes if outcome.problems()] == [], table(outcomes)
 
 
 @pytest.mark.figures
