@@ -234,9 +234,9 @@ class Row:
 
     count: the measurements so far. groups: the process groups that the base's ranks have formed so
     far. replaced: the process sets that have been replaced so far. seconds: since the start.
-    controller, base, candidate: the controller process, and the ranks of both process sets. keys:
-    the number of keys in the TCP stores of both process sets. shared: the files in /dev/shm that
-    no process uses, beyond those before the soak.
+    controller, base, candidate: the controller process, and the ranks of both process sets. stored:
+    the number of files in the private folders of both process sets, with those in which ranks meet.
+    shared: the files in /dev/shm that no process uses, beyond those before the soak.
     """
 
     count: int
@@ -246,7 +246,7 @@ class Row:
     controller: Usage
     base: Sequence[Usage]
     candidate: Sequence[Usage]
-    keys: Sequence[int]
+    stored: Sequence[int]
     shared: int
 
     def processes(self) -> dict[str, Usage]:
@@ -276,7 +276,7 @@ def problems(first: Row, last: Row, memory_growth: float) -> Iterator[str]:
             if count > earlier:
                 yield f"{name} has {count} {what}, it had {earlier}"
     for what, counts, allowed in (
-        ("keys in its store", last.keys, max(first.keys)),
+        ("files in a private folder", last.stored, max(first.stored)),
         ("files in /dev/shm that no process uses", [last.shared], first.shared),
     ):
         if max(counts) > allowed:
@@ -285,9 +285,9 @@ def problems(first: Row, last: Row, memory_growth: float) -> Iterator[str]:
 
 def table(rows: Sequence[Row]) -> str:
     """Return a text table of rows."""
-    form = "{:>5} {:>6} {:>8} {:>7} {:>17} {:>19} {:>19} {:>14} {:>7} {:>5} {:>4}"
+    form = "{:>5} {:>6} {:>8} {:>7} {:>17} {:>19} {:>19} {:>14} {:>7} {:>6} {:>4}"
     heading = ("count", "groups", "replaced", "seconds", "controller MB", "base MB", "candidate MB")
-    lines = [form.format(*heading, "files", "threads", "keys", "shm")]
+    lines = [form.format(*heading, "files", "threads", "stored", "shm")]
     for row in rows:
         uses = row.processes().values()
         lines.append(
@@ -301,7 +301,7 @@ def table(rows: Sequence[Row]) -> str:
                 " ".join(f"{usage.nbytes / 1e6:.2f}" for usage in row.candidate),
                 " ".join(str(usage.files) for usage in uses),
                 " ".join(str(usage.threads) for usage in uses),
-                " ".join(map(str, row.keys)),
+                " ".join(map(str, row.stored)),
                 row.shared,
             )
         )
@@ -370,15 +370,14 @@ class Soak:
             controller=Usage.of(os.getpid()),
             base=[Usage.of(pid) for pid in base.pids.values()],
             candidate=[Usage.of(pid) for pid in candidate.pids.values()],
-            keys=[store_keys(base), store_keys(candidate)],
+            stored=[stored_files(base), stored_files(candidate)],
             shared=len(left_in_shared_memory() - self._shared),
         )
 
 
-def store_keys(live: ProcessSet) -> int:
-    """Return the number of keys in the TCP store of a process set."""
-    store = dist.TCPStore("127.0.0.1", live._setup["port"], None, False, wait_for_workers=False)
-    return int(store.num_keys())
+def stored_files(live: ProcessSet) -> int:
+    """Return the number of files in the private folder of a process set."""
+    return sum(path.is_file() for path in live._folder.path.rglob("*"))
 
 
 def left_in_shared_memory() -> set[str]:

@@ -17,7 +17,7 @@ ROW = Row(
     controller=USAGE,
     base=[USAGE],
     candidate=[USAGE],
-    keys=[3, 3],
+    stored=[3, 3],
     shared=0,
 )
 
@@ -32,7 +32,7 @@ def test_equal_usage_is_no_problem() -> None:
         ({"controller": Usage(nbytes=1020, files=5, threads=3)}, "the memory of the controller grew by 2.0%"),
         ({"base": [Usage(nbytes=1000, files=6, threads=3)]}, "rank 0 of the base has 6 open files, it had 5"),
         ({"candidate": [Usage(nbytes=1000, files=5, threads=4)]}, "of the candidate has 4 threads, it had 3"),
-        ({"keys": [4, 3]}, "there are 4 keys in its store, there were 3"),
+        ({"stored": [4, 3]}, "there are 4 files in a private folder, there were 3"),
         ({"shared": 14}, "there are 14 files in /dev/shm that no process uses, there were 0"),
     ],
 )
