@@ -51,7 +51,8 @@ class Parser:
         try:
             return self.parse(text)
         except ValueError as error:
-            got = f"{text[:QUOTED_LETTERS]!r}{f', which {error}' if isinstance(error, Wrong) else ''}"
+            got = repr(text[:QUOTED_LETTERS])[: QUOTED_LETTERS + 2]  # escapes are longer than their letters
+            got += f", which {error}" if isinstance(error, Wrong) else ""
             sentence = f"takes {self.takes}, got {got}; pass for example {self.example}"
             raise argparse.ArgumentTypeError(sentence) from error
 
