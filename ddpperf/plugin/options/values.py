@@ -53,7 +53,8 @@ class Parser:
             return self.parse(text)
         except ValueError as error:
             shown = shown_word(text)[:QUOTED_LETTERS]
-            got = f"{shown!r}{f', which {error}' if isinstance(error, Wrong) else ''}"
+            got = repr(shown)[: QUOTED_LETTERS + 2]  # escapes are longer than their letters
+            got += f", which {error}" if isinstance(error, Wrong) else ""
             sentence = f"takes {self.takes}, got {got}; pass for example {self.example}"
             raise argparse.ArgumentTypeError(sentence) from error
 
