@@ -14,6 +14,7 @@ import functools
 import os
 import random
 import re
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -106,4 +107,5 @@ def run(chosen: Mapping[str, MakeHappen], kept: Kept, count: int, seed: int) -> 
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a time limit leaves nothing behind either
     sys.exit(main(sys.argv[1:]))
