@@ -11,11 +11,10 @@ from pathlib import Path
 
 import psutil
 
-from tests.project import Marked
+from tests.project import SHARED_MEMORY, Marked
 
 END_SECONDS = 2.0  # until the processes of a failed set must have ended
 MOST_FILES = 3  # that are named
-SHARED_MEMORY = Path("/dev/shm")
 
 
 class LeftBehind:

@@ -165,7 +165,14 @@ class RankFaults:
         self._left = LeftBehind(self._mark)
         self._sent: list[tuple[str, float]] = []  # commands to the ranks, and when they were sent
         self._due: Due | None = None
-        self._pool = Pool(SetOptions(size=2, device="cpu", rounds=ROUNDS, deadline_seconds=LONG_SECONDS))
+        options = SetOptions(
+            size=2,
+            device="cpu",
+            rounds=ROUNDS,
+            deadline_seconds=LONG_SECONDS,
+            hang_folder=self._mark.locks / "hangs",
+        )
+        self._pool = Pool(options)
         self._undo.callback(self._pool.close)
         self._spans: dict[Spec, dict[str, float]] = {}
 
