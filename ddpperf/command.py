@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterable
 from typing import NoReturn
 
+from ddpperf.foreign_text import harmless
+
 REFUSED = 4  # the exit status of a refusal, as in a test run
 PRICES, PRICE = "a price above 0 and up to 999999", "2.5"  # the accepted prices in words, and one of them
 
@@ -45,7 +47,7 @@ def hour_price(text: str) -> float:
 
 def refused(problem: object) -> int:
     """Print one sentence that says why a command was refused, and return the exit status."""
-    print(" ".join(str(problem).split()), file=sys.stderr)
+    print(harmless(" ".join(str(problem).split())), file=sys.stderr)
     return REFUSED
 
 
@@ -57,7 +59,8 @@ def print_lines(lines: Iterable[str]) -> None:
     if sys.stdout is None:  # closed by >&-
         return
     try:
-        sys.stdout.buffer.write("".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace"))
+        text = "".join(f"{harmless(line)}\n" for line in lines)
+        sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -91,7 +91,8 @@ def _shared_pool(size: int, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("TMPDIR", str(mine.folder))
             patch.setattr(tempfile, "tempdir", str(mine.folder))
-            pool = Pool(SetOptions(size=size, device="cpu", rounds=2, deadline_seconds=60))
+            hangs = tmp_path_factory.mktemp("hangs")
+            pool = Pool(SetOptions(size=size, device="cpu", rounds=2, deadline_seconds=60, hang_folder=hangs))
             pool.live_sets()
         with pool:
             assert len(mine.processes()) >= size, "the ranks are known by their temporary folder"

@@ -40,6 +40,9 @@ from ddpperf.specs.strategy import (
 )
 from ddpperf.specs.training import IMAGENET_STEM
 
+# What a stored run keeps of a text: all but what a terminal would obey.
+PRINTABLE = st.characters(exclude_categories=["Cc", "Cf", "Cs", "Zl", "Zp"])
+NAMES = st.text(PRINTABLE, max_size=4)
 BOUNDED = settings(deadline=None, max_examples=50)  # no deadline: a busy machine is no defect
 
 
@@ -176,13 +179,13 @@ def usages(draw: st.DrawFn) -> Usage:
     value = st.floats(allow_nan=False, allow_infinity=False)
     points = draw(st.integers(0, 3))
     rows = st.tuples(*[st.tuples(*[value | st.none()] * points)] * draw(st.integers(1, 2)))
-    of_devices = st.dictionaries(st.text(max_size=4), st.tuples(value, value | st.none()), max_size=2)
+    of_devices = st.dictionaries(NAMES, st.tuples(value, value | st.none()), max_size=2)
     joules = draw(st.lists(value, max_size=2))
     return Usage(
         joules=tuple(joules),
         source=draw(st.sampled_from(EnergySource)) if joules else None,
         seconds=tuple(draw(st.tuples(*[value] * points))),
-        series=draw(st.dictionaries(st.text(max_size=4), rows, max_size=2)),
+        series=draw(st.dictionaries(NAMES, rows, max_size=2)),
         mean=draw(of_devices),
         peak=draw(of_devices),
         sampler_cpu_fraction=draw(value),
@@ -193,11 +196,11 @@ def usages(draw: st.DrawFn) -> Usage:
 def samples(draw: st.DrawFn, ranks: int) -> Sample:
     counters = st.floats(allow_nan=False, allow_infinity=False)
     return Sample(
-        set=draw(st.text(max_size=4)),
+        set=draw(NAMES),
         side=draw(st.sampled_from(("A", "B"))),
-        torch=draw(st.text(max_size=4)),
+        torch=draw(NAMES),
         seconds=tuple(draw(st.lists(st.tuples(*[seconds] * ranks), min_size=1, max_size=5))),
-        counters=draw(st.dictionaries(st.text(max_size=4), st.tuples(*[counters] * ranks), max_size=2)),
+        counters=draw(st.dictionaries(NAMES, st.tuples(*[counters] * ranks), max_size=2)),
         usage=draw(st.none() | usages()),
     )
 

@@ -221,7 +221,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     if "GITHUB_OUTPUT" in os.environ:
-        print(f"::error title=ddpperf::{problem}")
+        print(f"::error title=ddpperf::{' '.join(problem.split())}")
     else:
         print(problem, file=sys.stderr)
     return 4

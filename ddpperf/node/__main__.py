@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from ddpperf.errors import Refused
+from ddpperf.foreign_text import printable
 from ddpperf.machine.hardware import visible_gpus
 from ddpperf.machine.network import Interface, find_interface, interface_to
 from ddpperf.node.agent import Agent, ContactLost, handle_ending
@@ -36,10 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _run(given)
     except Refused as refused:
-        print(f"ddpperf.node: {refused}", file=sys.stderr)
+        print(f"ddpperf.node: {printable(str(refused))}", file=sys.stderr)
         return REFUSED
     except ContactLost as lost:
-        print(f"ddpperf.node: contact lost: {lost}; the ranks of this node have ended", file=sys.stderr)
+        why = printable(str(lost))
+        print(f"ddpperf.node: contact lost: {why}; the ranks of this node have ended", file=sys.stderr)
         return LOST
     return 0
 
@@ -106,7 +108,7 @@ def _run(given: argparse.Namespace) -> None:
 
 def say(line: str) -> None:
     with contextlib.suppress(OSError):  # whoever read the lines has ended
-        print(f"ddpperf.node: {line}", flush=True)
+        print(f"ddpperf.node: {printable(line)}", flush=True)
 
 
 def _address(given: str | None) -> tuple[str, int]:

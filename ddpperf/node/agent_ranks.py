@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpperf.errors import Refused
-from ddpperf.machine.child_process import describe_exit, members_of, wait_for_end
+from ddpperf.machine.child_process import members_of, wait_for_end
 from ddpperf.node.handshake import AuthenticationError, connect
 from ddpperf.specs import DATA_VARIABLE
 from ddpperf.temporary import PrivateFolder, remove_tensors
@@ -55,8 +55,10 @@ class AgentRanks:
             private = self._folders[name].path
             folder = private / name
             folder.mkdir(exist_ok=True)
-            logs = private if message["log_folder"] is None else Path(message["log_folder"])
-            logs.mkdir(parents=True, exist_ok=True)
+            log = None
+            if message["log_folder"] is not None:
+                log = Path(message["log_folder"]) / f"{name}-rank{rank}.log"
+                log.parent.mkdir(parents=True, exist_ok=True)
             with connect(self._address, self._key) as connection:
                 channel.send(connection, {"rank": token, "node": node})
                 with socket.socket(fileno=os.dup(connection.fileno())) as theirs:
@@ -67,7 +69,7 @@ class AgentRanks:
                         node_rank=int(message["node_rank"]),
                         device=str(message["device"]),
                         side=self._side(message["side"]),
-                        log=logs / f"{name}-rank{rank}.log",
+                        log=log,
                         folder=folder,
                         interface=self._interface,
                     )
@@ -111,22 +113,18 @@ class AgentRanks:
         """Return the message that says how a rank ended, and end what the rank had started."""
         del self._running[running.token]
         os.close(running.exit)
-        try:
-            failure = running.process.death()
-            what, detail = failure.what, failure.detail
-        except OSError:  # a rank whose connection has closed removes its folder with the log
-            what, detail = describe_exit(running.process.process), ""
+        failure = running.process.death()
         self._end([running])  # and what the rank had started
-        return _ended(running.token, what, detail)
+        return _ended(running.token, failure.what, failure.detail)
 
     def _end(self, ended: Sequence[Running]) -> None:
         """Kill ranks and what they started, and remove the folders of process sets without ranks."""
         started = members_of({running.process.pid for running in ended})
         for running in ended:
             running.process.kill()
-        for running in ended:
-            running.process.reap()
         wait_for_end(started)
+        for running in ended:
+            running.process.close()
         remove_tensors(started)
         for name in {running.set_name for running in ended}:
             self._remove_if_empty(name)

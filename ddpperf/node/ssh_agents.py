@@ -17,6 +17,7 @@ from typing import IO
 
 import ddpperf
 from ddpperf.errors import MAX_LETTERS, Refused
+from ddpperf.foreign_text import printable
 from ddpperf.machine.child_process import describe_status, die_with_parent
 from ddpperf.node.hostfile import Host
 
@@ -128,7 +129,7 @@ def _failure(agent: _Agent) -> str:
     end = os.fstat(agent.printed.fileno()).st_size
     text = os.pread(agent.printed.fileno(), KEPT_BYTES, max(0, end - KEPT_BYTES)).decode(errors="replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    why = "".join(letter if letter.isprintable() else "?" for letter in (lines or ["no output"])[-1])
+    why = printable((lines or ["no output"])[-1])
     if status == SSH_FAILED:
         what = "ssh exited with status 255"
         check = shlex.join(["ssh", "-o", "BatchMode=yes", *destination(agent.host), "true"])

@@ -15,6 +15,7 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from ddpperf.errors import Refused
+from ddpperf.foreign_text import harmless
 from ddpperf.machine import hardware
 from ddpperf.plugin.cases import functions_of, parameters
 from ddpperf.plugin.collection import measures
@@ -43,7 +44,7 @@ def refusals_as_usage_errors() -> Iterator[None]:
     try:
         yield
     except Refused as refused:
-        raise pytest.UsageError(str(refused)) from refused
+        raise pytest.UsageError(harmless(str(refused))) from refused
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -271,7 +272,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[Any]:
     finally:
         session.progress.clear()
     if violations := session.violations(pyfuncitem.nodeid, pyfuncitem.originalname):
-        pytest.fail("; ".join(violations), pytrace=False)
+        pytest.fail(harmless("; ".join(violations)), pytrace=False)
     return result
 
 

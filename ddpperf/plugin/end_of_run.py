@@ -21,6 +21,7 @@ from _pytest.cacheprovider import LFPlugin
 from _pytest.junitxml import LogXML, xml_key
 
 from ddpperf.errors import first_line
+from ddpperf.foreign_text import harmless, printable_document
 from ddpperf.plugin.core_suite import by_file
 from ddpperf.plugin.options.checks import runs_tests
 from ddpperf.plugin.options.outputs import Outputs, file_to_write
@@ -90,7 +91,7 @@ class Ending:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self.verdict is None:
             return
-        document = self._document(self.verdict)
+        document = printable_document(self._document(self.verdict))
         self._save(document)
         width = self._width()
         verdict = verdict_lines(document["ddpperf"], width=width)
@@ -168,7 +169,7 @@ class Ending:
             if self._lines:
                 terminalreporter.section("ddpperf", bold=True)
                 for line in self._lines:
-                    terminalreporter.line(line, **markup(line))
+                    terminalreporter.line(harmless(line), **markup(line))
 
 
 def header(session: Session, command_line: str, answer: Answer | None, verdict: Verdict) -> dict[str, Any]:

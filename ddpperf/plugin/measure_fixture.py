@@ -11,6 +11,7 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from ddpperf.errors import Refused
+from ddpperf.foreign_text import harmless
 from ddpperf.instruments.kernels import other_kernels
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.devices import Devices
@@ -146,7 +147,7 @@ class Measure:
             sentence = str(failure)
             if failure.failures[0].cause is Cause.RAISED and failure.failures[0].limit:
                 return sentence.splitlines()[0]
-        pytest.fail(sentence, pytrace=False)
+        pytest.fail(harmless(sentence), pytrace=False)
 
     def _require_same_sets(self, reference: str, sets: set[str]) -> None:
         if self.measured is not None and sets != {sample.set for sample in self.measured.samples}:
@@ -226,7 +227,7 @@ class Measure:
             # The machine lacks something, such as a temporary folder, which is not the candidate's fault.
             if self._sides is not None and not isinstance(error, ValueError):
                 self.ended_as = OutcomeKind.BASE_FAILED
-        pytest.fail(failure, pytrace=False)  # inside the handler, the error would be printed twice
+        pytest.fail(harmless(failure), pytrace=False)  # in the handler, the error would be printed twice
 
     def _with_notes(self, measure: Callable[[], Measured]) -> Measured:
         before = self._pool.counted_seconds
@@ -239,7 +240,7 @@ class Measure:
 
 
 def _fail(sentence: str) -> NoReturn:
-    pytest.fail(sentence, pytrace=False)
+    pytest.fail(harmless(sentence), pytrace=False)
 
 
 class Measuring:

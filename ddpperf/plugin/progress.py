@@ -6,6 +6,7 @@ import os
 import time
 from typing import TextIO
 
+from ddpperf.foreign_text import printable
 from ddpperf.specs import Spec
 
 QUIET_SECONDS = 2.0  # a shorter measurement shows no progress line
@@ -63,7 +64,7 @@ class ProgressLine:
     def say(self, line: str) -> None:
         """Print a line that stays, such as where the agents of other nodes can join."""
         self.clear()
-        self._terminal.write(f"{line}\n")
+        self._terminal.write(f"{printable(line)}\n")
         self._terminal.flush()
 
     def show(self, text: str) -> None:
@@ -79,7 +80,7 @@ class ProgressLine:
             self._shown = False
 
     def _write(self, text: str) -> None:
-        self._terminal.write(f"{SAVE}{LINE_BELOW}{text}{RESTORE}")
+        self._terminal.write(f"{SAVE}{LINE_BELOW}{printable(text)}{RESTORE}")
         self._terminal.flush()
 
     def close(self) -> None:

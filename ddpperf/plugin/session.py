@@ -207,6 +207,7 @@ class Session:
             rounds=run.rounds,
             deadline_seconds=options.deadline_seconds,
             log_folder=options.worker_logs,
+            hang_folder=self.setup.storage.root / ".ddpperf" / "hangs",
             cores=self._devices.cores(),
             time_only=time_only,
             nodes=self._other_nodes.placement() if self._other_nodes is not None else Nodes(),

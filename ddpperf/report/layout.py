@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from string import ascii_lowercase
 
+from ddpperf.foreign_text import printable
 from ddpperf.report.tables import Column, Table
-from ddpperf.report.text import printable
 
 WIDEST_HEADING = 16  # characters; a longer heading takes several lines
 ENOUGH_FIGURES = 5  # columns; if fewer fit, long texts in other columns are abbreviated

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ddpperf.foreign_text import harmless
 from ddpperf.report.cases import ab_of
 from ddpperf.report.text import ab_cells, aligned, format_metric, grouped, short
 from ddpperf.results.notes import NoteKind
@@ -31,7 +32,7 @@ def markdown(document: Mapping[str, Any], lines: Sequence[str]) -> str:
     for title, hidden in folded.items():
         if hidden:
             page += [f"<details><summary>{title}</summary>", "", *_fenced(hidden), "", "</details>", ""]
-    return "\n".join(page)
+    return harmless("\n".join(page))
 
 
 def _metrics(document: Mapping[str, Any]) -> list[str]:

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ddpperf.foreign_text import printable
 from ddpperf.report.cases import Case, cases_of, rows_of
 from ddpperf.report.plots import pictures_of
 from ddpperf.report.plots.picture import Picture
@@ -27,7 +28,7 @@ MOST_IMPORTANT = 3  # rows on top of the page
 
 def write_page(path: Path, document: Mapping[str, Any], history: History = ()) -> Path:
     """Write the HTML page of a stored run; raise OSError if the file cannot be written."""
-    return write_atomically(path, page(document, history))
+    return write_atomically(path, printable(page(document, history)))
 
 
 def page(document: Mapping[str, Any], history: History = ()) -> str:

@@ -13,11 +13,6 @@ def short(test: str) -> str:
     return test.split("::", 1)[-1]
 
 
-def printable(text: str) -> str:
-    """Return text in which `?` replaces control characters, which a terminal would obey."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
-
-
 def function_of(test: str) -> str:
     """Return the name of a test's function, such as test_weak_scaling."""
     return test.rpartition("::")[-1].partition("[")[0]

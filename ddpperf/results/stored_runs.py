@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from ddpperf import specs
 from ddpperf.errors import Refused
+from ddpperf.foreign_text import printable_document
 from ddpperf.results.outcomes import OutcomeKind, Status
 from ddpperf.results.samples import Measured
 from ddpperf.specs import Spec
@@ -238,7 +239,8 @@ def read_document(path: Path) -> Any:
             raise ValueError(f"it has {size / 1e6:,.0f} MB, more than any stored run")
         if not path.is_file():
             raise ValueError("it is no file")
-        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        text = path.read_text(encoding="utf-8")
+        return printable_document(json.loads(text, parse_constant=_refuse_constant))
     except (OSError, ValueError, RecursionError) as error:
         advice = "name another, or save one anew"
         raise NoBaseline(f"the baseline {path} cannot be read ({error}); {advice}") from error

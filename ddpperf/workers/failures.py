@@ -6,6 +6,8 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ddpperf.foreign_text import harmless, shortened
+
 
 class Cause(enum.IntEnum):
     """Why a rank did not answer a command.
@@ -57,6 +59,7 @@ class SetFailure(Exception):
         else:
             lines = [f"rank {first.rank} of set {set_name}{first.where} {first.what} ({doing})", first.detail]
             lines += [f"after it, rank {failure.rank}{failure.where} {failure.what}" for failure in others]
-        super().__init__("\n".join(line.rstrip() for line in lines if line.strip()))
+        texts = (shortened(line.rstrip()) for line in lines if line.strip())
+        super().__init__(harmless("\n".join(texts)))
         self.set_name = set_name
         self.failures = (first, *others)

@@ -18,6 +18,7 @@ from ddpperf.workers import channel
 from ddpperf.workers.answers import problem_of
 from ddpperf.workers.channel import Message, Receiver, SlowMessage
 from ddpperf.workers.failures import Cause, NodeLost, RankFailure, SetFailure
+from ddpperf.workers.hangs import explained, seen_in, write_report
 from ddpperf.workers.interpreter import LOOPBACK, Side
 from ddpperf.workers.rank_process import EXIT_SECONDS, LocalRank, wait_for_stacks
 
@@ -100,8 +101,9 @@ class SetOptions:
 
     size: the number of ranks. rounds: how often each spec is timed. deadline_seconds: how long a
     rank may take for a command, or be silent in a command that reports progress. log_folder: where
-    the output of the ranks stays, one file for each rank. Without a folder it is removed with the
-    process set. cores: the CPU cores that each rank is pinned to.
+    the output of the ranks stays, one file for each rank; None to keep no file. cores: the CPU cores
+    that each rank is pinned to. hang_folder: where the stacks of hanging ranks are written, unless
+    there is a log folder.
     time_only: whether only times are needed. A step that uses one device is then measured on the
     first device only, not on all devices in turn, and no kernels are listed.
     nodes: the nodes of the ranks.
@@ -112,6 +114,7 @@ class SetOptions:
     rounds: int
     deadline_seconds: float
     log_folder: Path | None = None
+    hang_folder: Path = Path(".ddpperf/hangs")
     cores: Sequence[Sequence[int]] | None = None
     time_only: bool = False
     nodes: Nodes = field(default_factory=Nodes)
@@ -135,7 +138,7 @@ class ProcessSet:
         self.options = options
         self.ranks: list[RankHandle] = []
         self.alive = True
-        self._folder = PrivateFolder()  # for temporary files and logs
+        self._folder = PrivateFolder()  # for temporary files
         self._setup: Message = {}  # rank 0's answer to "setup"
         self._group_size = 0
         self._pending: tuple[str, list[RankHandle]] = ("", [])  # the last command, and to whom
@@ -196,7 +199,7 @@ class ProcessSet:
             rank,
             device=options.device,
             side=self.side,
-            log=(options.log_folder or self._folder.path) / f"{self.name}-rank{rank}.log",
+            log=options.log_folder and options.log_folder / f"{self.name}-rank{rank}.log",
             folder=folder,
             interface=nodes.interface,
         )
@@ -268,6 +271,9 @@ class ProcessSet:
             raise self._failure(command, [_failure_of(rank, answer) for rank, answer in failed])
         if waiting:
             raise self._failure(command, self._hangs([*waiting.values()], deadline_seconds))
+        ours = [rank for rank in asked if isinstance(rank, LocalRank)]
+        if lost := [_lost_output(rank) for rank in ours if rank.output.problem]:
+            raise self._failure(command, lost)
         return answers
 
     @property
@@ -333,8 +339,9 @@ class ProcessSet:
             rank.kill()
         for rank in self.ranks:
             rank.wait(EXIT_SECONDS)
-            rank.close()
         wait_for_end(started)
+        for rank in self.ranks:
+            rank.close()
         remove_tensors(started)
         self._folder.remove()
 
@@ -359,22 +366,28 @@ class ProcessSet:
     def _hangs(self, ranks: Sequence[RankHandle], deadline_seconds: float) -> list[RankFailure]:
         hint = "if it is only slow, as compiling can be: pass a longer --deadline"
         what = f"did not answer within {deadline_seconds:g} s"
-        detail = "\n".join([*self._stacks(), hint])
+        detail = "\n".join([*self._explained(), hint])
         failures = []
         for rank in sorted(ranks, key=lambda rank: rank.rank):
             failure = RankFailure(
                 rank=rank.rank, cause=Cause.HUNG, what=what, detail=detail, where=rank.where
             )
             failures.append(failure)
-            detail = ""  # the first rank's failure has the stacks of all ranks
+            detail = ""  # the first rank's failure explains all ranks
         return failures
 
-    def _stacks(self) -> list[str]:
-        """Return the stacks of all threads of each rank."""
+    def _explained(self) -> list[str]:
+        """Return lines on what each rank does, and write all their stacks to a file."""
         for rank in self.ranks:
             rank.ask_for_stacks()
         wait_for_stacks(self.ranks)
-        return [f"stacks of rank {rank.rank}{rank.where}:\n{rank.stacks()}" for rank in self.ranks]
+        reports = {f"rank {rank.rank}{rank.where}": rank.stacks() for rank in self.ranks}
+        seen = [
+            seen_in(report, rank.rank, rank.where)
+            for rank, report in zip(self.ranks, reports.values(), strict=True)
+        ]
+        folder = self.options.log_folder or self.options.hang_folder
+        return [*explained(seen), write_report(folder, self.name, reports)]
 
 
 def _cores_of_all(of_nodes: Sequence[Sequence[Sequence[int]] | None]) -> Sequence[Sequence[int]] | None:
@@ -413,6 +426,11 @@ def _receive(
         what = f"sent an answer that pytest cannot read ({problem}); look for what writes to its connection"
         return RankFailure(rank=rank.rank, cause=Cause.RAISED, what=what, detail="", where=rank.where)
     return answer
+
+
+def _lost_output(rank: LocalRank) -> RankFailure:
+    what = f"printed what --worker-logs cannot keep: {rank.output.problem}; make room or name another folder"
+    return RankFailure(rank=rank.rank, cause=Cause.RAISED, what=what, detail="")
 
 
 def _failure_of(rank: RankHandle, answer: Message | RankFailure | None) -> RankFailure:

@@ -14,12 +14,14 @@ import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from ddpperf import specs
 from ddpperf.compile_and_capture import forbid_compiling, forget_compiled, require_none_new
+from ddpperf.errors import first_line
 from ddpperf.instruments.kernels import digest, kernel_names
 from ddpperf.instruments.timing import seconds_of, synchronize
 from ddpperf.workers.channel import Message
@@ -27,18 +29,24 @@ from ddpperf.workers.gpu_pace import GpuPace
 from ddpperf.workers.measurements import Opened, open_measurement
 
 WARMUP_ITERATIONS = {"cpu": 2, "cuda": 10}
-LOCALHOST = "127.0.0.1"
 COMMANDS = ("setup", "ping", "join", "leave", "open", "sample", "close", "exit")
 
 
 class Rank:
     """A rank's device, process group and open measurement, which last from one command to the next.
 
-    report: called now and then with the fraction of a long command that is done.
+    report: called now and then with the fraction of a long command that is done. folder: the private
+    folder of the process set, in which ranks of one node meet to form process groups.
     """
 
-    def __init__(self, rank: int, report: Callable[[float], None] = lambda fraction: None) -> None:
+    def __init__(
+        self,
+        rank: int,
+        report: Callable[[float], None] = lambda fraction: None,
+        folder: Path | None = None,
+    ) -> None:
         self.rank = rank
+        self.folder = folder
         self.report = report
         self.device = torch.device("cpu")
         self.store: dist.TCPStore | None = None
@@ -54,11 +62,11 @@ class Rank:
         answer: Message = getattr(self, command)(**arguments)
         return answer
 
-    def setup(self, device: str, cores: list[list[int]] | None, address: str = LOCALHOST) -> Message:
+    def setup(self, device: str, cores: list[list[int]] | None, address: str = "") -> Message:
         """Choose this rank's device, pin the rank to its CPU cores, and return library versions.
 
-        Rank 0 also starts the TCP store with which ranks form process groups. address: where the
-        store listens, which is no other node's business if all ranks are on one node.
+        address: where rank 0's TCP store listens, with which ranks of several nodes form process
+        groups; empty on one node.
         """
         if cores is not None:  # first of all: only threads that start later inherit the cores
             os.sched_setaffinity(0, cores[self.rank])
@@ -69,7 +77,7 @@ class Rank:
             torch.cuda.set_device(self.device)
             self.pace = GpuPace(self.device)
         gc.freeze()  # the collector need not look at what the imports left
-        port = self._start_store(address) if self.rank == 0 else None
+        port = self._start_store(address) if address and self.rank == 0 else None
         environment = {
             "python": platform.python_version(),
             "torch": torch.__version__,
@@ -95,27 +103,46 @@ class Rank:
         return {}
 
     def join(
-        self, port: int, name: str, world_size: int, timeout_seconds: float, address: str = LOCALHOST
+        self, port: int | None, name: str, world_size: int, timeout_seconds: float, address: str = ""
     ) -> Message:
         """Form the torch process group `name` of ranks 0 to world_size-1.
 
-        address, port: where rank 0's TCP store listens.
+        address, port: where rank 0's TCP store listens; empty on one node.
         """
         began = time.perf_counter()
-        if self.store is None:
-            self.store = dist.TCPStore(address, port, None, False, wait_for_workers=False)
-        dist.init_process_group(
-            "nccl" if self.device.type == "cuda" else "gloo",
-            store=dist.PrefixStore(name, self.store),
-            rank=self.rank,
-            world_size=world_size,
-            timeout=timedelta(seconds=timeout_seconds),
-            device_id=self.device if self.device.type == "cuda" else None,
-        )
-        dist.barrier()  # the first use completes the communicator
-        synchronize(self.device)
+        try:
+            dist.init_process_group(
+                "nccl" if self.device.type == "cuda" else "gloo",
+                store=self._store_of(name, world_size, address, port),
+                rank=self.rank,
+                world_size=world_size,
+                timeout=timedelta(seconds=timeout_seconds),
+                device_id=self.device if self.device.type == "cuda" else None,
+            )
+            dist.barrier()  # the first use completes the communicator
+            synchronize(self.device)
+        except (RuntimeError, MemoryError) as error:  # gloo takes a forged address for a length
+            if not address:
+                raise
+            where = f"the ranks could not meet at the store on {address}:{port} ({first_line(error)})"
+            advice = "another rank has ended, or another program wrote to the store, see docs/security.md"
+            raise dist.DistBackendError(f"{where}; {advice}") from error
         self.communicator_seconds = time.perf_counter() - began
         return {}
+
+    def _store_of(self, name: str, world_size: int, address: str, port: int | None) -> dist.Store:
+        """Return the store with which the ranks of a group exchange their addresses.
+
+        On one node, it is a file in the private folder. A TCP store would have a port, on which every
+        local user could list, read and write all keys.
+        """
+        if not address:
+            assert self.folder is not None
+            return dist.FileStore(str(self.folder / name), world_size)
+        if self.store is None:
+            assert port is not None
+            self.store = dist.TCPStore(address, port, None, False, wait_for_workers=False)
+        return dist.PrefixStore(name, self.store)
 
     def leave(self) -> Message:
         """End torch's process group, together with the other ranks of the group."""

@@ -13,10 +13,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
-from ddpperf.machine.child_process import describe_exit, end_of, kill_group, wait_for_exit
+import psutil
+
+from ddpperf.machine.child_process import describe_exit, kill_group, wait_for_exit
 from ddpperf.workers.channel import limit_pauses
 from ddpperf.workers.failures import Cause, RankFailure
+from ddpperf.workers.hangs import COLLECTIVES, STATE
 from ddpperf.workers.interpreter import LOOPBACK, Side, rank_environment
+from ddpperf.workers.rank_output import RankOutput
 from ddpperf.workers.worker import STACKS_SIGNAL
 
 STACKS_SECONDS = 0.5
@@ -31,8 +35,8 @@ class RankProcess:
     source tree: the rank would then import the installed code instead. channel: the rank's end of
     its connection to the controller process, which the rank reads as standard input. node_rank: the
     rank's place among the ranks of this node, which is the index of its GPU. log: the file for
-    everything that the process prints. folder: where its temporary files go, within the private
-    folder of the process set. interface: the network interface that gloo and NCCL use.
+    everything that the process prints, or None. folder: where its temporary files go, within the
+    private folder of the process set. interface: the network interface that gloo and NCCL use.
     """
 
     def __init__(
@@ -43,27 +47,32 @@ class RankProcess:
         node_rank: int,
         device: str,
         side: Side,
-        log: Path,
+        log: Path | None,
         folder: Path,
         interface: str = LOOPBACK,
     ) -> None:
         if side.root is not None and not side.root.is_dir():
             raise FileNotFoundError(errno.ENOENT, "no such source tree on this node", str(side.root))
         self.rank = rank
-        self.log = log
+        self.output = RankOutput(log)
         variables = {"RANK": str(rank), "LOCAL_RANK": str(node_rank), "TMPDIR": str(folder)}
         channel.setblocking(True)  # whatever socket.setdefaulttimeout says: both ends wait for messages
-        with open(log, "wb") as output:
-            self.process = subprocess.Popen(
-                side.command("rank", str(folder.parent), str(rank)),
-                stdin=channel.fileno(),  # a wrapper of an interpreter passes it on
-                stdout=output,
-                stderr=output,
-                env=rank_environment(device, interface) | side.variables() | variables,
-                process_group=0,  # Ctrl-C reaches the controller alone, killpg the rank's children too
-            )
+        try:
+            with self.output.pipe as output:
+                self.process = subprocess.Popen(
+                    side.command("rank", str(folder.parent), str(rank)),
+                    stdin=channel.fileno(),  # a wrapper of an interpreter passes it on
+                    stdout=output,
+                    stderr=output,
+                    env=rank_environment(device, interface) | side.variables() | variables,
+                    process_group=0,  # Ctrl-C reaches the controller alone, killpg the rank's children too
+                )
+        except BaseException:
+            self.output.close()
+            raise
         self.pid = self.process.pid
         self._stacks_begin = 0
+        self._state = ""
 
     def is_dead(self) -> bool:
         return wait_for_exit(self.process) is not None
@@ -71,7 +80,7 @@ class RankProcess:
     def death(self) -> RankFailure:
         """Return how the rank's process ended, with the last lines that it printed."""
         what = describe_exit(self.process)
-        lines = end_of(self.log).splitlines()[-LOG_TAIL_LINES:]
+        lines = self.output.end().splitlines()[-LOG_TAIL_LINES:]
         detail = "\n".join([f"the end of rank {self.rank}'s output:", *lines] if lines else [])
         return RankFailure(rank=self.rank, cause=Cause.DIED, what=what, detail=detail)
 
@@ -83,20 +92,22 @@ class RankProcess:
         """Kill the rank's process and all processes that it started, without waiting."""
         kill_group(self.process)
 
-    def reap(self) -> None:
-        """Wait at most EXIT_SECONDS for the end of the killed process, whose id is then free."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout=EXIT_SECONDS)
-
     def ask_for_stacks(self) -> None:
-        """Let the rank print the stacks of all its threads into its log."""
-        self._stacks_begin = self.log.stat().st_size
+        """Let the rank print the stacks of all its threads and its collectives."""
+        self._stacks_begin = self.output.printed
+        self._state = _state(self.pid)
         if not self.is_dead():  # Popen.send_signal would reap it
             os.kill(self.pid, STACKS_SIGNAL)
 
     def stacks(self) -> str:
-        """Return what the rank has printed since `ask_for_stacks`."""
-        return end_of(self.log, self._stacks_begin)
+        """Return the state of the rank's process, and what it has printed since `ask_for_stacks`."""
+        return f"{STATE}{self._state}\n{self.output.since(self._stacks_begin)}"
+
+    def close(self) -> None:
+        """Reap the killed process, whose id is then free, and stop reading what it prints."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=EXIT_SECONDS)
+        self.output.close()
 
 
 class LocalRank(RankProcess):
@@ -116,8 +127,8 @@ class LocalRank(RankProcess):
         """Do nothing: a rank of this node is connected from its start."""
 
     def close(self) -> None:
-        """Reap the killed process, and close the connection to the rank."""
-        self.reap()
+        """Close the connection to the killed rank, reap it, and stop reading what it prints."""
+        super().close()
         self.connection.close()
 
 
@@ -126,8 +137,16 @@ class PrintsStacks(Protocol):
 
 
 def wait_for_stacks(ranks: Sequence[PrintsStacks]) -> None:
-    """Wait until each rank has begun to print its stacks, at most STACKS_SECONDS."""
+    """Wait until each rank has printed its stacks and collectives, at most STACKS_SECONDS."""
     end = time.monotonic() + STACKS_SECONDS
-    while time.monotonic() < end and not all(rank.stacks() for rank in ranks):
+    while time.monotonic() < end and not all(COLLECTIVES in rank.stacks() for rank in ranks):
         time.sleep(0.02)
-    time.sleep(0.1)  # a stack is written in many small pieces
+
+
+def _state(process: int) -> str:
+    """Return the state of a process in words, such as "sleeping" or "stopped"."""
+    try:
+        state = str(psutil.Process(process).status())
+    except psutil.Error:
+        return "ended"
+    return {"disk-sleep": "uninterruptible", "zombie": "ended", "tracing-stop": "stopped"}.get(state, state)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import json
 import os
 import select
 import shutil
@@ -21,15 +22,18 @@ from pathlib import Path
 from ddpperf.errors import CannotTrain
 from ddpperf.temporary import hold
 from ddpperf.workers import channel
+from ddpperf.workers.hangs import COLLECTIVES
 
 STACKS_SIGNAL = signal.SIGUSR1
+LAST_COLLECTIVES = 20
+MOST_LETTERS = 2**16  # of an error, whose message may be as long as a tensor
 EXPLAINED = (CannotTrain, FloatingPointError)  # errors whose message needs no traceback
 LIMITS = (RuntimeError, MemoryError, OverflowError)  # raised for too little memory or too small indices
 
 
 def main(folder: str, rank: int) -> None:
     """Carry out the controller's commands until the controller sends "exit" or ends."""
-    faulthandler.register(STACKS_SIGNAL, file=sys.stderr, all_threads=True)
+    _report_on_signal()
     connection = Connection(os.dup(0))
     lasting = os.dup(0)  # never closed, so that the connection ends when this process has ended
     with open(os.devnull) as nothing:
@@ -39,15 +43,66 @@ def main(folder: str, rank: int) -> None:
     with contextlib.suppress(OSError):  # the controller has ended, and the folder is gone
         hold(Path(folder))  # until this process ends
     try:
-        _serve(connection, rank)
+        _serve(connection, rank, Path(folder))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         lifeline.join()  # the controller has ended: the other thread cleans up and ends this process
 
 
-def _serve(connection: Connection, rank: int) -> None:
+def _report_on_signal() -> None:
+    """Print the stacks of all threads and the last collectives to stderr after each STACKS_SIGNAL.
+
+    faulthandler prints the stacks from its signal handler, whatever the main thread waits for. It then
+    calls Python's handler, which wakes the thread for the collectives.
+    """
+    requests, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.signal(STACKS_SIGNAL, lambda number, frame: None)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    faulthandler.register(STACKS_SIGNAL, file=sys.stderr, all_threads=True, chain=True)
+    threading.Thread(target=_print_collectives, args=[requests], daemon=True).start()
+
+
+def _print_collectives(requests: int) -> None:
+    while number := os.read(requests, 1):
+        if number[0] == STACKS_SIGNAL:
+            line = f"\n{COLLECTIVES}{json.dumps(collectives())}\n"
+            os.write(2, line.encode())
+
+
+def collectives() -> channel.Message:
+    """Return the collective that this rank waits in, and its last ones, from torch's flight recorder.
+
+    torch records the collectives of gloo and NCCL by default. The result is {} if this torch has no
+    such record.
+    """
+    torch = sys.modules.get("torch._C._distributed_c10d")
+    entries = []
+    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):  # of gloo; of NCCL
+        if (dump := getattr(torch, name, None)) is not None:
+            entries += json.loads(dump(includeCollectives=True, onlyActive=False)).get("entries", [])
+    if not entries:
+        return {}
+    entries.sort(key=lambda entry: entry["time_created_ns"])
+    ours = [entry for entry in entries if entry["pg_id"] == entries[-1]["pg_id"]]
+    pending = [entry for entry in ours if not entry["retired"] and entry["state"] != "completed"]
+    return {
+        "pending": _described(pending[0]) if pending else {},
+        "last": [_described(entry) for entry in ours[-LAST_COLLECTIVES:]],
+    }
+
+
+def _described(entry: channel.Message) -> channel.Message:
+    name = entry["profiling_name"].partition(":")[2] or entry["profiling_name"]
+    return {"name": name, "number": entry["collective_seq_id"], "sizes": entry["input_sizes"]}
+
+
+def _serve(connection: Connection, rank: int, folder: Path) -> None:
     from ddpperf.workers.rank import Rank  # after the lifeline has begun: it imports torch
 
-    state = Rank(rank, report=lambda fraction: channel.send(connection, {"progress": fraction}))
+    def report(fraction: float) -> None:
+        channel.send(connection, {"progress": fraction})
+
+    state = Rank(rank, report=report, folder=folder)
     while True:
         message = channel.receive(connection)
         command = message.pop("command")
@@ -66,10 +121,11 @@ def describe(error: Exception) -> channel.Message:
     import torch.distributed as dist
 
     text = str(error)
+    summary = f"{type(error).__name__}: {(text.splitlines() or [''])[0]}"
     cause = error.__cause__ if isinstance(error, CannotTrain) else error  # what stopped a graph capture
     return {
-        "summary": f"{type(error).__name__}: {text.splitlines()[0] if text else ''}".rstrip(": "),
-        "traceback": "" if isinstance(error, EXPLAINED) else traceback.format_exc(),
+        "summary": summary[:MOST_LETTERS].rstrip(": "),
+        "traceback": "" if isinstance(error, EXPLAINED) else traceback.format_exc()[-MOST_LETTERS:],
         "distributed": isinstance(error, dist.DistError) or "gloo" in text.lower() or "nccl" in text.lower(),
         "limit": isinstance(cause, LIMITS) and not isinstance(cause, NotImplementedError | RecursionError),
     }

@@ -82,12 +82,14 @@ def test_failing_rank_names_its_node(pool: Pool, kind: FaultKind, what: str) -> 
 
 
 @pytest.mark.slow
-def test_hang_shows_stacks_of_both_nodes(run: Run) -> None:
+def test_hang_keeps_stacks_of_both_nodes(run: Run, tmp_path: Path) -> None:
     hanging = AllReduceSpec(world_size=2, nbytes=1024, fault=Fault(kind="hang", rank=1))
-    with run.pool(deadline_seconds=4.0) as pool:
+    with run.pool(deadline_seconds=4.0, hang_folder=tmp_path) as pool:
         failure = failure_of(pool, hanging)
     assert "did not answer within 4 s (at sample)" in failure
-    here, there = failure.split("stacks of rank 1 on node 1 (b):")
+    assert "\nlate: rank 1 on node 1 (b); rank 0 waits for it in barrier number " in failure
+    path = failure.partition("the stacks of all ranks: ")[2].partition("\n")[0]
+    here, there = Path(path).read_text().split("report of rank 1 on node 1 (b):")
     assert " in barrier" in here
     assert "in inject" in there
 

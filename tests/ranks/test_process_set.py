@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import re
 import signal
 import socket
+import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from ddpperf.instruments.kernels import other_kernels
 from ddpperf.specs import AllReduceSpec, Fault, FaultCommand, FaultKind, TrainingSpec, to_json
@@ -157,13 +161,33 @@ def test_rank_that_exits_is_named_with_its_status(two_ranks: Pool) -> None:
     assert re.match(r"rank 1 of set A\d+ exited with status 0 before it answered \(at sample\)\n", failure)
 
 
-def test_hang_is_reported_with_stacks_of_all_ranks(two_ranks: Pool) -> None:
+def test_hang_is_explained_and_its_stacks_are_kept(two_ranks: Pool) -> None:
     failure = failure_of(two_ranks, with_fault("hang"), deadline_seconds=5)
-    assert "did not answer within 5 s (at sample)" in failure
-    stacks_of_0, stacks_of_1 = failure.split("stacks of rank 1:")
-    assert "stacks of rank 0:" in stacks_of_0
+    first, of_0, of_1, late, stacks, hint = failure.splitlines()
+    assert "did not answer within 5 s (at sample)" in first
+    place = r"at workers/rank\.py:\d+ in"
+    assert re.fullmatch(rf"rank 0: (sleeping|running), waits in barrier number \d+, {place} sample", of_0)
+    assert re.fullmatch(rf"rank 1: sleeping, waits in no collective, {place} inject", of_1)
+    assert re.fullmatch(r"late: rank 1; rank 0 waits for it in barrier number \d+", late)
+    assert "pass a longer --deadline" in hint
+    kept = Path(stacks.removeprefix("the stacks of all ranks: ")).read_text()
+    stacks_of_0, stacks_of_1 = kept.split("report of rank 1:")
     assert " in barrier" in stacks_of_0
+    assert '"name": "all_reduce"' in stacks_of_0, "the collectives before"
     assert "in inject" in stacks_of_1
+
+
+def test_stopped_rank_is_named_late_within_two_seconds(two_ranks: Pool) -> None:
+    (live,) = two_ranks.live_sets()
+    two_ranks.measure(SMALL)
+    live.options = dataclasses.replace(live.options, deadline_seconds=2)
+    os.kill(live.pids[1], signal.SIGSTOP)
+    began = time.monotonic()
+    with pytest.raises(SetFailure) as caught:
+        two_ranks.measure(SMALL)
+    assert time.monotonic() - began < 4
+    assert "\nrank 1: stopped, and printed no stacks\n" in str(caught.value)
+    assert "\nlate: rank 1; rank 0 waits for it in " in str(caught.value)
 
 
 @pytest.mark.slow
@@ -181,6 +205,13 @@ def test_rank_that_dies_idle_fails_the_set_at_once(two_ranks: Pool) -> None:
         live.require_alive()
     (fresh,) = two_ranks.live_sets()
     assert fresh.name != live.name
+
+
+def test_ranks_of_one_node_meet_in_a_private_folder(two_ranks: Pool) -> None:
+    two_ranks.measure(SMALL)
+    (live,) = two_ranks.live_sets()
+    assert live._setup["port"] is None, "a TCP store's keys can be read and written by all users"
+    assert stat.S_IMODE(live._folder.path.stat().st_mode) == 0o700
 
 
 def test_single_step_needs_no_process_group(two_ranks: Pool) -> None:
@@ -212,6 +243,32 @@ def test_interpreter_without_torch_shows_its_output(one: Side, tmp_path: Path) -
         pool.measure(SMALL)
 
 
+PRINTS_MUCH = r"""
+for number in range(20):
+    print("x" * 900_000)
+print("::error::\x1b[31mred")
+raise ModuleNotFoundError("no torch here")
+"""
+
+
+def test_flood_of_a_rank_makes_a_short_harmless_message(one: Side, tmp_path: Path) -> None:
+    side = dataclasses.replace(one, environment={"PYTHONPATH": str(tmp_path / "modules")})
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "torch.py").write_text(PRINTS_MUCH)
+    (tmp_path / "logs").mkdir()
+    options = SetOptions(size=1, device="cpu", rounds=1, deadline_seconds=60, log_folder=tmp_path / "logs")
+    with (
+        Pool(options, sides=(side,)) as pool,
+        pytest.raises(SetFailure, match=r"exited with status 1(.|\n)*no torch here") as caught,
+    ):
+        pool.live_sets()
+    message = str(caught.value)
+    assert "\n: :error::?[31mred\n" in message
+    assert len(message) < 10_000
+    (log,) = (tmp_path / "logs").iterdir()
+    assert log.stat().st_size < 4e6, "20 lines of 900 KB were printed"
+
+
 def test_missing_interpreter_is_named(one: Side) -> None:
     missing = dataclasses.replace(one, python="/no/such/python")
     words = "could not be started: /no/such/python: No such file or directory"
@@ -220,6 +277,33 @@ def test_missing_interpreter_is_named(one: Side) -> None:
         pytest.raises(SetFailure, match=words),
     ):
         pool.measure(SMALL)
+
+
+def forge(port: int, ended: threading.Event) -> None:
+    """Overwrite all keys of a store, as any local user can."""
+    store = dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
+    with contextlib.suppress(dist.DistNetworkError):  # rank 0 has ended
+        while not ended.is_set():
+            for key in store.list_keys():
+                store.set(key, "forged")
+
+
+def test_forged_key_of_a_tcp_store_is_explained(marked: Marked) -> None:
+    ended = threading.Event()
+    with Pool(SetOptions(size=2, device="cpu", rounds=1, deadline_seconds=30)) as pool:
+        (live,) = pool.live_sets()
+        port = live.request("setup", device="cpu", cores=None, address="127.0.0.1")[0]["port"]
+        forger = threading.Thread(target=forge, args=[port, ended])
+        forger.start()
+        words = r"could not meet at the store on 127\.0\.0\.1:\d+ .* see docs/security\.md \(at join\)"
+        try:
+            live.ask("join", name="one", world_size=2, timeout_seconds=5, port=port, address="127.0.0.1")
+            with pytest.raises(SetFailure, match=words):
+                live.answers()
+        finally:
+            ended.set()
+            forger.join()
+    marked.assert_nothing_left()
 
 
 FORKS = """

@@ -96,13 +96,14 @@ def test_killed_rank_fails_its_test_alone(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_hang_prints_the_stacks_of_all_ranks(project: Project) -> None:
+def test_hang_names_late_rank_and_keeps_stacks(project: Project) -> None:
     project.experiment.write_text(FAULTS.replace("KINDS", "['hang']"))
     run = project.run("perf", "--deadline", "10")
     assert run.status == 1
     assert "ranks 0, 1 of set A1 did not answer within 10 s (at sample)" in run.output
-    assert "stacks of rank 0:" in run.output
-    assert "stacks of rank 1:" in run.output
+    assert "\nlate: rank 1; rank 0 waits for it in barrier number " in run.output
+    (kept,) = (project.root / ".ddpperf" / "hangs").iterdir()
+    assert all(f"report of rank {rank}:" in kept.read_text() for rank in range(2))
 
 
 def test_each_fault_is_an_outcome_with_its_cause(canned_suite: CannedSuite) -> None:

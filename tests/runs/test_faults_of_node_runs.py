@@ -31,7 +31,8 @@ class NodeRun:
         self.port = free_port()
         self.key = project.root / "node.key"
         on_nodes = ["--nodes", "2", "--node-size", "1", "--interface", "lo", "--node-port", str(self.port)]
-        self.pytest = project.start("perf", "-s", *on_nodes, "--node-key", str(self.key), "--rounds", "2000")
+        to_files = ["--node-key", str(self.key), "--worker-logs", str(project.root / "logs")]
+        self.pytest = project.start("perf", "-s", *on_nodes, *to_files, "--rounds", "2000")
 
     def start_agent(self) -> subprocess.Popen[str]:
         join = ["--join", f"127.0.0.1:{self.port}", "--key", str(self.key), "--name", "b"]
@@ -55,7 +56,7 @@ class NodeRun:
         wait_while_it_runs(self.pytest, lambda: len(self.project.ranks()) == 2, "no ranks")
 
         def has_sampled() -> bool:
-            return any("seconds" in log.read_text() for log in self.project.folder.glob("ddpperf-*/*.log"))
+            return any("seconds" in log.read_text() for log in (self.project.root / "logs").glob("*.log"))
 
         wait_while_it_runs(self.pytest, has_sampled, "nothing is sampled")
 

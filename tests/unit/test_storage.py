@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.results.stored_runs import SCHEMA, NoBaseline, Storage, is_baseline, write_atomically
 from ddpperf.specs import AllReduceSpec, to_json
-from tests.generated import BOUNDED, measurements
+from tests.generated import BOUNDED, PRINTABLE, measurements
 from tests.project import full_disk
 
 KEY = "h200x4"
@@ -70,7 +70,7 @@ def files_below(root: Path) -> list[str]:
 
 
 @BOUNDED
-@given(st.dictionaries(st.text(max_size=5), measurements(), min_size=1, max_size=3))
+@given(st.dictionaries(st.text(PRINTABLE, max_size=5), measurements(), min_size=1, max_size=3))
 def test_what_was_written_is_read_back(measured: dict[str, Measured]) -> None:
     with TemporaryDirectory() as root:
         storage = Storage(root=Path(root), hardware_key=KEY)

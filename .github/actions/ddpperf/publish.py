@@ -87,7 +87,8 @@ def result_of(status: int, folder: Path) -> Result:
 
 
 def _text(path: Path) -> str:
-    return path.read_text(errors="replace") if path.is_file() else ""
+    text = path.read_text(errors="replace") if path.is_file() else ""
+    return re.sub("[\x00-\x08\x0b-\x1f\x7f-\x9f]", "?", text)  # what a terminal obeys
 
 
 def _fenced(lines: list[str]) -> list[str]:

@@ -216,7 +216,9 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             HOUR_PRICE,
             "Price of an hour of one GPU, or of one rank on CPUs, in any currency. Adds costs to --tables.",
         ),
-        Option("--worker-logs", NEW_FOLDER, "Write the output of every rank to this folder."),
+        Option(
+            "--worker-logs", NEW_FOLDER, "Write the output of every rank to this folder, at most 3 MiB each."
+        ),
         Option(
             "--checkpoints", NEW_FOLDER, "Save training checkpoints in this folder, and resume from them."
         ),

@@ -13,6 +13,7 @@ from typing import get_args
 import ddpperf
 from ddpperf.data import cache
 from ddpperf.errors import Refused
+from ddpperf.foreign_text import printable
 from ddpperf.machine.child_process import run_child
 from ddpperf.machine.compiler import check_inductor, compiler_reason
 from ddpperf.plugin.options.checks import check_images
@@ -108,7 +109,7 @@ def prepare_images(options: Options, root: Path) -> Options:
     if options.images is not None:
         return options
     folder = root / ".ddpperf" / "data"
-    images = cache.prepare(options.data_source, folder, lambda line: print(f"ddpperf: {line}"))
+    images = cache.prepare(options.data_source, folder, lambda line: print(f"ddpperf: {printable(line)}"))
     options = dataclasses.replace(options, images=images)
     check_images(options)
     return options

@@ -1,0 +1,147 @@
+"""Foreign text is harmless wherever it leaves ddpperf: on a terminal, a page or in a log of GitHub."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddpperf.command import print_lines, refused
+from ddpperf.errors import Refused
+from ddpperf.foreign_text import (
+    MAX_LINE_LETTERS,
+    MAX_LINES,
+    harmless,
+    printable,
+    printable_document,
+    shortened,
+)
+from ddpperf.plugin import refusals_as_usage_errors
+from ddpperf.results.stored_runs import read_document
+from ddpperf.workers.failures import Cause, RankFailure, SetFailure
+from tests.canned import CannedSuite
+from tests.generated import BOUNDED
+
+TITLE = "\x1b]0;owned\x07"  # sets the title of a terminal
+NASTY = f"{TITLE}\x9b31m\n::error::a lie\n  ::add-mask::x ##[error]a lie"
+OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]|^\s*::|##\w*\[", re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("text", "result"),
+    [
+        ("a\tb\nc", "a\tb\nc"),
+        (
+            "caf\u00e9 \u65e5\u672c \U0001f468\u200d\U0001f469",
+            "caf\u00e9 \u65e5\u672c \U0001f468\u200d\U0001f469",
+        ),
+        ("\x1b[2J\r\x00\x7f\x9b", "?[2J????"),
+        ("a\u202eb", "a?b"),
+        ("\udcff", "\udcff"),
+    ],
+)
+def test_control_characters_become_question_marks(text: str, result: str) -> None:
+    assert printable(text) == result
+
+
+@pytest.mark.parametrize(
+    ("text", "result"),
+    [
+        ("::error::no", ": :error::no"),
+        ("a\n \t::set-env::no", "a\n \t: :set-env::no"),
+        ("at ##[error]no", "at ## [error]no"),
+        ("##vso[task.x]", "## vso[task.x]"),
+        ("test_a.py::test_b[2gpu]", "test_a.py::test_b[2gpu]"),
+        ("## ddpperf: PASS", "## ddpperf: PASS"),
+    ],
+)
+def test_workflow_commands_are_broken(text: str, result: str) -> None:
+    assert harmless(text) == result
+
+
+@BOUNDED
+@given(st.text(st.sampled_from(":#[ \t\n\x1b\x85ae]\u2028"), max_size=12))
+def test_no_text_is_obeyed(text: str) -> None:
+    assert not OBEYED.search(harmless(text))
+    assert harmless(harmless(text)) == harmless(text)
+
+
+def test_all_strings_of_a_document_are_printable() -> None:
+    found = printable_document({"a\x1b": ["b\x9b", {"c": ("d\x00", 1, None, True)}]})
+    assert found == {"a?": ["b?", {"c": ["d?", 1, None, True]}]}
+
+
+def test_long_text_keeps_its_beginning_and_end() -> None:
+    lines = [f"line {number}" for number in range(MAX_LINES + 7)]
+    found = shortened("\n".join(lines)).splitlines()
+    assert len(found) == MAX_LINES + 1
+    assert (found[0], found[-1]) == (lines[0], lines[-1])
+    assert found[MAX_LINES // 2] == "... (7 lines dropped)"
+
+
+# --- where foreign text leaves
+
+
+def test_failure_of_ranks_is_short_and_harmless() -> None:
+    failures = [
+        RankFailure(rank=0, cause=Cause.RAISED, what=f"raised E: {NASTY}", detail="x" * 900_000),
+        RankFailure(rank=1, cause=Cause.RAISED, what=NASTY, detail=""),
+    ]
+    text = str(SetFailure("A1", "at sample", failures))
+    assert not OBEYED.search(text)
+    assert f"{'x' * MAX_LINE_LETTERS}... (900000 letters)" in text.splitlines()
+    assert len(text) < 2000
+
+
+def test_printed_lines_and_refusals_are_harmless(capfd: pytest.CaptureFixture[str]) -> None:
+    print_lines([NASTY])
+    refused(Refused(f"::error::{TITLE}"))
+    printed = capfd.readouterr()
+    assert "a lie" in printed.out
+    assert not OBEYED.search(printed.out)
+    assert printed.err == ": :error::?]0;owned?\n"
+
+
+def test_stored_run_is_read_without_control_characters(tmp_path: Path) -> None:
+    path = tmp_path / "0001_x.json"
+    path.write_text(json.dumps({"benchmarks": [{"name": TITLE}]}))
+    assert read_document(path) == {"benchmarks": [{"name": "?]0;owned?"}]}
+
+
+def test_usage_error_of_a_nasty_name_is_harmless() -> None:
+    with pytest.raises(pytest.UsageError) as caught, refusals_as_usage_errors():
+        raise Refused(f"{NASTY}.png is no image")
+    assert "a lie" in str(caught.value)
+    assert not OBEYED.search(str(caught.value))
+
+
+NASTY_NOTE = """
+from ddpperf.specs import AllReduceSpec
+
+NASTY = {nasty!r}
+
+def test_all_reduce(measure):
+    measure(AllReduceSpec(world_size=2, nbytes=1024))
+    measure.warn(NASTY + " word" * 40 + NASTY.strip())
+
+def test_refused(measure):
+    measure(AllReduceSpec(world_size=2, nbytes=2048))
+    measure.metric(NASTY, {{"A1": 1.0}})
+"""
+
+
+def test_run_prints_and_writes_foreign_text_harmless(
+    canned_suite: CannedSuite,
+) -> None:
+    canned_suite.experiment.write_text(NASTY_NOTE.format(nasty=NASTY))
+    run = canned_suite.run("perf", "--verdict", "verdict.md", "--report", "page.html", "--color=no")
+    verdict = (canned_suite.root / "verdict.md").read_text()
+    page = (canned_suite.root / "page.html").read_text()
+    assert all("a lie" in text for text in (run.output, verdict, page))
+    for text in (run.output, verdict):
+        assert not OBEYED.search(text), OBEYED.findall(text)
+    assert not re.search("[\x1b\x9b]", page)

@@ -1,0 +1,117 @@
+"""What a rank prints: limits on the log file, and files that are not written."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddpperf.workers.rank_output import BEGINNING_BYTES, END_BYTES, MOST_LOG_BYTES, RankOutput
+from tests.project import wait_until
+
+FLOOD = """
+import sys
+print("the first line")
+line = "x" * 900_000
+for number in range(60):
+    print(line)
+print("the last line", file=sys.stderr)
+"""
+
+
+def printed_by(script: str, output: RankOutput) -> int:
+    """Run a script that prints into `output`, and return its exit status."""
+    with output.pipe as pipe:
+        return subprocess.call([sys.executable, "-c", script], stdout=pipe, stderr=pipe)
+
+
+@pytest.mark.parametrize("has_log", [True, False])
+def test_flood_keeps_its_beginning_and_end(has_log: bool, tmp_path: Path) -> None:
+    log = tmp_path / "A1-rank0.log" if has_log else None
+    output = RankOutput(log)
+    assert printed_by(FLOOD, output) == 0
+    end = output.end()
+    output.close()
+    assert end.endswith("\nthe last line\n")
+    assert END_BYTES <= len(end) <= 2 * END_BYTES
+    assert [path.stat().st_size <= MOST_LOG_BYTES + 100 for path in tmp_path.iterdir()] == [True] * has_log
+    if log is not None:
+        text = log.read_text()
+        assert text.startswith("the first line\n")
+        assert text.endswith("\nthe last line\n")
+        beginning, line, rest = text[:BEGINNING_BYTES], *text[BEGINNING_BYTES + 1 :].split("\n", 1)
+        dropped = int(line.removeprefix("(ddpperf dropped ").removesuffix(" bytes here)"))
+        assert len(beginning) + dropped + len(rest) == output.printed
+
+
+def test_log_is_there_while_the_rank_runs(tmp_path: Path) -> None:
+    log = tmp_path / "A1-rank0.log"
+    output = RankOutput(log)
+    output.pipe.write(b"a line\n")
+    wait_until(lambda: log.read_text() == "a line\n", 5, lambda: log.read_text())
+    begin = output.printed
+    output.pipe.write(b"stacks\n")
+    wait_until(lambda: output.since(begin) == "stacks\n", 5, lambda: output.since(begin))
+    output.pipe.close()
+    output.close()
+
+
+def test_child_with_the_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    output = RankOutput(tmp_path / "A1-rank0.log")
+    before = threading.active_count()
+    with output.pipe as pipe:
+        child = subprocess.Popen(["sleep", "60"], stdout=pipe)
+    try:
+        began = time.monotonic()
+        output.end()
+        output.close()
+        output.close()
+        assert time.monotonic() - began < 2
+        assert threading.active_count() == before - 1
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_symbolic_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "A1-rank0.log").symlink_to(tmp_path / "precious")
+    with pytest.raises(OSError, match=r"which --worker-logs does not follow.*A1-rank0\.log"):
+        RankOutput(tmp_path / "A1-rank0.log")
+    assert not (tmp_path / "precious").exists()
+
+
+def test_earlier_files_are_replaced_not_written(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("precious")
+    os.link(tmp_path / "precious", tmp_path / "A1-rank0.log")
+    os.mkfifo(tmp_path / "A1-rank1.log")
+    for rank in range(2):
+        output = RankOutput(tmp_path / f"A1-rank{rank}.log")
+        printed_by("print('hello')", output)
+        output.close()
+        assert (tmp_path / f"A1-rank{rank}.log").read_text() == "hello\n"
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    """Let no file of this process become larger than 100 bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_full_disk_is_a_problem_with_a_path(tmp_path: Path) -> None:
+    output = RankOutput(tmp_path / "A1-rank0.log")
+    assert printed_by("print('x' * 5000); print('the last line')", output) == 0, "the rank runs on"
+    assert output.end().endswith("the last line\n")
+    output.close()
+    assert output.problem == f"{tmp_path}/A1-rank0.log cannot be written (File too large)"
