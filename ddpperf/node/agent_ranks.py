@@ -122,9 +122,9 @@ class AgentRanks:
         started = members_of({running.process.pid for running in ended})
         for running in ended:
             running.process.kill()
+        wait_for_end(started)
         for running in ended:
             running.process.close()
-        wait_for_end(started)
         remove_tensors(started)
         for name in {running.set_name for running in ended}:
             self._remove_if_empty(name)

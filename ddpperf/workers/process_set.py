@@ -140,7 +140,7 @@ class ProcessSet:
         self.options = options
         self.ranks: list[RankHandle] = []
         self.alive = True
-        self._folder = PrivateFolder()  # for temporary files and logs
+        self._folder = PrivateFolder()  # for temporary files
         self._setup: Message = {}  # rank 0's answer to "setup"
         self._group_size = 0
         self._pending: tuple[str, list[RankHandle]] = ("", [])  # the last command, and to whom
@@ -341,8 +341,9 @@ class ProcessSet:
             rank.kill()
         for rank in self.ranks:
             rank.wait(EXIT_SECONDS)
-            rank.close()
         wait_for_end(started)
+        for rank in self.ranks:
+            rank.close()
         remove_tensors(started)
         self._folder.remove()
 

@@ -92,11 +92,6 @@ class RankProcess:
         """Kill the rank's process and all processes that it started, without waiting."""
         kill_group(self.process)
 
-    def reap(self) -> None:
-        """Wait at most EXIT_SECONDS for the end of the killed process, whose id is then free."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout=EXIT_SECONDS)
-
     def ask_for_stacks(self) -> None:
         """Let the rank print the stacks of all its threads and its collectives."""
         self._stacks_begin = self.output.printed
@@ -109,8 +104,9 @@ class RankProcess:
         return f"{STATE}{self._state}\n{self.output.since(self._stacks_begin)}"
 
     def close(self) -> None:
-        """Reap the killed process, and stop reading what it prints."""
-        self.reap()
+        """Reap the killed process, whose id is then free, and stop reading what it prints."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=EXIT_SECONDS)
         self.output.close()
 
 

@@ -26,6 +26,7 @@ from ddpperf.workers.hangs import COLLECTIVES
 
 STACKS_SIGNAL = signal.SIGUSR1
 LAST_COLLECTIVES = 20
+MOST_LETTERS = 2**16  # of an error, whose message may be as long as a tensor
 EXPLAINED = (CannotTrain, FloatingPointError)  # errors whose message needs no traceback
 LIMITS = (RuntimeError, MemoryError, OverflowError)  # raised for too little memory or too small indices
 
@@ -120,10 +121,11 @@ def describe(error: Exception) -> channel.Message:
     import torch.distributed as dist
 
     text = str(error)
+    summary = f"{type(error).__name__}: {(text.splitlines() or [''])[0]}"
     cause = error.__cause__ if isinstance(error, CannotTrain) else error  # what stopped a graph capture
     return {
-        "summary": f"{type(error).__name__}: {text.splitlines()[0] if text else ''}".rstrip(": "),
-        "traceback": "" if isinstance(error, EXPLAINED) else traceback.format_exc(),
+        "summary": summary[:MOST_LETTERS].rstrip(": "),
+        "traceback": "" if isinstance(error, EXPLAINED) else traceback.format_exc()[-MOST_LETTERS:],
         "distributed": isinstance(error, dist.DistError) or "gloo" in text.lower() or "nccl" in text.lower(),
         "limit": isinstance(cause, LIMITS) and not isinstance(cause, NotImplementedError | RecursionError),
     }
