@@ -113,13 +113,21 @@ class Marked:
     def shared_memory(self) -> set[str]:
         """Return what ranks have left in shared memory since this test began, for no live process."""
         found = {name for name in os.listdir(SHARED_MEMORY) if name.startswith(OF_RANKS)}
-        left = found - self._shared_before
+        left = {name for name in found - self._shared_before if not self._has_folder(name)}
         for entry in Path("/proc").iterdir() if left else ():
             if entry.name.isdecimal():
                 with contextlib.suppress(OSError):  # the process has ended
                     mapped = (entry / "maps").read_text(errors="replace")
                     left = {name for name in left if f"{SHARED_MEMORY}/{name}" not in mapped}
         return left
+
+    def _has_folder(self, name: str) -> bool:
+        """Return whether the private folder after which a semaphore is named is still there.
+
+        It then belongs to another test, or `assert_nothing_left` finds the folder.
+        """
+        folder = name.removeprefix("sem.").partition("-")[0]
+        return name.startswith("sem.") and any(self.folder.parent.glob(f"*/{folder}"))
 
     def assert_nothing_left(self, within_seconds: float = 2.0) -> None:
         """Check that no process of this test lives, and that it left no temporary files or semaphores."""

@@ -217,7 +217,7 @@ class Storage:
                 raise TypeError("a test's fullname is no text")
             when, commit = document.get("datetime", ""), environment.get("commit", "")
             executable = environment.get("executable") or ""
-            if not all(isinstance(text, str) and "\0" not in text for text in (when, commit, executable)):
+            if not all(isinstance(text, str) for text in (when, commit, executable)):
                 raise TypeError("datetime, commit and executable must be text")
             if not COMMIT.fullmatch(commit):
                 raise ValueError(f"{quoted(commit)} is no commit")

@@ -12,6 +12,7 @@ import pytest
 
 from ddpperf.data.cache import prepare
 from ddpperf.errors import Refused
+from ddpperf.temporary import PREFIX, remove_abandoned_folders
 from tests.images import images_in
 from tests.project import Marked, wait_until
 
@@ -53,9 +54,7 @@ def test_decoder_that_fails_to_import_is_refused(
         prepare(f"imagefolder:{images}", tmp_path / "data", pytest.fail)
 
 
-def test_killed_controller_leaves_no_process_and_no_cache(
-    images: Path, tmp_path: Path, marked: Marked
-) -> None:
+def test_next_run_removes_what_a_killed_controller_left(images: Path, tmp_path: Path, marked: Marked) -> None:
     (tmp_path / "torch.py").write_text(TORCH)
     environment = marked.environment | {"PYTHONPATH": f"{marked.environment['PYTHONPATH']}:{tmp_path}"}
     command = [sys.executable, "-c", CONTROLLER, f"imagefolder:{images}", str(tmp_path / "data")]
@@ -64,7 +63,10 @@ def test_killed_controller_leaves_no_process_and_no_cache(
         assert controller.stdout.readline() == b"importing\n"
         controller.kill()
     wait_until(lambda: not marked.processes(), 2, lambda: f"left running: {marked.processes()}")
-    assert [path.name.split("-")[0] for path in (tmp_path / "data").iterdir()] == ["decoding"]
+    (left,) = (tmp_path / "data").iterdir()
+    assert left.name.startswith(PREFIX), "a temporary folder, and no cache"
+    remove_abandoned_folders(str(tmp_path / "data"))
+    assert not left.exists()
 
 
 def test_interrupted_controller_leaves_nothing(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -12,7 +11,6 @@ import socket
 import stat
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -271,30 +269,29 @@ def test_missing_interpreter_is_named(one: Side) -> None:
         pool.measure(SMALL)
 
 
-def forge(port: int, ended: threading.Event) -> None:
-    """Overwrite all keys of a store, as any local user can."""
+def forge(port: int, group: str) -> None:
+    """Wait for a group's keys in a store, then overwrite them, as any local user can."""
     store = dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
-    with contextlib.suppress(dist.DistNetworkError):  # rank 0 has ended
-        while not ended.is_set():
-            for key in store.list_keys():
-                store.set(key, "forged")
+
+    def keys() -> list[str]:
+        return [key for key in store.list_keys() if group in key]
+
+    wait_until(keys, 20, lambda: f"no key of {group} in {store.list_keys()}")
+    for key in keys():
+        store.set(key, "forged")
 
 
 def test_forged_key_of_a_tcp_store_is_explained(marked: Marked) -> None:
-    ended = threading.Event()
     with Pool(SetOptions(size=2, device="cpu", rounds=1, deadline_seconds=30)) as pool:
         (live,) = pool.live_sets()
         port = live.request("setup", device="cpu", cores=None, address="127.0.0.1")[0]["port"]
-        forger = threading.Thread(target=forge, args=[port, ended])
-        forger.start()
+        group = {"name": "one", "world_size": 2, "timeout_seconds": 5, "port": port, "address": "127.0.0.1"}
+        live.ask("join", ranks=[0], **group)
+        forge(port, "one")
+        live.ask("join", ranks=[1], **group)
         words = r"could not meet at the store on 127\.0\.0\.1:\d+ .* see docs/security\.md \(at join\)"
-        try:
-            live.ask("join", name="one", world_size=2, timeout_seconds=5, port=port, address="127.0.0.1")
-            with pytest.raises(SetFailure, match=words):
-                live.answers()
-        finally:
-            ended.set()
-            forger.join()
+        with pytest.raises(SetFailure, match=words):
+            live.answers()
     marked.assert_nothing_left()
 
 

@@ -138,7 +138,7 @@ def test_what_is_no_list_of_entries_is_refused(text: str, sentence: str) -> None
             "in where",
         ),
         (entry(minimum="speed_up = 2"), "has the unknown key 'speed_up'; write speedup"),
-        (entry(minimum="zzz = 2"), f"has the unknown key 'zzz'; use hardware, test, where, {KNOWN}"),
+        (entry(minimum="zzz = 2"), f"has the unknown key 'zzz'; use hardware, test, where, {METRICS[0]}"),
         (entry(minimum="cpu_second = 2"), "has the unknown key 'cpu_second'; write cpu_seconds"),
         (entry(minimum=""), f"has no minimum and no maximum, so it could never fail; add one of {KNOWN}"),
         (entry(where="4"), "has where = 4; write a table, such as where = { world_size = 4 }"),
