@@ -212,6 +212,14 @@ def test_rank_that_dies_idle_fails_the_set_at_once(two_ranks: Pool) -> None:
     assert fresh.name != live.name
 
 
+def test_single_step_needs_no_process_group(two_ranks: Pool) -> None:
+    (live,) = two_ranks.live_sets()
+    two_ranks.measure(SMALL)
+    two_ranks.measure(SINGLE)
+    with pytest.raises(SetFailure, match="Default process group has not been initialized"):
+        live.request("leave")
+
+
 # --- sets that do not start, and what is left of a set
 
 
