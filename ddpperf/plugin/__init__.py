@@ -44,7 +44,7 @@ def refusals_as_usage_errors() -> Iterator[None]:
     try:
         yield
     except Refused as refused:
-        raise pytest.UsageError(harmless(str(refused))) from refused
+        raise pytest.UsageError(harmless(" ".join(str(refused).split()))) from refused
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

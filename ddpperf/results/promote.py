@@ -7,11 +7,15 @@ Without RUN.json, the newest run of this project is promoted. The command prints
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 from ddpperf.command import Parser, print_lines, refused
+from ddpperf.errors import quoted
 from ddpperf.results.stored_runs import NoBaseline, Storage, is_baseline, newest_run, read_document
+
+HARDWARE_KEY = re.compile(r"[\w+-]+")
 
 
 def promote(root: Path, run: Path | None = None, name: str = "baseline") -> Path:
@@ -27,7 +31,10 @@ def promote(root: Path, run: Path | None = None, name: str = "baseline") -> Path
         raise NoBaseline(f"{run} was not saved by ddpperf; name a file below .ddpperf/runs")
     if "against" in header:
         raise NoBaseline(f"{run} is an A/B run, which cannot be a baseline; name a run without A/B options")
-    storage = Storage(root=root, hardware_key=str(header.get("hardware_key", "")))
+    key = str(header.get("hardware_key", ""))
+    if key and not HARDWARE_KEY.fullmatch(key):  # it names a folder, which must not be elsewhere
+        raise NoBaseline(f"{run} is damaged (its hardware_key is {quoted(key)}); name another run")
+    storage = Storage(root=root, hardware_key=key)
     measured = storage.load(run).measured
     try:
         passed = is_baseline(document)

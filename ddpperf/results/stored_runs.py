@@ -113,7 +113,7 @@ class Storage:
                 advice = "save one with --benchmark-save=NAME, then compare"
                 raise NoBaseline(f"no baseline for {self.hardware_key}: {looked}; {advice}")
             return newest
-        if os.path.isfile(wanted):
+        if os.path.exists(wanted) and not os.path.isdir(wanted):  # a FIFO is refused when it is read
             return Path(wanted)
         for folder in (self.baselines, self.runs):
             if named := [path for path in _numbered(folder) if _is_called(path, wanted)]:
@@ -251,7 +251,8 @@ def _require_statistics(stats: Any) -> None:
 def newest_run(root: Path) -> Path:
     """Return the file of the newest run of a project; raise NoBaseline if there is none."""
     folder = root / ".ddpperf" / "runs"
-    newest = max(folder.glob("*/*.json"), key=lambda path: path.stat().st_mtime, default=None)
+    runs = [path for path in folder.glob("*/*.json") if path.is_file()]  # no broken link, no FIFO
+    newest = max(runs, key=lambda path: path.stat().st_mtime, default=None)
     if newest is None:
         raise NoBaseline(f"{folder} holds no run; measure one with python -m pytest perf/")
     return newest

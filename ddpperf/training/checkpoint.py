@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ddpperf.errors import CannotTrain, first_line, quoted
+from ddpperf.errors import CannotTrain, first_line, quoted, short
 from ddpperf.regular_files import open_regular
 from ddpperf.temporary import temporary_file
 
@@ -25,6 +25,7 @@ VERSION = 4
 LABEL = b"\nddpperf sha256 "  # begins the last line
 HEX_DIGITS = 64
 CHUNK_BYTES = 2**20
+PATH_LETTERS = 80  # a rank's sentence is cut, and must not lose what follows the path
 
 
 def save(path: Path, spec: dict[str, Any], state: dict[str, Any]) -> None:
@@ -48,8 +49,10 @@ def save(path: Path, spec: dict[str, Any], state: dict[str, Any]) -> None:
             cause = cause.__context__
         if cause is None:
             raise
-        advice = "free space there, or name another folder by --checkpoints"
-        raise CannotTrain(f"the checkpoint {path} cannot be written ({cause.strerror}); {advice}") from error
+        advice = "free space there, or change --checkpoints"
+        raise CannotTrain(
+            f"the checkpoint {_named(path)} cannot be written ({cause.strerror}); {advice}"
+        ) from error
 
 
 def load(path: Path, spec: dict[str, Any], device: torch.device) -> dict[str, Any] | None:
@@ -61,7 +64,7 @@ def load(path: Path, spec: dict[str, Any], device: torch.device) -> dict[str, An
     try:
         with open_regular(path) as file:
             if problem := _checksum_problem(file):
-                raise CannotTrain(f"the checkpoint {path} {problem}; remove it to start again")
+                raise CannotTrain(f"the checkpoint {_named(path)} {problem}; remove it to start again")
             file.seek(0)
             stored = torch.load(file, weights_only=True, map_location=device)
     except FileNotFoundError:
@@ -71,27 +74,35 @@ def load(path: Path, spec: dict[str, Any], device: torch.device) -> dict[str, An
     except Exception as error:  # torch raises most kinds for a file that something else has written
         # torch advises to load a file that holds code by executing the code.
         found = "it holds more than tensors, numbers and texts"
-        why = found if isinstance(error, pickle.UnpicklingError) else first_line(error)
+        why = found if isinstance(error, pickle.UnpicklingError) else short(first_line(error), 50)
+        if isinstance(error, OSError) and error.strerror:
+            why = error.strerror  # without the path, which the sentence names already
         raise CannotTrain(
-            f"the checkpoint {path} cannot be read ({why}); remove it to start again"
+            f"the checkpoint {_named(path)} cannot be read ({why}); remove it to start again"
         ) from error
     if not isinstance(stored, dict) or stored.get("version") != VERSION:
         why = "was not written by this version of ddpperf"
-        raise CannotTrain(f"the checkpoint {path} {why}; remove it to start again")
+        raise CannotTrain(f"the checkpoint {_named(path)} {why}; remove it to start again")
     kinds = {"torch": str, "spec": dict, "state": dict}
     if wrong := [name for name, kind in kinds.items() if not isinstance(stored.get(name), kind)]:
-        raise CannotTrain(f"the checkpoint {path} holds no {wrong[0]}; remove it to start again")
+        raise CannotTrain(f"the checkpoint {_named(path)} holds no {wrong[0]}; remove it to start again")
     advice = "remove it, or name another folder"
     if stored["torch"] != torch.__version__:
         why = f"by torch {stored['torch'][:20]}, but this is {torch.__version__}, which may train differently"
-        raise CannotTrain(f"the checkpoint {path} was written {why}; {advice}")
+        raise CannotTrain(f"the checkpoint {_named(path)} was written {why}; {advice}")
     theirs = stored["spec"]
     for name in sorted({*theirs, *spec}, key=str):
         if theirs.get(name) != spec.get(name):
             why = f"{str(name)[:20]} {quoted(theirs.get(name))}, not {quoted(spec.get(name))}"
-            raise CannotTrain(f"the checkpoint {path} is of another training: {why}; {advice}")
+            raise CannotTrain(f"the checkpoint {_named(path)} is of another training: {why}; {advice}")
     state: dict[str, Any] = stored["state"]
     return state
+
+
+def _named(path: Path) -> str:
+    """Return a path without its middle if it is long."""
+    text, half = str(path), PATH_LETTERS // 2
+    return text if len(text) <= PATH_LETTERS else f"{text[: half - 3]}...{text[-half:]}"
 
 
 def _checksum_problem(file: BufferedReader) -> str:
@@ -121,7 +132,7 @@ def require_equal_epochs(path: Path, epochs: int, device: torch.device) -> None:
     if most != least:
         found = f"has {most} epochs on some ranks and {least} on others"
         advice = "let --checkpoints name a folder that all nodes share, or copy it to each node"
-        raise CannotTrain(f"the checkpoint {path} {found}; {advice}")
+        raise CannotTrain(f"the checkpoint {_named(path)} {found}; {advice}")
 
 
 def restore(path: Path, state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -148,4 +159,4 @@ def restore(path: Path, state: dict[str, Any], model: nn.Module, optimizer: torc
         raise
     except (RuntimeError, KeyError, IndexError, ValueError) as error:
         why = f"has other parameters than the model ({first_line(error)}); remove it, or name another"
-        raise CannotTrain(f"the checkpoint {path} {why}") from error
+        raise CannotTrain(f"the checkpoint {_named(path)} {why}") from error

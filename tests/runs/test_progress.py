@@ -121,6 +121,16 @@ def test_each_measurement_is_timed_by_itself(terminal: Terminal, wait: Callable[
     assert terminal.seen() == drawn("world_size=2-2KiB-backend-eager: 75%, 0:01 left")
 
 
+def test_foreign_text_is_not_obeyed(terminal: Terminal, wait: Callable[[float], None]) -> None:
+    line = ProgressLine(terminal.stream)
+    line.show("decoding a\x1b[2J\n::error::b")
+    assert terminal.seen() == drawn("decoding a?[2J ::error::b")
+    line.clear()
+    terminal.seen()
+    line.say("decoding a\x1b[2J\n::error::b")
+    assert terminal.seen() == "decoding a?[2J\r\n: :error::b\r\n"
+
+
 def test_the_line_is_taken_away_once(terminal: Terminal, wait: Callable[[float], None]) -> None:
     line = ProgressLine(terminal.stream)
     line.clear()

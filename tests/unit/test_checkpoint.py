@@ -18,6 +18,7 @@ import torch
 from ddpperf.errors import CannotTrain
 from ddpperf.specs import RunSpec, to_json
 from ddpperf.training import checkpoint
+from ddpperf.workers.process_set import MOST_SUMMARY_LETTERS
 
 CPU = torch.device("cpu")
 FLIPS = 250
@@ -106,6 +107,47 @@ class Executed:
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[str]]:
         return os.mkdir, (str(self.mark),)
+
+
+def damage(path: Path) -> None:
+    path.write_bytes(b"x" + path.read_bytes()[1:])
+
+
+def make_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def make_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (damage, "is damaged: its content does not fit its SHA-256"),
+        (make_fifo, r"cannot be read \(it is not a regular file\)"),
+        (make_folder, r"cannot be read \(Is a directory\)"),
+        (
+            lambda path: path.write_bytes(b""),
+            "has no checksum: it is cut short, or an older ddpperf wrote it",
+        ),
+        (lambda path: signed(path, "x"), "was not written by this version of ddpperf"),
+    ],
+    ids=["damaged", "FIFO", "folder", "empty", "other"],
+)
+def test_long_path_hides_no_advice(change: Callable[[Path], object], why: str, tmp_path: Path) -> None:
+    """A run prints the first 200 letters of what a rank raised."""
+    folder = tmp_path / ("long" * 60)
+    folder.mkdir()
+    path = saved(folder)
+    change(path)
+    with pytest.raises(
+        CannotTrain, match=rf"^the checkpoint /.*\.\.\..*longlong/x\.pt {why}{AGAIN}"
+    ) as refusal:
+        load(path)
+    assert len(f"CannotTrain: {refusal.value}") <= MOST_SUMMARY_LETTERS
 
 
 def signed(path: Path, stored: object) -> Path:

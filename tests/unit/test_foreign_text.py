@@ -116,6 +116,7 @@ def test_usage_error_of_a_nasty_name_is_harmless() -> None:
     with pytest.raises(pytest.UsageError) as caught, refusals_as_usage_errors():
         raise Refused(f"{NASTY}.png is no image")
     assert "a lie" in str(caught.value)
+    assert "\n" not in str(caught.value), "one sentence on one line"
     assert not OBEYED.search(str(caught.value))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,24 @@ def test_project_without_runs_is_refused(
     monkeypatch.setattr("sys.argv", ["promote"])
     assert main() == 4
     assert capsys.readouterr().err.strip().endswith("holds no run; measure one with python -m pytest perf/")
+
+
+def test_newest_run_is_a_readable_file(tmp_path: Path) -> None:
+    folder = tmp_path / ".ddpperf" / "runs" / "cpu2"
+    folder.mkdir(parents=True)
+    (folder / "0001_x.json").write_text("{}")
+    (folder / "0002_x.json").symlink_to("missing")
+    os.mkfifo(folder / "0003_x.json")
+    assert newest_run(tmp_path).name == "0001_x.json"
+
+
+@pytest.mark.parametrize("key", ["../../../elsewhere", "/elsewhere", ".."])
+def test_baseline_stays_in_its_folder(canned_suite: CannedSuite, key: str) -> None:
+    run = edit(stored(canned_suite), lambda header: header.update(hardware_key=key))
+    before = sorted(canned_suite.root.parent.rglob("*"))
+    with pytest.raises(NoBaseline, match=r"is damaged .its hardware_key is"):
+        promote(canned_suite.root, run)
+    assert sorted(canned_suite.root.parent.rglob("*")) == before
 
 
 def stored(suite: CannedSuite, *arguments: str) -> Path:

@@ -29,6 +29,8 @@ def test_step(measure):
         "MY_CREDENTIALS",
         "apikey",
         "X_AUTH",
+        "MYSQL_PWD",
+        "GITHUB_PAT",
     ],
 )
 def test_secret_names_hide_their_values(name: str) -> None:
@@ -46,9 +48,10 @@ def test_other_values_are_kept() -> None:
         "NCCL_IB_PKEY=1",
         "--node-key=my.key",
         "--rounds=3",
+        "MY_PATH=a",
     ]
     assert shown_command_line(words) == (
-        "perf -k 'test_keys[a=b]' --against-env NCCL_IB_PKEY=1 --node-key=my.key --rounds=3"
+        "perf -k 'test_keys[a=b]' --against-env NCCL_IB_PKEY=1 --node-key=my.key --rounds=3 MY_PATH=a"
     )
     assert shown_value("TOKENIZERS_PARALLELISM", "false") == "false"
 

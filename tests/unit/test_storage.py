@@ -244,6 +244,13 @@ def test_an_unknown_name_is_refused(storage: Storage, wanted: str, advice: str) 
         storage.find(wanted)
 
 
+def test_fifo_is_no_baseline(storage: Storage) -> None:
+    fifo = storage.root / "fifo.json"
+    os.mkfifo(fifo)
+    with pytest.raises(NoBaseline, match=r"cannot be read .it is not a regular file.; name another"):
+        storage.load(storage.find(str(fifo)))
+
+
 def damaged(**change: object) -> dict[str, Any]:
     return run_of() | {
         "benchmarks": [
