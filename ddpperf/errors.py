@@ -45,4 +45,7 @@ def quoted(value: object) -> str:
 
     For what a user or a file gave, in a sentence. Control characters are escaped.
     """
-    return _SHORT.repr(value)[: QUOTED_LETTERS + 2]
+    try:
+        return _SHORT.repr(value)[: QUOTED_LETTERS + 2]
+    except ValueError:  # Python writes no number of more than 4300 digits, which hexadecimal TOML may have
+        return "a huge number"

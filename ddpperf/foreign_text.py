@@ -1,4 +1,4 @@
-"""Make text that others wrote harmless in a terminal, on a page and in a log of GitHub Actions.
+"""Make text that others wrote harmless in a terminal, on a page and in a log, and read their JSON.
 
 Foreign text is all that this run did not write itself: the names of image files and of a user's
 models, the output of ranks, environment variables, and stored runs. This module imports only the
@@ -7,8 +7,10 @@ standard library.
 
 from __future__ import annotations
 
+import json
+import math
 import re
-from typing import Any
+from typing import Any, NoReturn
 
 MAX_LINE_LETTERS = 300
 MAX_LINES = 200
@@ -41,6 +43,21 @@ def printable_document(value: Any) -> Any:
             return {printable_document(key): printable_document(inner) for key, inner in value.items()}
         case list() | tuple():
             return [printable_document(inner) for inner in value]
+    return value
+
+
+def finite_json(text: str | bytes | bytearray) -> Any:
+    """Return the value of a JSON text; raise ValueError also for a NaN and for an infinite number."""
+    return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no number")
+
+
+def _finite(number: str) -> float:
+    if math.isinf(value := float(number)):
+        raise ValueError(f"{number[:20]} is too large for a number")
     return value
 
 

@@ -19,10 +19,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ddpperf.temporary import PREFIX
+from ddpperf.temporary import PREFIX, SHARED_MEMORY
 
 REPOSITORY = Path(__file__).parents[1]
-SHARED_MEMORY = Path("/dev/shm")
 OF_RANKS = (f"sem.{PREFIX}", "torch_")  # begin the names of what ranks and their loaders put there
 HANG_SECONDS = 900  # longer than anything here takes on a busy machine
 # Variables of the process that runs the tests, which a project must not see. Torch sets the last.
@@ -79,6 +78,14 @@ def sleeping():
 NOISY = "[decision.cpu]\nrun_spread = 0.6\nnoisy_run_spread = 0.6\n"
 
 
+def unmapped(names: set[str]) -> set[str]:
+    """Return the files of shared memory among these that no process has mapped."""
+    for maps in Path("/proc").glob("[0-9]*/maps") if names else ():
+        with contextlib.suppress(OSError):  # the process has ended
+            names = names - set(re.findall(rf"{SHARED_MEMORY}/(\S+)", maps.read_text(errors="replace")))
+    return names
+
+
 class Marked:
     """The processes and files of one test, known by a temporary folder that all get as TMPDIR."""
 
@@ -113,13 +120,7 @@ class Marked:
     def shared_memory(self) -> set[str]:
         """Return what ranks have left in shared memory since this test began, for no live process."""
         found = {name for name in os.listdir(SHARED_MEMORY) if name.startswith(OF_RANKS)}
-        left = {name for name in found - self._shared_before if not self._has_folder(name)}
-        for entry in Path("/proc").iterdir() if left else ():
-            if entry.name.isdecimal():
-                with contextlib.suppress(OSError):  # the process has ended
-                    mapped = (entry / "maps").read_text(errors="replace")
-                    left = {name for name in left if f"{SHARED_MEMORY}/{name}" not in mapped}
-        return left
+        return unmapped({name for name in found - self._shared_before if not self._has_folder(name)})
 
     def _has_folder(self, name: str) -> bool:
         """Return whether the private folder after which a semaphore is named is still there.

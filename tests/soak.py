@@ -10,20 +10,17 @@ replaced as the pool does it. At the end of a block they are therefore always of
 from __future__ import annotations
 
 import argparse
-import contextlib
 import ctypes
 import dataclasses
 import gc
 import os
 import random
-import re
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, get_args
 
 import psutil
@@ -58,11 +55,12 @@ from ddpperf.specs import (
     TrainingSpec,
     measured_as,
 )
+from ddpperf.temporary import SHARED_MEMORY
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import ProcessSet, SetOptions
-from tests.project import wait_until
+from tests.project import unmapped, wait_until
 
 RANKS = 2
 DEADLINE_SECONDS = 120.0
@@ -324,7 +322,7 @@ class Soak:
         self.pool = Pool(options, sides=sides, step_seconds=one_step_a_round)
         self._choice = random.Random(seed)
         self._began = time.monotonic()
-        self._shared = left_in_shared_memory()
+        self._shared = unmapped(set(os.listdir(SHARED_MEMORY)))
         self._count = self._groups = self._replaced = 0
         self._size = 0  # of the base's process group
 
@@ -371,22 +369,13 @@ class Soak:
             base=[Usage.of(pid) for pid in base.pids.values()],
             candidate=[Usage.of(pid) for pid in candidate.pids.values()],
             stored=[stored_files(base), stored_files(candidate)],
-            shared=len(left_in_shared_memory() - self._shared),
+            shared=len(unmapped(set(os.listdir(SHARED_MEMORY))) - self._shared),
         )
 
 
 def stored_files(live: ProcessSet) -> int:
     """Return the number of files in the private folder of a process set."""
     return sum(path.is_file() for path in live._folder.path.rglob("*"))
-
-
-def left_in_shared_memory() -> set[str]:
-    """Return the names of the files in /dev/shm that no process has mapped."""
-    names = set(os.listdir("/dev/shm"))
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):  # the process has ended
-            names -= set(re.findall(r"/dev/shm/(\S+)", maps.read_text(errors="replace")))
-    return names
 
 
 def soak(specs: Sequence[Spec], count: int, seed: int) -> list[Row]:

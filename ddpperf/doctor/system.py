@@ -17,10 +17,10 @@ from ddpperf.doctor.findings import Finding, Subject, bad, good, warn
 from ddpperf.machine.cgroup import cpu_quota, memory_left
 from ddpperf.machine.hardware import computes_bf16, core_count
 from ddpperf.results import units
+from ddpperf.temporary import SHARED_MEMORY
 
 PROC, CPUS = Path("/proc"), Path("/sys/devices/system/cpu")
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-SHARED_MEMORY = Path("/dev/shm")
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 BUSY_CORES = 0.5  # used by others: a rank on this core takes about twice as long
 BUSY_FRACTION = 0.1  # of all cores, on machines whose services use more than BUSY_CORES

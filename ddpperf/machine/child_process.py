@@ -135,10 +135,10 @@ def _group_of(process: int) -> int | None:
     return None if state in "ZX" else int(group)
 
 
-def end_of(log: Path, begin: int = 0) -> str:
-    """Return the text of a log file from byte `begin` on, but at most its last MiB."""
+def end_of(log: Path) -> str:
+    """Return the text of a log file, but at most its last MiB."""
     with log.open("rb") as file:
-        file.seek(max(begin, log.stat().st_size - KEPT_BYTES))
+        file.seek(max(0, log.stat().st_size - KEPT_BYTES))
         return file.read().decode(errors="replace")
 
 

@@ -8,11 +8,10 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddpperf.errors import Refused
+from ddpperf.errors import Refused, quoted
 from ddpperf.regular_files import read_text
 
 MOST_BYTES = 2**20  # a longer file is no hostfile
-QUOTED_LETTERS = 60  # of a malformed line
 # The first letter of a user and of a host is never a dash: ssh would read an option.
 LINE = re.compile(
     r"(?:(?P<user>[A-Za-z0-9_][\w.-]*)@)?"
@@ -83,7 +82,7 @@ def parse_hostfile(text: str, source: str) -> Hostfile:
         port = int(found["port"]) if found and found["port"] else None
         if found is None or (port is not None and not 1 <= port <= 65535):
             raise Refused(
-                f"{source}, line {number}: {words[:QUOTED_LETTERS]!a} is not a host; "
+                f"{source}, line {number}: {quoted(words)} is not a host; "
                 "write [user@]host[:port] on each line"
             )
         host = Host(name=found["name"].strip("[]"), user=found["user"], port=port)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ddpperf.node.handshake import shut_down
 from ddpperf.workers.failures import Cause, RankFailure
-from ddpperf.workers.rank_process import EXIT_SECONDS, STACKS_SECONDS
+from ddpperf.workers.rank_process import STACKS_SECONDS
 
 if TYPE_CHECKING:
     from ddpperf.node.joined_node import JoinedNode
@@ -68,7 +68,7 @@ class RemoteRank:
     def _failure(self, what: str, detail: str = "") -> RankFailure:
         return RankFailure(rank=self.rank, cause=Cause.DIED, what=what, detail=detail, where=self.where)
 
-    def wait(self, seconds: float = EXIT_SECONDS) -> None:
+    def wait(self, seconds: float) -> None:
         """Wait until the rank's process has ended, at most so long."""
         self._node.wait_for(lambda: self.ended, seconds)
 

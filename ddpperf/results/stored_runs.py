@@ -15,8 +15,8 @@ from statistics import median
 from typing import Any, Literal
 
 from ddpperf import specs
-from ddpperf.errors import MAX_LETTERS, Refused, first_line, quoted
-from ddpperf.foreign_text import printable_document
+from ddpperf.errors import MAX_LETTERS, Refused, first_line, quoted, short
+from ddpperf.foreign_text import finite_json, printable_document
 from ddpperf.regular_files import open_regular, read_text
 from ddpperf.results.outcomes import OutcomeKind, Status
 from ddpperf.results.samples import Measured
@@ -198,7 +198,7 @@ class Storage:
             advice = "save a baseline anew"
             raise NoBaseline(f"{path} has schema {quoted(schema)}, this ddpperf reads {SCHEMA}; {advice}")
         if key != self.hardware_key:
-            there, here = quoted(key).strip("'"), f"this is {self.hardware_key}; save a baseline here"
+            there, here = short(str(key)), f"this is {self.hardware_key}; save a baseline here"
             raise NoBaseline(f"{path} was measured on {there}, {here}")
         if "against" in header:
             raise NoBaseline(f"{path} is an A/B run, and this run has one side; name a run of one side")
@@ -264,23 +264,11 @@ def read_document(path: Path) -> Any:
     Raises NoBaseline if the file is damaged, has a NaN or an infinite number, or is too large.
     """
     try:
-        text = read_text(path, MOST_BYTES)
-        return printable_document(json.loads(text, parse_constant=_refuse_constant, parse_float=_finite))
+        return printable_document(finite_json(read_text(path, MOST_BYTES)))
     except (OSError, ValueError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else first_line(error)
         advice = "name another, or save one anew"
         raise NoBaseline(f"the baseline {path} cannot be read ({why}); {advice}") from error
-
-
-def _finite(number: str) -> float:
-    value = float(number)
-    if math.isinf(value):
-        raise ValueError(f"{number[:20]} is too large for a number")
-    return value
-
-
-def _refuse_constant(constant: str) -> float:
-    raise ValueError(f"{constant} is no number")
 
 
 def _numbered(folder: Path) -> list[Path]:

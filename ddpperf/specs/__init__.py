@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, get_args
 
-from ddpperf.errors import first_line, quoted
+from ddpperf.errors import first_line, quoted, short
 from ddpperf.specs.base import Fault, FaultCommand, FaultKind
 from ddpperf.specs.collective import (
     CAPTURED_ALGORITHMS,
@@ -96,5 +96,5 @@ def from_json(fields: dict[str, Any]) -> Spec:
             values["fault"] = Fault(**values["fault"])
         return _SPECS[name](**values)
     except TypeError as error:
-        found = f"{quoted(', '.join(values))[1:-1]} ({first_line(error)})"
+        found = f"{short(', '.join(values))} ({first_line(error)})"
         raise ValueError(f"{name} has other fields than these: {found}") from error

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ddpperf.errors import quoted
 from ddpperf.workers.channel import Message
 
 MOST = 1e300  # of a number: far from where floats overflow
-SHOWN_LETTERS = 40
 
 
 def _is_number(value: Any) -> bool:
@@ -64,7 +64,7 @@ def problem_of(command: str, answer: Message) -> str:
     if "error" in answer:
         error = answer["error"]
         if not isinstance(error, dict):
-            return f"error must be an object, got {_shown(error)}"
+            return f"error must be an object, got {quoted(error)}"
         return _problem(ERROR, error)
     return _problem(NEEDED.get(command, {}), answer)
 
@@ -74,17 +74,8 @@ def _problem(needed: Mapping[str, _Kind], found: Message) -> str:
         if name not in found:
             return f"{name} is missing"
         if not is_right(found[name]):
-            return f"{name} must be {words}, got {_shown(found[name])}"
+            return f"{name} must be {words}, got {quoted(found[name])}"
     for name, (words, is_right) in OPTIONAL.items():
         if name in found and not is_right(found[name]):
-            return f"{name} must be {words}, got {_shown(found[name])}"
+            return f"{name} must be {words}, got {quoted(found[name])}"
     return ""
-
-
-def _shown(value: object) -> str:
-    """Return the beginning of a value, in ASCII and on one line."""
-    if isinstance(value, dict | list):
-        return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)} values"
-    if isinstance(value, int) and abs(value) >= 2**63:
-        return "a huge number"
-    return ascii(value)[:SHOWN_LETTERS]

@@ -14,7 +14,9 @@ import socket
 import struct
 import time
 from multiprocessing.connection import Connection
-from typing import Any, NoReturn
+from typing import Any
+
+from ddpperf.foreign_text import finite_json
 
 Message = dict[str, Any]
 MOST_BYTES = 2**22  # of a message: a longer one is refused before its content is read
@@ -95,7 +97,7 @@ def receive(channel: Connection, most_bytes: int = MOST_BYTES) -> Message:
 def parse(content: bytes | bytearray) -> Message:
     """Convert the bytes of a message to a JSON object, or raise ValueError."""
     try:
-        message = json.loads(content, parse_constant=_refuse, parse_float=_finite)
+        message = finite_json(content)
     except RecursionError:
         raise ValueError("a message must be JSON, got too many levels") from None
     except ValueError as error:
@@ -103,13 +105,3 @@ def parse(content: bytes | bytearray) -> Message:
     if not isinstance(message, dict):
         raise ValueError(f"a message must be a JSON object, got {type(message).__name__}")
     return message
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no number")
-
-
-def _finite(number: str) -> float:
-    if math.isinf(value := float(number)):
-        raise ValueError(f"{number[:20]} is too large")
-    return value

@@ -254,7 +254,7 @@ class ProcessSet:
                 assert isinstance(connected, Connection)
                 rank = waiting[connected]
                 try:
-                    answer = _receive(receivers[connected], connected, rank, command)
+                    answer = _receive(receivers[connected], rank, command)
                 except Incomplete:
                     continue
                 if isinstance(answer, dict) and "progress" in answer:
@@ -402,9 +402,7 @@ class Incomplete(Exception):
     """Raised if the rest of a rank's message has yet to arrive."""
 
 
-def _receive(
-    receiver: Receiver, connected: Connection, rank: RankHandle, command: str
-) -> Message | RankFailure | None:
+def _receive(receiver: Receiver, rank: RankHandle, command: str) -> Message | RankFailure | None:
     """Return a rank's next message, or None if the rank is dead.
 
     Returns a failure for a message that is no answer to the command. Raises Incomplete.

@@ -84,7 +84,7 @@ class RankProcess:
         detail = "\n".join([f"the end of rank {self.rank}'s output:", *lines] if lines else [])
         return RankFailure(rank=self.rank, cause=Cause.DIED, what=what, detail=detail)
 
-    def wait(self, seconds: float = EXIT_SECONDS) -> None:
+    def wait(self, seconds: float) -> None:
         """Wait until the rank's process has ended, at most so long."""
         wait_for_exit(self.process, seconds)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpperf.data.cache import Data
-from ddpperf.errors import first_line
+from ddpperf.errors import first_line, quoted
 from ddpperf.plugin.options.checks import CIFAR_CLASSES
 from ddpperf.plugin.options.options import Options
 from ddpperf.regular_files import read_text
@@ -35,7 +35,6 @@ DEFAULTS = {field.name: field.default for field in dataclasses.fields(RunSpec) i
 OF_DEVICE = (*OF_DATA, "epochs", "seeds", "tuning_seeds")  # of [cpu] and [cuda]
 OF_RATE = ("rate", "rates", "rate_of")  # a recipe has one of these
 IMAGENET_CLASSES = 1000
-QUOTED_LETTERS = 60  # the most letters of a wrong value that an error message quotes
 
 
 def _is_whole(value: object) -> bool:
@@ -232,10 +231,9 @@ def _check(row: Mapping[str, Any], what: str, known: Sequence[str], needed: Sequ
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             advice = f"correct it to {near[0]}" if near else "remove it"
-            raise ValueError(f"{what} has the unknown key {name[:QUOTED_LETTERS]!r}; {advice}")
+            raise ValueError(f"{what} has the unknown key {quoted(name)}; {advice}")
         if name in CHECKS and not CHECKS[name][0](value):
-            got = repr(value)[:QUOTED_LETTERS]
-            raise ValueError(f"{name} of {what} must be {CHECKS[name][1]}, got {got}")
+            raise ValueError(f"{name} of {what} must be {CHECKS[name][1]}, got {quoted(value)}")
 
 
 def _rate(

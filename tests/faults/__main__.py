@@ -19,11 +19,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from ddpperf.temporary import SHARED_MEMORY
 from tests.faults.of_ranks import RANK_FAULTS, RankFaults
 from tests.faults.of_runs import RUN_FAULTS, RunFaults
 from tests.faults.outcomes import Kept, Outcome, table
 from tests.namespaces import can_mount, mounted
-from tests.project import REPOSITORY, SHARED_MEMORY
+from tests.project import REPOSITORY
 
 FILE = Path(".ddpperf/faults.jsonl")
 OWN_MEMORY = "FAULTS_HAVE_OWN_MEMORY"  # a variable, set if nobody else uses this process's /dev/shm

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.project import SHARED_MEMORY, Marked
+from ddpperf.temporary import SHARED_MEMORY
+from tests.project import Marked
 
 END_SECONDS = 2.0  # until the processes of a failed set must have ended
 MOST_FILES = 3  # that are named

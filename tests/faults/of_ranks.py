@@ -71,6 +71,7 @@ class RankFault:
 KILLED = "was killed by SIGKILL"
 EXITED = "exited with status 0 before it answered"
 RAISED_BY_TEST = f"raised RuntimeError: ({RAISED}|injected)"
+HUNG = f"did not answer within {DEADLINE_SECONDS:g} s"
 RANK_FAULTS = (
     RankFault(name="rank killed while idle", moments=("idle",), signal=signal.SIGKILL, cause=KILLED),
     RankFault(name="rank killed in set-up", moments=("set-up",), signal=signal.SIGKILL, cause=KILLED),
@@ -81,9 +82,9 @@ RANK_FAULTS = (
         name="rank raises",
         word="raise",
         kind="raise",
-        cause="raised RuntimeError: (put in by a test|injected)",
+        cause=RAISED_BY_TEST,
     ),
-    RankFault(name="rank hangs", word="hang", kind="hang", cause="did not answer within 3 s", is_hang=True),
+    RankFault(name="rank hangs", word="hang", kind="hang", cause=HUNG, is_hang=True),
     RankFault(name="rank is slow but alive", word="slow"),
     RankFault(
         name="rank out of memory",
@@ -92,13 +93,11 @@ RANK_FAULTS = (
         moments=("warm-up", "round"),
     ),
     RankFault(name="segmentation fault", signal=signal.SIGSEGV, cause="was killed by SIGSEGV"),
-    RankFault(
-        name="rank exits with 0", word="exit", kind="exit", cause="exited with status 0 before it answered"
-    ),
+    RankFault(name="rank exits with 0", word="exit", kind="exit", cause=EXITED),
     RankFault(
         name="rank stopped",
         signal=signal.SIGSTOP,
-        cause="did not answer within 3 s",
+        cause=HUNG,
         moments=("idle", *BUSY),
         is_hang=True,
     ),

@@ -19,6 +19,7 @@ from pathlib import Path
 from unittest import mock
 
 from ddpperf.machine.device_lock import lock_devices
+from ddpperf.temporary import SHARED_MEMORY
 from tests.faults.left_behind import END_SECONDS, LeftBehind, files_in
 from tests.faults.of_ranks import LOADER, LOADER_FRACTION, STEP, STUCK_SECONDS
 from tests.faults.outcomes import NEVER, SKIPPED, Outcome
@@ -250,10 +251,9 @@ class RunFaults:
         return self._filled(process, folder, chance, moment, "No space left on device")
 
     def take_shared_memory(self, chance: random.Random) -> Seen:
-        folder = Path("/dev/shm")
-        process = self._start(within=mounted(folder, "64k"))
+        process = self._start(within=mounted(SHARED_MEMORY, "64k"))
         named = r"shared memory|/dev/shm|No space left on device|[Bb]us error"
-        return self._filled(process, folder, chance, "/dev/shm", named)
+        return self._filled(process, SHARED_MEMORY, chance, str(SHARED_MEMORY), named)
 
     def _filled(
         self, process: subprocess.Popen[str], folder: Path, chance: random.Random, moment: str, cause: str

@@ -16,10 +16,11 @@ import pytest
 
 from ddpperf import temporary
 from ddpperf.specs import EpochSpec, to_json
+from ddpperf.temporary import SHARED_MEMORY
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.process_set import ProcessSet, SetOptions
-from tests.project import SHARED_MEMORY, Marked, wait_until
+from tests.project import Marked, wait_until
 
 pytestmark = pytest.mark.skipif(
     find_spec("torchvision") is None, reason="a dataloader's transforms are torchvision's"

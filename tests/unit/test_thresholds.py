@@ -171,7 +171,21 @@ def test_an_entry_that_could_never_fail_is_refused(text: str, sentence: str) -> 
 
 
 @pytest.mark.parametrize(
-    "value", ["0", "-1", "0.0", "nan", "inf", "true", "'2'", "[2]", "{}", "2026-11-20", "1" + "0" * 400]
+    "value",
+    [
+        "0",
+        "-1",
+        "0.0",
+        "nan",
+        "inf",
+        "true",
+        "'2'",
+        "[2]",
+        "{}",
+        "2026-11-20",
+        "1" + "0" * 400,
+        pytest.param("0x" + "f" * 4000, id="hexadecimal"),
+    ],
 )
 @pytest.mark.parametrize("metric", ["efficiency", "cpu_seconds"])
 def test_bound_must_be_positive_and_finite(metric: str, value: str) -> None:

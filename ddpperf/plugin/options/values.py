@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ddpperf.errors import quoted
 from ddpperf.secret_values import shown_word
 from ddpperf.specs import FLOAT32_BYTES, require_model
 
 MAX_NUMBER = 10**9 - 1
 MAX_BYTES = 2**33
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-QUOTED_LETTERS = 40  # the most letters of a refused value that an error message quotes
 # Variables that ddpperf sets for each rank, or relies on.
 RANK_VARIABLES = r"RANK|LOCAL_RANK|TMPDIR|DDPPERF_.*|CUDA_VISIBLE_DEVICES|OMP_NUM_THREADS"
 
@@ -52,9 +52,7 @@ class Parser:
         try:
             return self.parse(text)
         except ValueError as error:
-            shown = shown_word(text)[:QUOTED_LETTERS]
-            got = repr(shown)[: QUOTED_LETTERS + 2]  # escapes are longer than their letters
-            got += f", which {error}" if isinstance(error, Wrong) else ""
+            got = quoted(shown_word(text)) + (f", which {error}" if isinstance(error, Wrong) else "")
             sentence = f"takes {self.takes}, got {got}; pass for example {self.example}"
             raise argparse.ArgumentTypeError(sentence) from error
 
