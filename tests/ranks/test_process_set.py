@@ -24,6 +24,7 @@ from ddpperf.workers.failures import Cause, SetFailure
 from ddpperf.workers.interpreter import Side, rank_environment
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
+from ddpperf.workers.rank_output import DRAIN_SECONDS
 from tests.project import Marked, wait_until
 
 SMALL = AllReduceSpec(world_size=2, nbytes=1024)
@@ -281,15 +282,21 @@ def forge(port: int, group: str) -> None:
         store.set(key, "forged")
 
 
-def test_forged_key_of_a_tcp_store_is_explained(marked: Marked) -> None:
+@pytest.mark.parametrize("is_text", [True, False])
+def test_forged_key_of_a_tcp_store_is_explained(marked: Marked, is_text: bool) -> None:
     with Pool(SetOptions(size=2, device="cpu", rounds=1, deadline_seconds=30)) as pool:
         (live,) = pool.live_sets()
         port = live.request("setup", device="cpu", cores=None, address="127.0.0.1")[0]["port"]
         group = {"name": "one", "world_size": 2, "timeout_seconds": 5, "port": port, "address": "127.0.0.1"}
-        live.ask("join", ranks=[0], **group)
-        forge(port, "one")
-        live.ask("join", ranks=[1], **group)
-        words = r"could not meet at the store on 127\.0\.0\.1:\d+ .* see docs/security\.md \(at join\)"
+        if is_text:
+            live.ask("join", ranks=[0], **group)
+            forge(port, "one")
+            live.ask("join", ranks=[1], **group)
+        else:
+            store = dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
+            store.set(b"\xff", "forged")  # type: ignore[arg-type]
+            live.ask("join", **group)
+        words = r"could not meet at the store on 127\.0\.0\.1:\d+: .* see docs/security\.md \("
         with pytest.raises(SetFailure, match=words):
             live.answers()
     marked.assert_nothing_left()
@@ -316,6 +323,10 @@ def test_death_is_seen_though_a_child_keeps_the_connection(one: Side, tmp_path: 
         (tmp_path / "now").touch()
         wait_until((tmp_path / "forked").exists, 10, lambda: "the rank did not fork")
         os.kill(live.pids[0], signal.SIGKILL)
+        wait_until(live.dead_ranks, 5, lambda: "the rank lives")
+        began = time.monotonic()
+        live.ranks[0].death()
+        assert time.monotonic() - began < DRAIN_SECONDS, "it waited for the child to close its output"
         with pytest.raises(SetFailure, match="rank 0 of set A1 was killed by SIGKILL"):
             live.request("ping")
 
