@@ -31,7 +31,7 @@ class Ranks:
     def start(self, script: str) -> Any:
         self.python.write_text(f"#!/bin/sh\n{script}\n")
         self.python.chmod(0o700)
-        side = {"name": "A", "python": str(self.python), "root": None, "environment": {}}
+        side: dict[str, Any] = {"name": "A", "python": str(self.python), "root": None, "environment": {}}
         where = {"set": "A1", "rank": 1, "node_rank": 0, "device": "cpu", "log_folder": None}
         return self.made.start("token", 1, {**where, "side": side})
 
