@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import select
 import signal
 import subprocess
 import time
@@ -20,6 +19,7 @@ MAX_PRINTED_BYTES = 2**26  # a child that prints more is killed
 KEPT_BYTES = 2**20  # the most that is read of what a process printed
 POLL_SECONDS = 0.1
 END_SECONDS = 1.0
+LOOK_SECONDS = 0.005  # how often an awaited process is looked at
 LATE_SECONDS = 0.25  # until a process that has closed its connection has ended
 
 
@@ -87,21 +87,17 @@ def wait_for_exit(process: subprocess.Popen[bytes], seconds: float = 0.0) -> int
     The id of a process is not used again before the process is reaped, nor is that of its group.
     Popen's `poll` and `wait` reap it.
     """
-    if process.returncode is None:
+    end = time.monotonic() + seconds
+    while process.returncode is None:
         try:
             ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended is None and seconds > 0:
-                descriptor = os.pidfd_open(process.pid)
-                try:
-                    select.select([descriptor], [], [], seconds)
-                finally:
-                    os.close(descriptor)
-                return wait_for_exit(process)
         except ChildProcessError:  # this process ignores its children, or something else has reaped it
             return process.poll()
-        if ended is None:
+        if ended is not None:
+            return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        if (left := end - time.monotonic()) <= 0:
             return None
-        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        time.sleep(min(left, LOOK_SECONDS))  # a pidfd needs a free descriptor and Linux 5.3
     return process.returncode
 
 
@@ -114,7 +110,10 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
 
 def members_of(groups: Collection[int]) -> list[int]:
     """Return the ids of the live processes in some process groups."""
-    processes = (int(entry) for entry in (os.listdir("/proc") if groups else ()) if entry.isdecimal())
+    entries: list[str] = []
+    with contextlib.suppress(OSError):  # no descriptor is free: the groups must be killed all the same
+        entries = os.listdir("/proc") if groups else []
+    processes = (int(entry) for entry in entries if entry.isdecimal())
     return [process for process in processes if _group_of(process) in groups]
 
 
@@ -122,7 +121,7 @@ def wait_for_end(processes: Collection[int]) -> None:
     """Wait at most END_SECONDS until processes that were killed have ended."""
     end = time.monotonic() + END_SECONDS
     while any(_group_of(process) for process in processes) and time.monotonic() < end:
-        time.sleep(0.005)
+        time.sleep(LOOK_SECONDS)
 
 
 def _group_of(process: int) -> int | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpperf.errors import Refused
+from ddpperf.foreign_text import shortened
 from ddpperf.machine.child_process import members_of, wait_for_end
 from ddpperf.node.handshake import AuthenticationError, connect
 from ddpperf.specs import DATA_VARIABLE
@@ -18,6 +19,8 @@ from ddpperf.workers import channel
 from ddpperf.workers.channel import Message
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.rank_process import RankProcess, wait_for_stacks
+
+MOST_REPORT_LETTERS = 2**18  # of a rank's stacks: JSON writes a letter with up to 12 bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +76,12 @@ class AgentRanks:
                         folder=folder,
                         interface=self._interface,
                     )
-            exit = os.pidfd_open(process.pid)
+            try:
+                exit = os.pidfd_open(process.pid)
+            except OSError:  # no descriptor is free, or Linux is older than 5.3
+                process.kill()
+                process.close()
+                raise
             self._running[token] = Running(token=token, set_name=name, process=process, exit=exit)
         except (OSError, Refused, AuthenticationError) as error:
             self._remove_if_empty(name)
@@ -107,7 +115,7 @@ class AgentRanks:
             return ""
         running.process.ask_for_stacks()
         wait_for_stacks([running.process])
-        return running.process.stacks()
+        return _ends_of(running.process.stacks())
 
     def end_of(self, running: Running) -> Message:
         """Return the message that says how a rank ended, and end what the rank had started."""
@@ -115,17 +123,18 @@ class AgentRanks:
         os.close(running.exit)
         failure = running.process.death()
         self._end([running])  # and what the rank had started
-        return _ended(running.token, failure.what, failure.detail)
+        return _ended(running.token, failure.what, shortened(failure.detail))
 
     def _end(self, ended: Sequence[Running]) -> None:
         """Kill ranks and what they started, and remove the folders of process sets without ranks."""
-        started = members_of({running.process.pid for running in ended})
+        groups = {running.process.pid for running in ended}
+        started = members_of(groups)
         for running in ended:
             running.process.kill()
         wait_for_end(started)
         for running in ended:
             running.process.close()
-        remove_tensors(started)
+        remove_tensors({*started, *groups})
         for name in {running.set_name for running in ended}:
             self._remove_if_empty(name)
 
@@ -142,6 +151,14 @@ class AgentRanks:
         self._end(running)
         for folder in self._folders.values():
             folder.remove()
+
+
+def _ends_of(report: str) -> str:
+    """Return the beginning and the end of a report that is too long for a message."""
+    half = MOST_REPORT_LETTERS // 2
+    if (dropped := len(report) - 2 * half) <= 0:
+        return report
+    return f"{report[:half]}\n(ddpperf dropped {dropped} letters here)\n{report[-half:]}"
 
 
 def _ended(token: str, what: str, detail: str = "") -> Message:

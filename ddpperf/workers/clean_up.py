@@ -24,7 +24,7 @@ def main(folder: str) -> None:
     for process in others:
         try:
             os.kill(process, signal.SIGKILL)
-        except ProcessLookupError:
+        except (ProcessLookupError, PermissionError):  # it has ended, or is another user's
             continue
     wait_for_end(others)
     remove_tensors({os.getpid(), *others})

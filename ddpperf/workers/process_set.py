@@ -336,7 +336,8 @@ class ProcessSet:
     def kill(self) -> None:
         """Kill all ranks and what they started, and remove their files. May be called again."""
         self.alive = False
-        started = members_of(self._groups())
+        groups = self._groups()
+        started = members_of(groups)
         for rank in self.ranks:
             rank.kill()
         for rank in self.ranks:
@@ -344,7 +345,7 @@ class ProcessSet:
         wait_for_end(started)
         for rank in self.ranks:
             rank.close()
-        remove_tensors(started)
+        remove_tensors({*started, *groups})
         self._folder.remove()
 
     def _groups(self) -> set[int]:

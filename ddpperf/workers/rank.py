@@ -109,10 +109,10 @@ class Rank:
 
         address, port: where rank 0's TCP store listens; empty on one node.
         """
-        if self.rank == 0 and self.store is not None:
-            _forget_earlier_groups(self.store, name)
-        began = time.perf_counter()
         try:
+            if self.rank == 0 and self.store is not None:
+                _forget_earlier_groups(self.store, name)
+            began = time.perf_counter()
             dist.init_process_group(
                 "nccl" if self.device.type == "cuda" else "gloo",
                 store=self._store_of(name, world_size, address, port),
@@ -123,12 +123,13 @@ class Rank:
             )
             dist.barrier()  # the first use completes the communicator
             synchronize(self.device)
-        except (RuntimeError, MemoryError) as error:  # gloo takes a forged address for a length
+        # gloo takes a forged address for a length; a forged key may be no text
+        except (RuntimeError, MemoryError, UnicodeError) as error:
             if not address:
                 raise
-            where = f"the ranks could not meet at the store on {address}:{port} ({first_line(error)[:80]})"
-            advice = "another rank has ended, or another program wrote to the store, see docs/security.md"
-            raise dist.DistBackendError(f"{where}; {advice}") from error
+            what = f"the ranks could not meet at the store on {address}:{port}"
+            why = "another rank has ended, or another program wrote to the store, see docs/security.md"
+            raise dist.DistBackendError(f"{what}: {why} ({first_line(error)[:80]})") from error
         self.communicator_seconds = time.perf_counter() - began
         return {}
 

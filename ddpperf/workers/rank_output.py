@@ -26,16 +26,23 @@ class RankOutput:
     """
 
     def __init__(self, log: Path | None) -> None:
-        self._log = None if log is None else _new_file(log)
-        reader, writer = os.pipe()
-        self.pipe: BinaryIO = open(writer, "wb", buffering=0)  # noqa: SIM115
         self.printed = 0
         self.problem = ""
         self._end = bytearray()  # at least the last END_BYTES
         self._lock = threading.Lock()
-        self._stop = os.eventfd(0)
-        self._thread = threading.Thread(target=self._read, args=[reader], daemon=True)
-        self._thread.start()
+        with contextlib.ExitStack() as opened:  # closed again if one more cannot be opened
+            self._log = None if log is None else opened.enter_context(_new_file(log))
+            reader, writer = os.pipe()
+            opened.callback(os.close, reader)
+            self.pipe: BinaryIO = opened.enter_context(open(writer, "wb", buffering=0))
+            self._stop = os.eventfd(0)
+            opened.callback(os.close, self._stop)
+            self._thread = threading.Thread(target=self._read, args=[reader], daemon=True)
+            try:
+                self._thread.start()
+            except RuntimeError as error:  # there are too many threads
+                raise OSError(errno.EAGAIN, str(error), "a thread") from error
+            opened.pop_all()
 
     def _read(self, reader: int) -> None:
         ready = select.poll()
@@ -87,7 +94,8 @@ class RankOutput:
         os.close(self._stop)
         self._stop = -1
         if self._log is not None:
-            self._log.close()
+            with contextlib.suppress(OSError):  # of a network file system, after the last write
+                self._log.close()
 
 
 def _new_file(path: Path) -> BinaryIO:

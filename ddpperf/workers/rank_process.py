@@ -78,8 +78,12 @@ class RankProcess:
         return wait_for_exit(self.process) is not None
 
     def death(self) -> RankFailure:
-        """Return how the rank's process ended, with the last lines that it printed."""
+        """Return how the rank's process ended, with the last lines that it printed.
+
+        Kills what the rank had started, which would keep the pipe of its output open.
+        """
         what = describe_exit(self.process)
+        self.kill()
         lines = self.output.end().splitlines()[-LOG_TAIL_LINES:]
         detail = "\n".join([f"the end of rank {self.rank}'s output:", *lines] if lines else [])
         return RankFailure(rank=self.rank, cause=Cause.DIED, what=what, detail=detail)

@@ -65,8 +65,11 @@ def _report_on_signal() -> None:
 def _print_collectives(requests: int) -> None:
     while number := os.read(requests, 1):
         if number[0] == STACKS_SIGNAL:
-            line = f"\n{COLLECTIVES}{json.dumps(collectives())}\n"
-            os.write(2, line.encode())
+            try:
+                found = collectives()
+            except (KeyError, TypeError, ValueError, RuntimeError):  # this torch's record has another form
+                found = {}
+            os.write(2, f"\n{COLLECTIVES}{json.dumps(found)}\n".encode())
 
 
 def collectives() -> channel.Message:

@@ -24,6 +24,7 @@ from ddpperf.workers.failures import Cause, SetFailure
 from ddpperf.workers.interpreter import Side, rank_environment
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
+from ddpperf.workers.rank_output import DRAIN_SECONDS
 from tests.project import Marked, wait_until
 
 SMALL = AllReduceSpec(world_size=2, nbytes=1024)
@@ -94,41 +95,6 @@ def test_memory_comes_in_huge_pages_unless_set_otherwise(monkeypatch: pytest.Mon
     assert "GLIBC_TUNABLES" not in rank_environment("cuda")
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=0")
     assert rank_environment("cpu")["GLIBC_TUNABLES"] == "glibc.malloc.check=0"
-
-
-def test_two_sides_run_their_own_code_in_turn(
-    marked: Marked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The candidate computes convolutions without oneDNN, by a sitecustomize.py on its path."""
-    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-    (tmp_path / "sitecustomize.py").write_text("import torch; torch.backends.mkldnn.set_flags(False)")
-    sides = Side(name="A"), Side(name="B", environment={"PYTHONPATH": str(tmp_path)})
-    with Pool(
-        SetOptions(size=1, device="cpu", rounds=3, deadline_seconds=60, log_folder=tmp_path), sides=sides
-    ) as pool:
-        measured = pool.measure(SINGLE)
-        first, second = measured.samples
-        environments = [Path(f"/proc/{rank}/environ").read_bytes() for rank in marked.ranks()]
-        again = pool.measure(SINGLE).samples
-        other = pool.measure(dataclasses.replace(SINGLE, input="device")).samples
-    marked.assert_nothing_left()
-    assert [(first.set, first.side), (second.set, second.side)] == [("A1", "A"), ("B2", "B")]
-    assert sorted(f"PYTHONPATH={tmp_path}".encode() in variables for variables in environments) == [
-        False,
-        True,
-    ]
-    assert all(b"GLIBC_TUNABLES=glibc.malloc.hugetlb=1" in variables for variables in environments)
-    assert [sample.kernels for sample in again] == [first.kernels, second.kernels]
-    assert len({first.kernels, second.kernels, other[0].kernels}) == 3
-    assert other_kernels(measured) == [], "sides may differ"
-    ended = sorted(
-        (json.loads(line)["ended"], name)
-        for name in ("A1", "B2")
-        for line in (tmp_path / f"{name}-rank0.log").read_text().splitlines()
-        if line.startswith('{"spec"')
-    )
-    last = ended[-6:]  # after the trial rounds
-    assert [name for _, name in last] == ["A1", "B2", "B2", "A1", "A1", "B2"]
 
 
 # --- faults
@@ -230,6 +196,41 @@ def one(marked: Marked) -> Iterator[Side]:
     marked.assert_nothing_left()
 
 
+def test_two_sides_run_their_own_code_in_turn(
+    marked: Marked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The candidate computes convolutions without oneDNN, by a sitecustomize.py on its path."""
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    (tmp_path / "sitecustomize.py").write_text("import torch; torch.backends.mkldnn.set_flags(False)")
+    sides = Side(name="A"), Side(name="B", environment={"PYTHONPATH": str(tmp_path)})
+    with Pool(
+        SetOptions(size=1, device="cpu", rounds=3, deadline_seconds=60, log_folder=tmp_path), sides=sides
+    ) as pool:
+        measured = pool.measure(SINGLE)
+        first, second = measured.samples
+        environments = [Path(f"/proc/{rank}/environ").read_bytes() for rank in marked.ranks()]
+        again = pool.measure(SINGLE).samples
+        other = pool.measure(dataclasses.replace(SINGLE, input="device")).samples
+    marked.assert_nothing_left()
+    assert [(first.set, first.side), (second.set, second.side)] == [("A1", "A"), ("B2", "B")]
+    assert sorted(f"PYTHONPATH={tmp_path}".encode() in variables for variables in environments) == [
+        False,
+        True,
+    ]
+    assert all(b"GLIBC_TUNABLES=glibc.malloc.hugetlb=1" in variables for variables in environments)
+    assert [sample.kernels for sample in again] == [first.kernels, second.kernels]
+    assert len({first.kernels, second.kernels, other[0].kernels}) == 3
+    assert other_kernels(measured) == [], "sides may differ"
+    ended = sorted(
+        (json.loads(line)["ended"], name)
+        for name in ("A1", "B2")
+        for line in (tmp_path / f"{name}-rank0.log").read_text().splitlines()
+        if line.startswith('{"spec"')
+    )
+    last = ended[-6:]  # after the trial rounds
+    assert [name for _, name in last] == ["A1", "B2", "B2", "A1", "A1", "B2"]
+
+
 def test_interpreter_without_torch_shows_its_output(one: Side, tmp_path: Path) -> None:
     bare = dataclasses.replace(one, environment={"PYTHONPATH": str(tmp_path)})
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('no torch here')")
@@ -289,15 +290,21 @@ def forge(port: int, group: str) -> None:
         store.set(key, "forged")
 
 
-def test_forged_key_of_a_tcp_store_is_explained(marked: Marked) -> None:
+@pytest.mark.parametrize("is_text", [True, False])
+def test_forged_key_of_a_tcp_store_is_explained(marked: Marked, is_text: bool) -> None:
     with Pool(SetOptions(size=2, device="cpu", rounds=1, deadline_seconds=30)) as pool:
         (live,) = pool.live_sets()
         port = live.request("setup", device="cpu", cores=None, address="127.0.0.1")[0]["port"]
         group = {"name": "one", "world_size": 2, "timeout_seconds": 5, "port": port, "address": "127.0.0.1"}
-        live.ask("join", ranks=[0], **group)
-        forge(port, "one")
-        live.ask("join", ranks=[1], **group)
-        words = r"could not meet at the store on 127\.0\.0\.1:\d+ .* see docs/security\.md \(at join\)"
+        if is_text:
+            live.ask("join", ranks=[0], **group)
+            forge(port, "one")
+            live.ask("join", ranks=[1], **group)
+        else:
+            store = dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
+            store.set(b"\xff", "forged")  # type: ignore[arg-type]
+            live.ask("join", **group)
+        words = r"could not meet at the store on 127\.0\.0\.1:\d+: .* see docs/security\.md \("
         with pytest.raises(SetFailure, match=words):
             live.answers()
     marked.assert_nothing_left()
@@ -324,6 +331,10 @@ def test_death_is_seen_though_a_child_keeps_the_connection(one: Side, tmp_path: 
         (tmp_path / "now").touch()
         wait_until((tmp_path / "forked").exists, 10, lambda: "the rank did not fork")
         os.kill(live.pids[0], signal.SIGKILL)
+        wait_until(live.dead_ranks, 5, lambda: "the rank lives")
+        began = time.monotonic()
+        live.ranks[0].death()
+        assert time.monotonic() - began < DRAIN_SECONDS, "it waited for the child to close its output"
         with pytest.raises(SetFailure, match="rank 0 of set A1 was killed by SIGKILL"):
             live.request("ping")
 

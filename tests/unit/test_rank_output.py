@@ -80,6 +80,37 @@ def test_child_with_the_pipe_is_not_waited_for(tmp_path: Path) -> None:
         child.wait()
 
 
+def test_failed_start_leaves_no_descriptor(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    failed = 0
+    for most in range(3, 1000):
+        before = len(os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
+        try:
+            output = RankOutput(tmp_path / "A1-rank0.log")
+        except OSError:
+            failed += 1
+        else:
+            output.pipe.close()
+            output.close()
+            break
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            assert len(os.listdir("/proc/self/fd")) == before
+    assert failed >= 4, "for each descriptor it failed once"
+
+
+def test_rank_without_a_free_thread_is_an_os_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    before = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(OSError, match="can't start new thread"):
+        RankOutput(None)
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_symbolic_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "A1-rank0.log").symlink_to(tmp_path / "precious")
     with pytest.raises(OSError, match=r"which --worker-logs does not follow.*A1-rank0\.log"):
