@@ -97,7 +97,7 @@ def faults(ends: contextlib.ExitStack) -> dict[str, MakeHappen]:
 
 
 def run(chosen: Mapping[str, MakeHappen], kept: Kept, count: int, seed: int) -> None:
-    """Let each fault happen `count` times, in turn, and show what has come of them so far."""
+    """Let each fault happen `count` times, in turn, and show the outcomes so far."""
     for number in range(count):
         for name, happen in chosen.items():
             if kept.has(name, number):
