@@ -96,41 +96,6 @@ def test_memory_comes_in_huge_pages_unless_set_otherwise(monkeypatch: pytest.Mon
     assert rank_environment("cpu")["GLIBC_TUNABLES"] == "glibc.malloc.check=0"
 
 
-def test_two_sides_run_their_own_code_in_turn(
-    marked: Marked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The candidate computes convolutions without oneDNN, by a sitecustomize.py on its path."""
-    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-    (tmp_path / "sitecustomize.py").write_text("import torch; torch.backends.mkldnn.set_flags(False)")
-    sides = Side(name="A"), Side(name="B", environment={"PYTHONPATH": str(tmp_path)})
-    with Pool(
-        SetOptions(size=1, device="cpu", rounds=3, deadline_seconds=60, log_folder=tmp_path), sides=sides
-    ) as pool:
-        measured = pool.measure(SINGLE)
-        first, second = measured.samples
-        environments = [Path(f"/proc/{rank}/environ").read_bytes() for rank in marked.ranks()]
-        again = pool.measure(SINGLE).samples
-        other = pool.measure(dataclasses.replace(SINGLE, input="device")).samples
-    marked.assert_nothing_left()
-    assert [(first.set, first.side), (second.set, second.side)] == [("A1", "A"), ("B2", "B")]
-    assert sorted(f"PYTHONPATH={tmp_path}".encode() in variables for variables in environments) == [
-        False,
-        True,
-    ]
-    assert all(b"GLIBC_TUNABLES=glibc.malloc.hugetlb=1" in variables for variables in environments)
-    assert [sample.kernels for sample in again] == [first.kernels, second.kernels]
-    assert len({first.kernels, second.kernels, other[0].kernels}) == 3
-    assert other_kernels(measured) == [], "sides may differ"
-    ended = sorted(
-        (json.loads(line)["ended"], name)
-        for name in ("A1", "B2")
-        for line in (tmp_path / f"{name}-rank0.log").read_text().splitlines()
-        if line.startswith('{"spec"')
-    )
-    last = ended[-6:]  # after the trial rounds
-    assert [name for _, name in last] == ["A1", "B2", "B2", "A1", "A1", "B2"]
-
-
 # --- faults
 
 
@@ -220,6 +185,41 @@ def one(marked: Marked) -> Iterator[Side]:
     """A side whose test must leave nothing behind."""
     yield Side()
     marked.assert_nothing_left()
+
+
+def test_two_sides_run_their_own_code_in_turn(
+    marked: Marked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The candidate computes convolutions without oneDNN, by a sitecustomize.py on its path."""
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    (tmp_path / "sitecustomize.py").write_text("import torch; torch.backends.mkldnn.set_flags(False)")
+    sides = Side(name="A"), Side(name="B", environment={"PYTHONPATH": str(tmp_path)})
+    with Pool(
+        SetOptions(size=1, device="cpu", rounds=3, deadline_seconds=60, log_folder=tmp_path), sides=sides
+    ) as pool:
+        measured = pool.measure(SINGLE)
+        first, second = measured.samples
+        environments = [Path(f"/proc/{rank}/environ").read_bytes() for rank in marked.ranks()]
+        again = pool.measure(SINGLE).samples
+        other = pool.measure(dataclasses.replace(SINGLE, input="device")).samples
+    marked.assert_nothing_left()
+    assert [(first.set, first.side), (second.set, second.side)] == [("A1", "A"), ("B2", "B")]
+    assert sorted(f"PYTHONPATH={tmp_path}".encode() in variables for variables in environments) == [
+        False,
+        True,
+    ]
+    assert all(b"GLIBC_TUNABLES=glibc.malloc.hugetlb=1" in variables for variables in environments)
+    assert [sample.kernels for sample in again] == [first.kernels, second.kernels]
+    assert len({first.kernels, second.kernels, other[0].kernels}) == 3
+    assert other_kernels(measured) == [], "sides may differ"
+    ended = sorted(
+        (json.loads(line)["ended"], name)
+        for name in ("A1", "B2")
+        for line in (tmp_path / f"{name}-rank0.log").read_text().splitlines()
+        if line.startswith('{"spec"')
+    )
+    last = ended[-6:]  # after the trial rounds
+    assert [name for _, name in last] == ["A1", "B2", "B2", "A1", "A1", "B2"]
 
 
 def test_interpreter_without_torch_shows_its_output(one: Side, tmp_path: Path) -> None:
