@@ -43,7 +43,7 @@ _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxlong, _SHORT.maxother = 2, *[QUOTED
 def quoted(value: object) -> str:
     """Return a value as Python writes it, on one line and cut to 60 characters.
 
-    For what a user or a file gave, in a sentence. Control characters are escaped.
+    Use it in a sentence for a value that a user or a file gave. Control characters are escaped.
     """
     try:
         return _SHORT.repr(value)[: QUOTED_LETTERS + 2]

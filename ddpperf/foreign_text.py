@@ -1,6 +1,6 @@
 """Make text that others wrote harmless in a terminal, on a page and in a log, and read their JSON.
 
-Foreign text is all that this run did not write itself: the names of image files and of a user's
+Foreign text is text that this run did not write itself: the names of image files and of a user's
 models, the output of ranks, environment variables, and stored runs. This module imports only the
 standard library.
 """
@@ -73,4 +73,4 @@ def shortened(text: str) -> str:
 def _cut(line: str) -> str:
     if len(line) <= MAX_LINE_LETTERS:
         return line
-    return f"{line[:MAX_LINE_LETTERS]}... ({len(line)} letters)"
+    return f"{line[:MAX_LINE_LETTERS]}... ({len(line)} characters)"

@@ -1,7 +1,8 @@
 """Temporary folders and files that do not outlive the processes that use them.
 
-Who makes or uses a temporary folder locks it (flock). The kernel releases the lock when the last of
-these processes ends, even by SIGKILL. The next run removes what nobody locks any more.
+Each process that makes or uses a temporary folder locks the folder (flock). The kernel releases the
+lock when the last of these processes ends, even by SIGKILL. The next run removes folders and files
+that no process locks.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ MOST_ROOT_BYTES = 107 - 52  # a socket's path has at most 107 bytes
 class PrivateFolder:
     """A new temporary folder that no other user can read. `remove` removes it.
 
-    A folder that is left, because its owner was killed, is removed by the next process that makes a
-    private folder there. root: where to make it, by default in `temporary_root`. Raises Refused if
+    The next process that makes a private folder in the same place removes the folders that killed
+    processes left. root: where to make it, by default in `temporary_root`. Raises Refused if
     it cannot be made there, and OSError if it cannot be made in `root`.
     """
 
@@ -89,7 +90,7 @@ def hold(path: Path) -> int:
 
 
 def _make_held(make: Callable[[], Path]) -> tuple[Path, int]:
-    """Make a folder or a file and hold it, again if another process removed it before."""
+    """Make and lock a folder or a file; start again if another process removes it before the lock."""
     while True:
         path = make()
         try:
@@ -116,7 +117,8 @@ def remove_folder(folder: Path) -> None:
 def remove_tensors(processes: Iterable[int]) -> None:
     """Remove the shared memory that processes, which have ended, left of torch's tensors.
 
-    torch names it after the process that makes it. It removes the name at once, unless it is killed.
+    torch names shared memory after the process that makes it. The process removes the name at once,
+    unless it is killed.
     """
     _remove_shared(tuple(f"torch_{process}_" for process in processes))
 
@@ -140,7 +142,7 @@ def remove_abandoned_folders(root: str) -> None:
 
 @contextlib.contextmanager
 def _abandoned(path: Path, is_kind: Callable[[int], bool]) -> Iterator[bool]:
-    """Yield whether nobody holds a file or folder of this user, and let nobody hold it meanwhile."""
+    """Yield whether no process locks a file or folder of this user; keep it locked meanwhile."""
     opened = -1
     try:
         found = path.lstat()

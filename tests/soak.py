@@ -1,10 +1,11 @@
-"""Many measurements of all kinds on the CPU, and what they cost in memory, files and threads.
+"""Take measurements of all kinds on the CPU, and check that memory, files and threads do not grow.
 
     python -m tests.soak --count 1000 --seed 1
 
-Base and candidate are a process set each. The base's ranks live as long as the soak. The
-candidate's are killed once a block, in which each kind of measurement is taken once, and are
-replaced as the pool does it. At the end of a block they are therefore always of the same age.
+Base and candidate have one process set each. The ranks of the base live as long as the soak. A block
+takes each kind of measurement once. In each block, a rank of the candidate is killed, and the pool
+replaces the candidate's process set. So at the end of each block, the candidate's ranks have the
+same age. The exit status is 1 if anything grew.
 """
 
 from __future__ import annotations
@@ -394,9 +395,15 @@ def soak(specs: Sequence[Spec], count: int, seed: int) -> list[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the soak, and print a table of every second block and what grew."""
-    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
-    parser.add_argument("--count", type=int, default=1000, help="at least so many measurements")
-    parser.add_argument("--seed", type=int, default=1)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.soak",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--count", type=int, default=1000, help="take at least this many measurements; default 1000"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="seed of the order and the faults; default 1")
     options = parser.parse_args(arguments)
     rows = soak(kinds(), options.count, options.seed)
     print(table(rows[1::2]))

@@ -142,7 +142,7 @@ class Ending:
     def _add_failure(self, error: BaseException) -> None:
         self._saved = False
         what = f"another plugin failed while the run ended: {_described(error)}"
-        advice = "the verdict holds; mend the plugin, or leave its option out"
+        advice = "the verdict is valid; correct the plugin, or do not pass its option"
         self._lines += wrapped(f"{what}; {advice}", self._width())
 
     def ended(self, failure: BaseException | None) -> bool:

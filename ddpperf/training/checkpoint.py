@@ -1,7 +1,7 @@
 """Save the state of a training to a checkpoint file, and restore the state from the file.
 
-A checkpoint file is written whole or not at all. It is what torch.save writes, followed by a line
-with the SHA-256 of that. Loading a file does not execute code from it.
+A checkpoint file is written whole or not at all. The file has the output of torch.save,
+and then a line with the SHA-256 of this output. Loading a file does not execute code from it.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Seen:
 
     @property
     def doing(self) -> str:
-        """The words for what the rank does, which equal ranks have in common."""
+        """What the rank does, in words. Ranks that do the same share a line of the message."""
         if not self.has_answered:
             return f"{self.state}, and printed no stacks"
         waits = f"waits in {_named(self)}" if self.collective else "waits in no collective"
@@ -98,7 +98,7 @@ def explained(ranks: Sequence[Seen]) -> list[str]:
         doing.setdefault(seen.doing, []).append(seen)
     lines = [f"{_ranks(same)}: {what}" for what, same in doing.items()]
     if len(lines) > MOST_LINES:
-        lines = [*lines[: MOST_LINES - 1], f"and {len(lines) - MOST_LINES + 1} more kinds of ranks"]
+        lines = [*lines[: MOST_LINES - 1], f"and {len(lines) - MOST_LINES + 1} more groups of ranks"]
     return [*lines, _late(ranks)]
 
 
@@ -110,12 +110,13 @@ def _late(ranks: Sequence[Seen]) -> str:
     late = [seen for seen in ranks if not seen.collective or (seen.number or 0) < (furthest.number or 0)]
     if late:
         others = [seen for seen in waiting if seen not in late]
-        wait = f"wait{'s' * (len(others) == 1)} for {'it' if len(late) == 1 else 'them'}"
-        return f"late: {_ranks(late)}; {_ranks(others)} {wait} in {_named(furthest)}"
+        are, them = ("is", "it") if len(late) == 1 else ("are", "them")
+        wait = "waits" if len(others) == 1 else "wait"
+        return f"{_ranks(late)} {are} late: {_ranks(others)} {wait} for {them} in {_named(furthest)}"
     kinds = {seen.collective for seen in waiting}
     if len(kinds) > 1:
         return f"the ranks wait in different collectives: {', '.join(sorted(kinds))}"
-    return f"no rank is late: all wait in {_named(furthest)}, so the network or a device is stuck"
+    return f"no rank is late: all ranks wait in {_named(furthest)}; check the network and the devices"
 
 
 def _ranks(ranks: Sequence[Seen]) -> str:
@@ -135,5 +136,6 @@ def write_report(folder: Path, set_name: str, reports: Mapping[str, str]) -> str
         with open(path, "x", encoding="utf-8", errors="backslashreplace") as file:
             file.write(printable(text))
     except OSError as error:
-        return f"the stacks of all ranks cannot be written to {path} ({error.strerror}); make room"
-    return f"the stacks of all ranks: {path}"
+        advice = "free space there, or name another folder by --worker-logs"
+        return f"the stacks of all ranks cannot be written to {path} ({error.strerror}); {advice}"
+    return f"the stacks of all ranks are in {path}"

@@ -367,7 +367,7 @@ class ProcessSet:
         return SetFailure(self.name, f"at {command}", failures)
 
     def _hangs(self, ranks: Sequence[RankHandle], deadline_seconds: float) -> list[RankFailure]:
-        hint = "if it is only slow, as compiling can be: pass a longer --deadline"
+        hint = "if a rank is only slow, for example because it compiles, pass a longer --deadline"
         what = f"did not answer within {deadline_seconds:g} s"
         detail = "\n".join([*self._explained(), hint])
         failures = []
@@ -430,7 +430,8 @@ def _receive(receiver: Receiver, rank: RankHandle, command: str) -> Message | Ra
 
 
 def _lost_output(rank: LocalRank) -> RankFailure:
-    what = f"printed what --worker-logs cannot keep: {rank.output.problem}; make room or name another folder"
+    advice = "free space there, or name another folder by --worker-logs"
+    what = f"printed lines that are lost, because {rank.output.problem}; {advice}"
     return RankFailure(rank=rank.rank, cause=Cause.RAISED, what=what, detail="")
 
 

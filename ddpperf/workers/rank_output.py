@@ -1,4 +1,4 @@
-"""What a rank prints: its beginning and its end are kept, whatever its length."""
+"""Read what a rank prints, and keep the beginning and the end, however long the output is."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ class RankOutput:
 
     A thread reads the pipe, so that a rank waits while it prints faster than the thread reads. The
     log holds at most `MOST_LOG_BYTES`: a line replaces what was dropped between the beginning and
-    the end. log: a new file for the output, or None. pipe: the end for the rank; close it once the
-    rank has it. problem: why the log could not be written, or "". printed: the number of bytes so far.
+    the end. log: a new file for the output, or None. pipe: the writing end, for the rank; close it
+    after the rank has started. problem: why the log could not be written, or "". printed: the number
+    of bytes so far.
     """
 
     def __init__(self, log: Path | None) -> None:

@@ -1,9 +1,10 @@
-"""Let faults happen at random moments, and show in one table what came of each.
+"""Let faults happen at random moments, and show in one table how each fault was handled.
 
     python -m tests.faults --count 10 --seed 1
 
-Exit status 1 if a fault was reported late or with another cause, if the next measurement was wrong
-or if anything was left behind. The outcomes are kept in a file, with which --resume goes on.
+The exit status is 1 if a fault was reported late or with another cause, if the next measurement was
+wrong, or if anything was left behind. A file keeps the outcomes, so that --resume can continue an
+interrupted run.
 """
 
 from __future__ import annotations
@@ -41,11 +42,13 @@ def main(arguments: Sequence[str]) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--count", type=int, default=10, help="how often each fault happens (10)")
-    parser.add_argument("--seed", type=int, default=1, help="of the random moments (1)")
-    parser.add_argument("--only", default="", help="a pattern of the names of the faults")
-    parser.add_argument("--file", type=Path, default=FILE, help=f"for the outcomes ({FILE})")
-    parser.add_argument("--resume", action="store_true", help="go on with the outcomes in the file")
+    parser.add_argument("--count", type=int, default=10, help="how often each fault happens; default 10")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random moments; default 1")
+    parser.add_argument("--only", default="", help="let only faults happen whose names match this pattern")
+    parser.add_argument("--file", type=Path, default=FILE, help=f"file of the outcomes; default {FILE}")
+    parser.add_argument(
+        "--resume", action="store_true", help="continue the run whose outcomes are in the file"
+    )
     given = parser.parse_args(arguments)
     if OWN_MEMORY not in os.environ and can_mount():
         command = [*mounted(SHARED_MEMORY, "50%"), sys.executable, "-m", "tests.faults", *arguments]
@@ -61,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
             run(chosen, kept, given.count, given.seed)
             status = int(any(outcome.problems() for outcome in kept.outcomes))
         except KeyboardInterrupt:
-            print("\ninterrupted; go on with --resume")
+            print("\ninterrupted; continue with --resume")
             status = INTERRUPTED
     print(table(kept.outcomes))
     print(f"seed {given.seed}; load {os.getloadavg()[2]:.1f} on {os.cpu_count()} CPUs, which delays reports")
@@ -95,7 +98,7 @@ def faults(ends: contextlib.ExitStack) -> dict[str, MakeHappen]:
 
 
 def run(chosen: Mapping[str, MakeHappen], kept: Kept, count: int, seed: int) -> None:
-    """Let each fault happen `count` times, in turn, and show what has come of them so far."""
+    """Let each fault happen `count` times, in turn, and show the outcomes so far."""
     for number in range(count):
         for name, happen in chosen.items():
             if kept.has(name, number):

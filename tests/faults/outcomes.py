@@ -1,4 +1,4 @@
-"""What came of each fault: kept as lines of JSON, and shown as one table."""
+"""Keep the outcome of each fault as a line of JSON, and show all outcomes as one table."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ SKIPPED = "skipped"
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of a fault.
+    """The outcome of a fault.
 
     number: which of the fault's repetitions. moment: what went on when the fault happened.
-    seconds: until the fault was reported; None if the fault has nothing to report.
+    seconds: until the fault was reported; None if there is nothing to report.
     limit_seconds: the most that `seconds` may be. report: what was reported.
     is_named: whether the report names the cause. is_next_right: whether the next measurement was
     right. left: processes, files, shared memory and sockets that are left. wrong: anything else

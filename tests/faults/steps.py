@@ -1,4 +1,4 @@
-"""The training step of the faults: it does what a file requests, at the moment when it is written.
+"""The training step of the faults, which does what a file requests as soon as the file is written.
 
 Ranks import this module as a user's own function. The file that FAULTS_FILE names has a rank, a word
 and the number of the first step that obeys.

@@ -87,8 +87,8 @@ def test_hang_keeps_stacks_of_both_nodes(run: Run, tmp_path: Path) -> None:
     with run.pool(deadline_seconds=4.0, hang_folder=tmp_path) as pool:
         failure = failure_of(pool, hanging)
     assert "did not answer within 4 s (at sample)" in failure
-    assert "\nlate: rank 1 on node 1 (b); rank 0 waits for it in barrier number " in failure
-    path = failure.partition("the stacks of all ranks: ")[2].partition("\n")[0]
+    assert "\nrank 1 on node 1 (b) is late: rank 0 waits for it in barrier number " in failure
+    path = failure.partition("the stacks of all ranks are in ")[2].partition("\n")[0]
     here, there = Path(path).read_text().split("report of rank 1 on node 1 (b):")
     assert " in barrier" in here
     assert "in inject" in there

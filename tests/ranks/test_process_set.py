@@ -139,9 +139,9 @@ def test_hang_is_explained_and_its_stacks_are_kept(two_ranks: Pool) -> None:
     place = r"at workers/rank\.py:\d+ in"
     assert re.fullmatch(rf"rank 0: (sleeping|running), waits in barrier number \d+, {place} sample", of_0)
     assert re.fullmatch(rf"rank 1: sleeping, waits in no collective, {place} inject", of_1)
-    assert re.fullmatch(r"late: rank 1; rank 0 waits for it in barrier number \d+", late)
+    assert re.fullmatch(r"rank 1 is late: rank 0 waits for it in barrier number \d+", late)
     assert "pass a longer --deadline" in hint
-    kept = Path(stacks.removeprefix("the stacks of all ranks: ")).read_text()
+    kept = Path(stacks.removeprefix("the stacks of all ranks are in ")).read_text()
     stacks_of_0, stacks_of_1 = kept.split("report of rank 1:")
     assert " in barrier" in stacks_of_0
     assert '"name": "all_reduce"' in stacks_of_0, "the collectives before"
@@ -158,7 +158,7 @@ def test_stopped_rank_is_named_late_within_two_seconds(two_ranks: Pool) -> None:
         two_ranks.measure(SMALL)
     assert time.monotonic() - began < 4
     assert "\nrank 1: stopped, and printed no stacks\n" in str(caught.value)
-    assert "\nlate: rank 1; rank 0 waits for it in " in str(caught.value)
+    assert "\nrank 1 is late: rank 0 waits for it in " in str(caught.value)
 
 
 @pytest.mark.slow

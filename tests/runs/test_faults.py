@@ -116,7 +116,7 @@ def test_hang_names_late_rank_and_keeps_stacks(project: Project) -> None:
     run = project.run("perf", "--deadline", "10")
     assert run.status == 1
     assert "ranks 0, 1 of set A1 did not answer within 10 s (at sample)" in run.output
-    assert "\nlate: rank 1; rank 0 waits for it in barrier number " in run.output
+    assert "\nrank 1 is late: rank 0 waits for it in barrier number " in run.output
     (kept,) = (project.root / ".ddpperf" / "hangs").iterdir()
     assert all(f"report of rank {rank}:" in kept.read_text() for rank in range(2))
 

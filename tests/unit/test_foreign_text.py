@@ -93,7 +93,7 @@ def test_failure_of_ranks_is_short_and_harmless() -> None:
     ]
     text = str(SetFailure("A1", "at sample", failures))
     assert not OBEYED.search(text)
-    assert f"{'x' * MAX_LINE_LETTERS}... (900000 letters)" in text.splitlines()
+    assert f"{'x' * MAX_LINE_LETTERS}... (900000 characters)" in text.splitlines()
     assert len(text) < 2000
 
 

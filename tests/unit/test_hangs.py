@@ -69,15 +69,15 @@ def test_rank_without_stacks_has_its_state(text: str, doing: str) -> None:
 @pytest.mark.parametrize(
     ("ranks", "line"),
     [
-        ([waiting(0), idle(1)], "late: rank 1; rank 0 waits for it in all_reduce number 7"),
+        ([waiting(0), idle(1)], "rank 1 is late: rank 0 waits for it in all_reduce number 7"),
         (
             [waiting(0), waiting(1, 5), waiting(2), idle(3, has_answered=False)],
-            "late: ranks 1, 3; ranks 0, 2 wait for them in all_reduce number 7",
+            "ranks 1, 3 are late: ranks 0, 2 wait for them in all_reduce number 7",
         ),
         ([idle(0), idle(1)], "no rank waits in a collective"),
         (
             [waiting(0), waiting(1)],
-            "no rank is late: all wait in all_reduce number 7, so the network or a device is stuck",
+            "no rank is late: all ranks wait in all_reduce number 7; check the network and the devices",
         ),
         (
             [waiting(0, None), waiting(1, None, "broadcast")],
@@ -100,7 +100,7 @@ def test_ranks_that_do_the_same_share_a_line() -> None:
 def test_many_ranks_have_few_lines() -> None:
     lines = explained([waiting(rank, rank) for rank in range(64)])
     assert len(lines) == MOST_LINES + 1
-    assert lines[-2] == "and 57 more kinds of ranks"
+    assert lines[-2] == "and 57 more groups of ranks"
 
 
 @BOUNDED
