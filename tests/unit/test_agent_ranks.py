@@ -65,7 +65,7 @@ def test_rank_that_cannot_be_watched_is_ended(ranks: Ranks, monkeypatch: pytest.
 def test_end_of_a_flooding_rank_fits_a_message(ranks: Ranks) -> None:
     assert ranks.start("head -c 1500000 /dev/zero; exit 3") is None
     (running,) = ranks.made.exits().values()
-    running.process.wait()
+    running.process.wait(20.0)
     ended = ranks.made.end_of(running)
     assert ended["what"] == "exited with status 3 before it answered"
     assert len(json.dumps(ended)) < channel.MOST_BYTES / 10
