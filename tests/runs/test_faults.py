@@ -36,9 +36,10 @@ IMPORTS = "from ddpperf.specs import AllReduceSpec\n\n"
 
 # Runs pytest in a session whose terminal is the standard input, so that SIGHUP comes with its end
 OF_TERMINAL = """
-import fcntl, sys, termios
+import fcntl, signal, sys, termios
 import pytest
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup lets its children ignore it
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 sys.exit(pytest.main())
 """
