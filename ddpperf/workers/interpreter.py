@@ -27,10 +27,17 @@ _ENVIRONMENT = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
     "TEARDOWN_CUPTI": "1",  # what CUPTI leaves on after a profile makes a captured step 0.5% slower
 }
-# Memory in huge pages, where the kernel allows it. With small pages, processes of the same code
-# differ by 5% because their pages lie elsewhere. With huge pages they differ by 2%, and a step of 8
-# images is 6% faster.
-_HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+# Variables of ranks on the CPU, unless the environment sets them.
+_ON_CPU = {
+    # Memory in huge pages, where the kernel allows it. With small pages, processes of the same code
+    # differ by 5% because their pages lie elsewhere. With huge pages they differ by 2%, and a step
+    # of 8 images is 6% faster.
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+    # The collectives that torch's flight recorder keeps, of which a hang shows the last ones. With
+    # its default of 2000, a rank grows by 2.6 MB until they are full. NCCL needs the default: a rank
+    # starts many collectives before the first one ends.
+    "TORCH_FR_BUFFER_SIZE": "256",
+}
 
 
 def rank_environment(device: str, interface: str = LOOPBACK) -> dict[str, str]:
@@ -39,7 +46,7 @@ def rank_environment(device: str, interface: str = LOOPBACK) -> dict[str, str]:
     interface: the network interface that gloo and NCCL use.
     """
     network = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
-    return (_HUGE_PAGES if device == "cpu" else {}) | os.environ | _ENVIRONMENT | network
+    return (_ON_CPU if device == "cpu" else {}) | os.environ | _ENVIRONMENT | network
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,12 +35,6 @@ SPEC = TrainingSpec(
 )
 
 
-@pytest.fixture(autouse=True)
-def _as_in_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stop CUPTI after each profile, as ranks do: otherwise it slows every launch."""
-    monkeypatch.setenv("TEARDOWN_CUPTI", "1")
-
-
 def training(spec: TrainingSpec) -> MeasuredStep:
     step = MeasuredStep(TrainingStep(spec, rank=0, device=GPU))
     step.warm_up(10)

@@ -97,6 +97,13 @@ def test_memory_comes_in_huge_pages_unless_set_otherwise(monkeypatch: pytest.Mon
     assert rank_environment("cpu")["GLIBC_TUNABLES"] == "glibc.malloc.check=0"
 
 
+def test_only_nccl_ranks_record_many_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each record needs 1.3 KB, and a gloo rank waits for one collective after the other."""
+    monkeypatch.delenv("TORCH_FR_BUFFER_SIZE", raising=False)
+    assert rank_environment("cpu")["TORCH_FR_BUFFER_SIZE"] == "256"
+    assert "TORCH_FR_BUFFER_SIZE" not in rank_environment("cuda")
+
+
 # --- faults
 
 
