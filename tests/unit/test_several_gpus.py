@@ -1,0 +1,73 @@
+"""tools/several_gpus.py measures the parts that are missing, and prints one table of all parts."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.project import REPOSITORY, script
+
+BASELINES = REPOSITORY / "perf" / "baselines" / "h200x2"
+
+
+@pytest.fixture(scope="module", name="tool")
+def several_gpus() -> ModuleType:
+    return script("several_gpus")
+
+
+def test_table_has_the_figures_of_all_stored_runs(tool: ModuleType, tmp_path: Path) -> None:
+    shutil.copy(BASELINES / "0007_communication.json", tmp_path / "all_reduce.json")
+    shutil.copy(BASELINES / "0001_where.json", tmp_path / "split.json")
+    for name in ("2.txt", "2-graph.txt"):
+        shutil.copy(REPOSITORY / "docs" / "nccl_tests" / "h200x2" / name, tmp_path / name)
+    table = tool.table(tmp_path)
+    assert "| weak efficiency | 2 GPUs, batch 512 per rank" in table
+    assert "| NCCL over the fastest other | 2 devices, 1MiB | 1.78x (" in table
+    assert "| NCCL from torch over nccl-tests | 2 devices, 16MiB, graph | 0.9" in table
+    assert "| tests at the slower pace | split | 0 of" in table
+    # step 9.063 ms, exposed 0.4094 ms by difference and 0.1521 ms in the trace
+    (split,) = [
+        line
+        for line in table.splitlines()
+        if "batch 512 per rank" in line and "methods" in line and "graph" in line
+    ]
+    assert "| 2.8% of the step |" in split
+
+
+def test_part_is_interrupted_and_not_measured_twice(
+    tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The part writes a stored run, and then sleeps until it is interrupted."""
+    stored = tmp_path / ".ddpperf" / "runs" / "key" / "0001_commit.json"
+    program = f"""
+import pathlib, time
+stored = pathlib.Path({str(stored)!r})
+stored.parent.mkdir(parents=True, exist_ok=True)
+stored.write_text("{{}}")
+print("stored", flush=True)
+time.sleep(600)
+"""
+    (tmp_path / "sleeps.py").write_text(program)
+    monkeypatch.setattr(tool, "ROOT", tmp_path)
+    monkeypatch.setattr(tool, "SECONDS_TO_SAVE", 1)
+    monkeypatch.setattr(tool, "LEAST_SECONDS", 1)
+    tool.run_part(tmp_path, "core-1", [sys.executable, "sleeps.py"], 3)
+    assert (tmp_path / "core-1.json").read_text() == "{}"
+    assert (tmp_path / "core-1.txt").read_text().startswith("stored\n")
+    monkeypatch.setattr(tool, "run_part", None)  # a call would raise
+    tool.measure(tmp_path, ["core-1"], 100, [])
+    tool.measure(tmp_path, ["core-2"], 0.5, [])
+    assert "exit status -2 after" in capfd.readouterr().out
+
+
+def test_unknown_part_is_refused(
+    tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        tool.main([str(tmp_path / "new"), "--only", "core-1,splits"])
+    assert "--only: unknown parts splits; the parts are core-1, core-2, " in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
