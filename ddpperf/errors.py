@@ -35,13 +35,13 @@ def short(text: str, most: int = MAX_LETTERS) -> str:
     return "".join(letters)[:most]
 
 
-QUOTED_LETTERS = 60
+QUOTED_LETTERS = 50
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxlong, _SHORT.maxother = 2, *[QUOTED_LETTERS] * 3
 
 
 def quoted(value: object) -> str:
-    """Return a value as Python writes it, on one line and cut to 60 characters.
+    """Return a value as Python writes it, on one line and cut to 50 characters.
 
     Use it in a sentence for a value that a user or a file gave. Control characters are escaped.
     """

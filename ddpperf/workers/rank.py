@@ -110,8 +110,8 @@ class Rank:
         address, port: where rank 0's TCP store listens; empty on one node.
         """
         try:
-            if self.rank == 0 and self.store is not None:
-                _forget_earlier_groups(self.store, name)
+            if self.rank == 0:
+                self._forget_earlier_groups(name)
             began = time.perf_counter()
             dist.init_process_group(
                 "nccl" if self.device.type == "cuda" else "gloo",
@@ -146,6 +146,20 @@ class Rank:
             assert port is not None
             self.store = dist.TCPStore(address, port, None, False, wait_for_workers=False)
         return dist.PrefixStore(name, self.store)
+
+    def _forget_earlier_groups(self, name: str) -> None:
+        """Delete the keys or files of all groups but `name`, which other ranks may have begun to form.
+
+        torch deletes the file of a group, unless all ranks leave the group at the same moment.
+        """
+        if self.store is not None:
+            for key in self.store.list_keys():
+                if not key.startswith(name):
+                    self.store.delete_key(key)
+        elif self.folder is not None:
+            for path in self.folder.glob("group*"):
+                if path.name != name:
+                    path.unlink(missing_ok=True)
 
     def leave(self) -> Message:
         """End torch's process group, together with the other ranks of the group."""
@@ -236,13 +250,6 @@ class Rank:
 
 def _family(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
-
-
-def _forget_earlier_groups(store: dist.TCPStore, name: str) -> None:
-    """Delete the store's keys of all groups but `name`, which other ranks may have begun to form."""
-    for key in store.list_keys():
-        if not key.startswith(name):
-            store.delete_key(key)
 
 
 def inject(fault: specs.Fault | None, rank: int, command: str) -> None:

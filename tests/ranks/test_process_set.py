@@ -77,6 +77,17 @@ def test_ranks_of_one_node_meet_in_a_private_folder(two_ranks: Pool) -> None:
     assert stat.S_IMODE(live._folder.path.stat().st_mode) == 0o700
 
 
+def test_files_of_earlier_groups_are_removed(two_ranks: Pool) -> None:
+    """torch leaves the file of a group if all ranks leave the group at the same moment."""
+    two_ranks.measure(SMALL)
+    (live,) = two_ranks.live_sets()
+    stale = live._folder.path / "groupstale"
+    stale.touch()
+    two_ranks.measure(dataclasses.replace(SINGLE, strategy="ddp"))
+    assert not stale.exists()
+    (_,) = live._folder.path.glob("group*")
+
+
 def test_default_socket_timeout_does_not_reach_ranks() -> None:
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(0.5)

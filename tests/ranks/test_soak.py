@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 
@@ -55,3 +57,41 @@ def test_thousand_measurements_leave_nothing_behind() -> None:
     assert list(problems(rows[1], rows[-1], MEMORY_GROWTH)) == [], table(rows)
     assert rows[-1].groups >= 50
     assert rows[-1].replaced >= 20
+
+
+# torch alone: the growth of the memory that only this process uses, in bytes for each compiled step
+_COMPILES = """
+import ctypes, gc, psutil, torch
+from torch import nn
+
+def compile_and_train():
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
+    images, labels = torch.randn(4, 32), torch.randn(4, 8)
+    step = torch.compile(lambda: nn.functional.mse_loss(model(images), labels).backward())
+    for _ in range(3):
+        step()
+    torch._dynamo.reset()
+
+def memory():
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return psutil.Process().memory_full_info().uss
+
+def growth(count):
+    before = memory()
+    for _ in range(count):
+        compile_and_train()
+    return (memory() - before) / count
+
+growth(5)
+print(growth(10))
+"""
+
+
+@pytest.mark.figures
+def test_torch_alone_grows_with_each_compiled_step() -> None:
+    """If this fails, torch is mended: let all blocks of the soak compile (COMPILING_BLOCKS)."""
+    command = [sys.executable, "-c", _COMPILES]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    grown = float(ended.stdout)
+    assert 200_000 < grown < 2_000_000, f"{grown / 1e6:.2f} MB for each compiled step"

@@ -125,8 +125,7 @@ REFUSALS = {
     "--against-env TMPDIR=/tmp": "which sets TMPDIR, a variable that",
     "--against-env DDPPERF_MODEL=a:b": "which sets DDPPERF_MODEL, a variable that",
     "--against-spec model=x": (
-        "takes FIELD=VALUE, got 'model=x', which names none of the fields strategy, .*, inductor, execution;"
-        " pass for"
+        "takes FIELD=VALUE, got 'model=x', which sets none of strategy, .*, inductor, execution; pass for"
     ),
     "--against-spec execution=x": (
         "--against-spec: execution takes eager, compile, graph or compile.graph, got 'x'; pass"

@@ -231,7 +231,7 @@ def test_indivisible_default_batch_is_skipped(
 
 NO_COMPILER = "torch.compile needs a C++ compiler with Python's headers, and"
 FIELDS = (
-    "which names none of the fields strategy, comm_hook, bucket_cap_mb, gradient_as_bucket_view,"
+    "which sets none of strategy, comm_hook, bucket_cap_mb, gradient_as_bucket_view,"
     " static_graph, buffer_sync, sync_batch_norm, accumulation_steps, inductor; pass for example"
     " comm_hook=bf16"
 )

@@ -109,7 +109,7 @@ def assignment(known: dict[str, Parser]) -> Parser:
     def parse(text: str) -> tuple[str, Value]:
         name, equals, value = text.partition("=")
         if name not in known or not equals:
-            raise Wrong(f"names none of the fields {', '.join(known)}")
+            raise Wrong(f"sets none of {', '.join(known)}")
         try:
             return name, known[name](value)
         except argparse.ArgumentTypeError as error:
