@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Protocol
 
 from ddpperf.errors import short
-from ddpperf.machine.child_process import members_of, wait_for_end
-from ddpperf.temporary import PrivateFolder, remove_tensors
+from ddpperf.temporary import PrivateFolder
 from ddpperf.workers import channel
 from ddpperf.workers.answers import problem_of
 from ddpperf.workers.channel import Message, Receiver, SlowMessage
 from ddpperf.workers.failures import Cause, NodeLost, RankFailure, SetFailure
 from ddpperf.workers.hangs import explained, seen_in, write_report
 from ddpperf.workers.interpreter import LOOPBACK, Side
-from ddpperf.workers.rank_process import EXIT_SECONDS, LocalRank, wait_for_stacks
+from ddpperf.workers.rank_process import EXIT_SECONDS, LocalRank, end_ranks, wait_for_stacks
 
 START_SECONDS = 120  # to import torch on a busy machine and to make a CUDA context
 GATHER_SECONDS = 0.2  # how long to wait for more failures after the first one
@@ -336,22 +335,8 @@ class ProcessSet:
     def kill(self) -> None:
         """Kill all ranks and what they started, and remove their files. May be called again."""
         self.alive = False
-        groups = self._groups()
-        started = members_of(groups)
-        for rank in self.ranks:
-            rank.kill()
-        for rank in self.ranks:
-            rank.wait(EXIT_SECONDS)
-        wait_for_end(started)
-        for rank in self.ranks:
-            rank.close()
-        remove_tensors({*started, *groups})
+        end_ranks(self.ranks)
         self._folder.remove()
-
-    def _groups(self) -> set[int]:
-        """Return the process groups of the ranks of this node whose ids are not free for others."""
-        ranks = (rank for rank in self.ranks if isinstance(rank, LocalRank))
-        return {rank.pid for rank in ranks if rank.process.returncode is None}
 
     @contextlib.contextmanager
     def _killed_on_error(self) -> Iterator[None]:

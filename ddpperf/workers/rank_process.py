@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 import psutil
 
-from ddpperf.machine.child_process import describe_exit, kill_group, wait_for_exit
+from ddpperf.machine.child_process import describe_exit, kill_group, members_of, wait_for_end, wait_for_exit
+from ddpperf.temporary import remove_tensors
 from ddpperf.workers.channel import limit_pauses
 from ddpperf.workers.failures import Cause, RankFailure
 from ddpperf.workers.hangs import COLLECTIVES, STATE
@@ -134,6 +135,31 @@ class LocalRank(RankProcess):
         """Reap the killed process, close the connection to it, and stop reading what it prints."""
         super().close()
         self.connection.close()
+
+
+class CanEnd(Protocol):
+    def kill(self) -> None: ...
+    def wait(self, seconds: float) -> None: ...
+    def close(self) -> None: ...
+
+
+def end_ranks(ranks: Sequence[CanEnd]) -> None:
+    """Kill ranks and what they started, wait for their ends, and remove their shared memory.
+
+    Ranks of other nodes may be among them. May be called again.
+    """
+    ours = (rank.process for rank in ranks if isinstance(rank, RankProcess))
+    groups = {process.pid for process in ours if process.returncode is None}  # others may have a reaped id
+    started = members_of(groups)
+    for rank in ranks:
+        rank.kill()
+    end = time.monotonic() + EXIT_SECONDS
+    for rank in ranks:
+        rank.wait(max(0.0, end - time.monotonic()))
+    wait_for_end(started)
+    for rank in ranks:
+        rank.close()
+    remove_tensors({*started, *groups})
 
 
 class PrintsStacks(Protocol):
