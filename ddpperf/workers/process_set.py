@@ -18,7 +18,7 @@ from ddpperf.workers import channel
 from ddpperf.workers.answers import problem_of
 from ddpperf.workers.channel import Message, Receiver, SlowMessage
 from ddpperf.workers.failures import Cause, NodeLost, RankFailure, SetFailure
-from ddpperf.workers.hangs import explained, seen_in, write_report
+from ddpperf.workers.hangs import explained, remove_old_reports, seen_in, write_report
 from ddpperf.workers.interpreter import LOOPBACK, Side
 from ddpperf.workers.rank_process import EXIT_SECONDS, LocalRank, end_ranks, wait_for_stacks
 
@@ -375,6 +375,8 @@ class ProcessSet:
             for rank, report in zip(self.ranks, reports.values(), strict=True)
         ]
         folder = self.options.log_folder or self.options.hang_folder
+        if self.options.log_folder is None:  # a folder that the user named keeps all files
+            remove_old_reports(folder)
         return [*explained(seen), write_report(folder, self.name, reports)]
 
 
