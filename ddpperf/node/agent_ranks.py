@@ -117,14 +117,15 @@ class AgentRanks:
 
     def end_of(self, running: Running) -> Message:
         """Return the message that says how a rank ended, and end what the rank had started."""
-        del self._running[running.token]
-        os.close(running.exit)
         failure = running.process.death()
-        self._end([running])  # and what the rank had started
+        self._end([running])
         return _ended(running.token, failure.what, shortened(failure.detail))
 
     def _end(self, ended: Sequence[Running]) -> None:
         """Kill ranks and what they started, and remove the folders of process sets without ranks."""
+        for running in ended:
+            del self._running[running.token]
+            os.close(running.exit)
         end_ranks([running.process for running in ended])
         for name in {running.set_name for running in ended}:
             self._remove_if_empty(name)
@@ -135,11 +136,7 @@ class AgentRanks:
 
     def end_all(self) -> None:
         """Kill all ranks and what they started, and remove their folders."""
-        running = [*self._running.values()]
-        self._running.clear()
-        for one in running:
-            os.close(one.exit)
-        self._end(running)
+        self._end([*self._running.values()])
         for folder in self._folders.values():
             folder.remove()
 

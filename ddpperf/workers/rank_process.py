@@ -29,6 +29,20 @@ EXIT_SECONDS = 5
 LOG_TAIL_LINES = 20
 
 
+class AnyRank(Protocol):
+    """A rank whose process can be watched and ended, on this node or on another one."""
+
+    rank: int
+
+    def is_dead(self) -> bool: ...
+    def death(self) -> RankFailure: ...
+    def wait(self, seconds: float) -> None: ...
+    def kill(self) -> None: ...
+    def close(self) -> None: ...
+    def ask_for_stacks(self) -> None: ...
+    def stacks(self) -> str: ...
+
+
 class RankProcess:
     """The process of one rank of this node.
 
@@ -137,13 +151,7 @@ class LocalRank(RankProcess):
         self.connection.close()
 
 
-class CanEnd(Protocol):
-    def kill(self) -> None: ...
-    def wait(self, seconds: float) -> None: ...
-    def close(self) -> None: ...
-
-
-def end_ranks(ranks: Sequence[CanEnd]) -> None:
+def end_ranks(ranks: Sequence[AnyRank]) -> None:
     """Kill ranks and what they started, wait for their ends, and remove their shared memory.
 
     Ranks of other nodes may be among them. May be called again.
@@ -162,11 +170,7 @@ def end_ranks(ranks: Sequence[CanEnd]) -> None:
     remove_tensors({*started, *groups})
 
 
-class PrintsStacks(Protocol):
-    def stacks(self) -> str: ...
-
-
-def wait_for_stacks(ranks: Sequence[PrintsStacks]) -> None:
+def wait_for_stacks(ranks: Sequence[AnyRank]) -> None:
     """Wait until each rank has printed its stacks and collectives, at most STACKS_SECONDS."""
     end = time.monotonic() + STACKS_SECONDS
     while time.monotonic() < end and not all(COLLECTIVES in rank.stacks() for rank in ranks):
