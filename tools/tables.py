@@ -16,7 +16,7 @@ from typing import Any
 
 from ddpperf.report.cases import Case, cases_of, of_functions
 from ddpperf.report.summary import summary_lines, verdict_lines
-from ddpperf.report.text import markdown_table, short
+from ddpperf.report.text import markdown_table, without_file
 from ddpperf.report.warnings import warnings_of
 from ddpperf.results import units
 from ddpperf.results.samples import Measured
@@ -79,7 +79,7 @@ def gate_table(run: str) -> str:
         test = row["test"]
         relative = f"{information[test] / max(information.values()):.2f}" if test in information else "-"
         figures = (f"{row['detectable']:.1%}", f"{seconds[test]:.0f}", relative)
-        lines.append((short(test), row["metric"], *figures, "yes" if test in selected else ""))
+        lines.append((without_file(test), row["metric"], *figures, "yes" if test in selected else ""))
     return markdown(("test", "metric", "detectable", "seconds", "information", "gate"), lines)
 
 

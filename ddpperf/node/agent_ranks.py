@@ -11,14 +11,13 @@ from pathlib import Path
 
 from ddpperf.errors import Refused
 from ddpperf.foreign_text import shortened
-from ddpperf.machine.child_process import members_of, wait_for_end
 from ddpperf.node.handshake import AuthenticationError, connect
 from ddpperf.specs import DATA_VARIABLE
-from ddpperf.temporary import PrivateFolder, remove_tensors
+from ddpperf.temporary import PrivateFolder
 from ddpperf.workers import channel
 from ddpperf.workers.channel import Message
 from ddpperf.workers.interpreter import Side
-from ddpperf.workers.rank_process import RankProcess, wait_for_stacks
+from ddpperf.workers.rank_process import RankProcess, end_ranks, wait_for_stacks
 
 MOST_REPORT_LETTERS = 2**18  # of a rank's stacks: JSON writes a letter with up to 12 bytes
 
@@ -79,8 +78,7 @@ class AgentRanks:
             try:
                 exit = os.pidfd_open(process.pid)
             except OSError:  # no descriptor is free, or Linux is older than 5.3
-                process.kill()
-                process.close()
+                end_ranks([process])
                 raise
             self._running[token] = Running(token=token, set_name=name, process=process, exit=exit)
         except (OSError, Refused, AuthenticationError) as error:
@@ -119,22 +117,16 @@ class AgentRanks:
 
     def end_of(self, running: Running) -> Message:
         """Return the message that says how a rank ended, and end what the rank had started."""
-        del self._running[running.token]
-        os.close(running.exit)
         failure = running.process.death()
-        self._end([running])  # and what the rank had started
+        self._end([running])
         return _ended(running.token, failure.what, shortened(failure.detail))
 
     def _end(self, ended: Sequence[Running]) -> None:
         """Kill ranks and what they started, and remove the folders of process sets without ranks."""
-        groups = {running.process.pid for running in ended}
-        started = members_of(groups)
         for running in ended:
-            running.process.kill()
-        wait_for_end(started)
-        for running in ended:
-            running.process.close()
-        remove_tensors({*started, *groups})
+            del self._running[running.token]
+            os.close(running.exit)
+        end_ranks([running.process for running in ended])
         for name in {running.set_name for running in ended}:
             self._remove_if_empty(name)
 
@@ -144,11 +136,7 @@ class AgentRanks:
 
     def end_all(self) -> None:
         """Kill all ranks and what they started, and remove their folders."""
-        running = [*self._running.values()]
-        self._running.clear()
-        for one in running:
-            os.close(one.exit)
-        self._end(running)
+        self._end([*self._running.values()])
         for folder in self._folders.values():
             folder.remove()
 

@@ -12,6 +12,7 @@ import os
 import secrets
 import socket
 import stat
+from collections.abc import Callable
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
@@ -73,15 +74,7 @@ def accept(accepted: socket.socket, key: bytes) -> Connection:
     Raises AuthenticationError or OSError. At most 256 bytes are read of a stranger. The caller closes
     `accepted`, too. Shutting it down ends the handshake.
     """
-    connection = _connection(accepted)
-    try:
-        deliver_challenge(connection, key)
-        answer_challenge(connection, key)
-    except BaseException as error:
-        connection.close()
-        _explain(error)
-        raise
-    return connection
+    return _proved(_connection(accepted), key, deliver_challenge, answer_challenge)
 
 
 def connect(address: tuple[str, int], key: bytes) -> Connection:
@@ -91,24 +84,27 @@ def connect(address: tuple[str, int], key: bytes) -> Connection:
     """
     with socket.create_connection(address, timeout=HANDSHAKE_SECONDS) as connected:
         connection = _connection(connected)
+    return _proved(connection, key, answer_challenge, deliver_challenge)
+
+
+def _proved(connection: Connection, key: bytes, *steps: Callable[[Connection, bytes], None]) -> Connection:
+    """Return a connection after the steps of a handshake, or close it.
+
+    Raises an AuthenticationError or an OSError for whatever the other end does.
+    """
     try:
-        answer_challenge(connection, key)
-        deliver_challenge(connection, key)
+        for step in steps:
+            step(connection, key)
     except BaseException as error:
         connection.close()
-        _explain(error)
+        if isinstance(error, EOFError):
+            raise ConnectionResetError(0, "the connection was closed during the handshake") from error
+        if isinstance(error, BlockingIOError):
+            raise TimeoutError(0, "no answer came during the handshake") from error
+        if isinstance(error, AssertionError):  # of multiprocessing.connection
+            raise AuthenticationError("no challenge came") from error
         raise
     return connection
-
-
-def _explain(error: BaseException) -> None:
-    """Raise an AuthenticationError or an OSError for what the other end did, if it is neither."""
-    if isinstance(error, EOFError):
-        raise ConnectionResetError(0, "the connection was closed during the handshake") from error
-    if isinstance(error, BlockingIOError):
-        raise TimeoutError(0, "no answer came during the handshake") from error
-    if isinstance(error, AssertionError):  # of multiprocessing.connection
-        raise AuthenticationError("no challenge came") from error
 
 
 def _connection(connected: socket.socket) -> Connection:

@@ -1,39 +1,28 @@
-"""The controller's side of a run on several nodes: it listens, and agents join.
-
-Only one interface is bound. A stranger who does not know the key gets a random challenge and is
-refused. Nothing of what the stranger sends is decoded.
-"""
+"""The controller's side of a run on several nodes: it lets agents join, and numbers their nodes."""
 
 from __future__ import annotations
 
-import logging
-import os
-import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from ddpperf.errors import Refused, short
 from ddpperf.machine.network import Interface
 from ddpperf.node.facts import Facts, require_equal
-from ddpperf.node.handshake import HANDSHAKE_SECONDS, AuthenticationError, accept, shut_down
+from ddpperf.node.handshake import shut_down
 from ddpperf.node.joined_node import JoinedNode
+from ddpperf.node.listener import LOG, Listener
 from ddpperf.workers import channel
 from ddpperf.workers.channel import Message
 
-LOG = logging.getLogger("ddpperf.node")
-MOST_STRANGERS = 64  # connections at once that have not proved yet that they know the key
-LOOK_SECONDS = 1.0  # how often slow strangers are looked for
 KEPT_REFUSALS = 100  # a port may be scanned for hours
 PREPARE_SECONDS = 1800.0  # for an agent to decode a large data set
-HELLO_BYTES = 2**16
 
 
 class Joining:
-    """Listens on one interface, and lets the agents of other nodes join the run.
+    """Lets the agents of other nodes join the run through a port of one interface.
 
     count: the number of nodes, with the controller's own. expected: the facts that must be equal on
     all nodes. welcome: what each agent must prepare. digest: the digest of the images on the
@@ -54,23 +43,19 @@ class Joining:
     ) -> None:
         self.nodes: list[JoinedNode] = []
         self.refused: deque[str] = deque(maxlen=KEPT_REFUSALS)
-        self._key, self._count = key, count
-        self._expected, self._welcome, self._digest = expected, welcome, digest
+        self._count, self._expected, self._welcome, self._digest = count, expected, welcome, digest
         self._changed = threading.Condition()
         self._closed = False
-        self._strangers: dict[socket.socket, float] = {}  # since when, the oldest first
-        family = socket.AF_INET6 if ":" in interface.address else socket.AF_INET
-        try:
-            self._listener = socket.create_server((interface.address, port), family=family, backlog=1024)
-        except OSError as error:
-            what = f"--node-port {port} on {interface.name} ({interface.address}) cannot be used"
-            why = os.strerror(error.errno or 0)
-            raise Refused(f"{what} ({why}); pass another port to all nodes") from error
-        self._listener.settimeout(LOOK_SECONDS)
-        self._address = interface.address
-        self.port: int = self._listener.getsockname()[1]
-        self._thread = threading.Thread(target=self._accept, daemon=True)
-        self._thread.start()
+        self._listener = Listener(interface, port, key, self._take, self._refuse)
+
+    @property
+    def port(self) -> int:
+        return self._listener.port
+
+    @property
+    def address(self) -> str:
+        """The HOST:PORT that agents join."""
+        return self._listener.address
 
     def wait(self, seconds: float, progress: Callable[[str], None]) -> None:
         """Wait until all nodes have joined. Raises Refused if that takes longer than `seconds`."""
@@ -80,10 +65,8 @@ class Joining:
             if left <= 0:
                 why = f"; {self.refused[-1]}" if self.refused else ""
                 waited = f"{missing} of {self._count} nodes did not join within {seconds:g} s{why}"
-                where = f"{self._address}:{self.port}"
-                advice = (
-                    f"start `python -m ddpperf.node --join {where}` there, or pass a longer --node-seconds"
-                )
+                start = f"start `python -m ddpperf.node --join {self.address}` there"
+                advice = f"{start}, or pass a longer --node-seconds"
                 raise Refused(f"--nodes {self._count}: {waited}; {advice}")
             progress(f"waiting for {missing} of {self._count} nodes, {left:.0f} s left")
             with self._changed:
@@ -94,70 +77,17 @@ class Joining:
         return [node for node in self.nodes if node.is_usable]
 
     def close(self) -> None:
-        """Send all agents home, and stop to listen. May be called again."""
+        """Send all agents home, and stop listening. May be called again."""
         with self._changed:
             self._closed = True
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
         for node in self.nodes:
             node.close()
-        self._thread.join(HANDSHAKE_SECONDS)
 
-    # --- threads
+    # --- the threads of the listener
 
-    def _accept(self) -> None:
-        while not self._closed:
-            try:
-                accepted, _ = self._listener.accept()
-            except TimeoutError:
-                accepted = None
-            except OSError as error:
-                if not self._closed:
-                    LOG.warning("no agent can join for a moment: %s", error)  # such as: too many open files
-                    time.sleep(LOOK_SECONDS)
-                continue
-            self._end_slow_strangers(accepted)
-            if accepted is not None:
-                threading.Thread(target=self._greet, args=[accepted], daemon=True).start()
-
-    def _end_slow_strangers(self, accepted: socket.socket | None) -> None:
-        """End strangers that are too slow, and the oldest one if a new one needs its place."""
-        with self._changed:
-            if accepted is not None:
-                self._strangers[accepted] = time.monotonic()
-            is_crowded = len(self._strangers) > MOST_STRANGERS
-            for stranger, since in list(self._strangers.items()):
-                if is_crowded or time.monotonic() - since > HANDSHAKE_SECONDS:
-                    is_crowded = False
-                    del self._strangers[stranger]
-                    with suppress(OSError):  # it has ended
-                        stranger.shutdown(socket.SHUT_RDWR)
-
-    def _end_greeting(self, accepted: socket.socket) -> bool:
-        """Count a connection no longer as a stranger. Returns whether it still was one."""
-        with self._changed:
-            return self._strangers.pop(accepted, None) is not None
-
-    def _greet(self, accepted: socket.socket) -> None:
-        """Let a stranger prove that it knows the key, and take the agent or the rank that it is."""
-        peer = "a stranger"
-        connection: Connection | None = None
-        try:
-            peer = str(accepted.getpeername()[0])
-            connection = accept(accepted, self._key)
-            hello = channel.receive(connection, HELLO_BYTES)
-            if not self._end_greeting(accepted):
-                raise TimeoutError("too slow")
-        except (AuthenticationError, OSError, EOFError, ValueError) as error:
-            what = f"a connection from {peer} was refused: another key, or no agent; copy the key file there"
-            self._refuse(what, error)
-            if connection is not None:
-                connection.close()
-            return
-        finally:
-            self._end_greeting(accepted)
-            accepted.close()
+    def _take(self, hello: Message, connection: Connection, peer: str) -> None:
+        """Take the agent or the rank that has connected."""
         try:
             if "rank" in hello:
                 self._take_rank(hello, connection)

@@ -50,7 +50,7 @@ class OtherNodes:
         self._ssh = SshAgents()
         if hostfile is not None:
             try:
-                self._ssh.start(hostfile.hosts, join=self._address, key=self._options.key.read_text())
+                self._ssh.start(hostfile.hosts, join=self._joining.address, key=self._options.key.read_text())
             except Refused:
                 self.close()
                 raise
@@ -61,7 +61,9 @@ class OtherNodes:
         if (hostfile := self._options.hostfile) is None:
             key = self._options.key
             of_key = "" if key == Path(KEY_FILE) else f" --key {shlex.quote(str(key.absolute()))}"
-            progress.say(f"{waiting}; start there: python -m ddpperf.node --join {self._address}{of_key}")
+            progress.say(
+                f"{waiting}; start there: python -m ddpperf.node --join {self._joining.address}{of_key}"
+            )
             progress.say(
                 f"  The agents read {key}, this run's key: share the folder, or copy the file there."
             )
@@ -118,9 +120,3 @@ class OtherNodes:
         self._at_the_end = self.to_json()
         self._joining.close()
         self._ssh.close()
-
-    @property
-    def _address(self) -> str:
-        """The HOST:PORT that agents join."""
-        address = self._interface.address
-        return f"[{address}]:{self._joining.port}" if ":" in address else f"{address}:{self._joining.port}"

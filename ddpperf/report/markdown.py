@@ -8,7 +8,7 @@ from typing import Any
 
 from ddpperf.foreign_text import harmless
 from ddpperf.report.cases import ab_of
-from ddpperf.report.text import ab_cells, aligned, format_metric, grouped, short
+from ddpperf.report.text import ab_cells, aligned, format_metric, grouped, without_file
 from ddpperf.results.notes import NoteKind
 
 VERDICT_BEGINS = "## ddpperf: "
@@ -38,7 +38,7 @@ def markdown(document: Mapping[str, Any], lines: Sequence[str]) -> str:
 def _metrics(document: Mapping[str, Any]) -> list[str]:
     """Return a line for each test with all of its metrics."""
     return [
-        f"{short(found['fullname'])}: "
+        f"{without_file(found['fullname'])}: "
         + ", ".join(format_metric(name, metric["value"], metric["unit"]) for name, metric in values.items())
         for found in document["benchmarks"]
         if (values := found["extra_info"]["ddpperf"]["metrics"])
@@ -49,7 +49,7 @@ def _of_sides(ab: Mapping[str, Any]) -> list[str]:
     """Return a table of all metrics measured by base and candidate, ordered by test."""
     tests = list(dict.fromkeys(row["test"] for row in ab["rows"]))
     rows = sorted(ab["rows"], key=lambda row: tests.index(row["test"]))
-    cells = [{"test": short(row["test"]), "metric": row["metric"], **ab_cells(row)} for row in rows]
+    cells = [{"test": without_file(row["test"]), "metric": row["metric"], **ab_cells(row)} for row in rows]
     headings = tuple(cells[0]) if cells else ()
     return aligned([headings, *(tuple(row.values()) for row in cells)], FIGURES)
 

@@ -17,7 +17,7 @@ from ddpperf.report.questions.communication import FORMULAS
 from ddpperf.report.questions.question import answering, table_rows
 from ddpperf.report.summary import next_step, summary_facts, title
 from ddpperf.report.tables import compared_texts, tables_of
-from ddpperf.report.text import format_metric, short
+from ddpperf.report.text import format_metric, without_file
 from ddpperf.report.worth_knowing import worth_knowing
 from ddpperf.results import units
 from ddpperf.results.stored_runs import write_atomically
@@ -58,7 +58,7 @@ def page(document: Mapping[str, Any], history: History = ()) -> str:
         about_formulas=FORMULAS.sentence(answers) if answers else "",
         pictures={picture.name: _embedded(picture) for picture in pictures if not picture.experiment},
         facts=[(label, sentences) for label, sentences in summary_facts(document) if sentences],
-        metrics=[(short(case.test), _metrics(case)) for case in cases_of(document)],
+        metrics=[(without_file(case.test), _metrics(case)) for case in cases_of(document)],
         environment=sorted((name, str(value)) for name, value in header["environment"].items()),
         command_line=header["options"].get("command_line", ""),
     )
@@ -74,11 +74,11 @@ def _important(cases: Sequence[Case]) -> list[tuple[str, ...]]:
     ratios = {case.test: case for case in cases if _ratio(case)}
     if ratios:
         most = sorted(ratios.values(), key=lambda case: -max(_ratio(case), 1 / _ratio(case)))
-        return [(short(case.test), *compared_texts(case)) for case in most[:MOST_IMPORTANT]]
+        return [(without_file(case.test), *compared_texts(case)) for case in most[:MOST_IMPORTANT]]
     scaled = [case for case in cases if "efficiency" in case.metrics]
     scaled.sort(key=lambda case: case.value("efficiency") or 0.0)
     return [
-        (short(case.test), units.seconds(case.seconds), f"efficiency {units.percent(value)}")
+        (without_file(case.test), units.seconds(case.seconds), f"efficiency {units.percent(value)}")
         for case in scaled[:MOST_IMPORTANT]
         if (value := case.value("efficiency")) is not None
     ]

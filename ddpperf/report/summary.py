@@ -14,7 +14,7 @@ from ddpperf.report.facets import usual_properties
 from ddpperf.report.layout import table_lines, wrapped
 from ddpperf.report.nodes import node_facts
 from ddpperf.report.tables import tables_of
-from ddpperf.report.text import grouped, short
+from ddpperf.report.text import grouped, without_file
 from ddpperf.report.worth_knowing import worth_knowing
 from ddpperf.results import units
 from ddpperf.results.metrics import find
@@ -161,7 +161,7 @@ def _compared(comparison: Comparison) -> list[str]:
     )
     if comparison.new:
         more = f" and {len(comparison.new) - MOST_NAMED} more" if len(comparison.new) > MOST_NAMED else ""
-        named = ", ".join(map(short, comparison.new[:MOST_NAMED]))
+        named = ", ".join(map(without_file, comparison.new[:MOST_NAMED]))
         lines.append(f"new, so compared with nothing: {named}{more}")
     if any(change.quantity == "CPU seconds" for change in comparison.changes.values()):
         lines.append("ratio with (CPU): of CPU seconds, because the step waits for the CPU")
@@ -182,7 +182,7 @@ def _compared(comparison: Comparison) -> list[str]:
 def largest(slowdowns: Mapping[str, float]) -> str:
     """Return the tests with the largest slow-downs, as fractions, with their slow-downs."""
     tests = sorted(slowdowns, key=lambda test: -slowdowns[test])[:MOST_NAMED]
-    return ", ".join(f"{short(test)} ({slowdowns[test]:+.1%})" for test in tests)
+    return ", ".join(f"{without_file(test)} ({slowdowns[test]:+.1%})" for test in tests)
 
 
 def _controls(header: Mapping[str, Any], comparison: Comparison | None) -> list[str]:
@@ -254,7 +254,7 @@ def _thresholds(header: Mapping[str, Any]) -> str:
     nearest = min(inexact, key=_distance)
     metric = find(nearest["metric"])
     value, bound = metric.text(nearest["value"]), f"{nearest['kind']} {metric.format(nearest['bound'])}"
-    return f"{line}; nearest: {short(nearest['test'])} {value}, {bound}"
+    return f"{line}; nearest: {without_file(nearest['test'])} {value}, {bound}"
 
 
 def _distance(check: Mapping[str, Any]) -> float:

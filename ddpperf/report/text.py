@@ -8,7 +8,7 @@ from typing import Any
 from ddpperf.results import metrics
 
 
-def short(test: str) -> str:
+def without_file(test: str) -> str:
     """Return a test id without the name of its file."""
     return test.split("::", 1)[-1]
 
@@ -55,7 +55,7 @@ def grouped(texts: Mapping[str, Sequence[str]]) -> list[str]:
     tests: dict[str, list[str]] = {}
     for test, found in texts.items():
         for text in found:
-            tests.setdefault(text, []).append(short(test))
+            tests.setdefault(text, []).append(without_file(test))
     return [
         f"{text}: {named[0] if len(named) == 1 else f'{len(named)} tests'}"
         for text, named in sorted(tests.items())

@@ -13,7 +13,7 @@ from ddpperf.report.cases import Case, ab_of, cases_of, of_functions
 from ddpperf.report.facets import size
 from ddpperf.report.questions.costs import EPOCH_COST
 from ddpperf.report.questions.question import answering
-from ddpperf.report.text import interval, short
+from ddpperf.report.text import interval, without_file
 from ddpperf.report.warnings import NOISY_IQR, spread
 from ddpperf.results import units
 from ddpperf.specs import AllReduceSpec
@@ -53,7 +53,7 @@ def _changed(header: Mapping[str, Any]) -> Iterator[str]:
         most = max(rows, key=lambda row: max(row["ratio"], 1 / row["ratio"]))
         unchanged = all(row["finding"] == "unchanged" for row in rows)
         which = "No test changed. The largest ratio is" if unchanged else "The largest change is"
-        yield f"{which} {most['ratio']:.3f} ({interval(most)}), of {short(most['test'])}."
+        yield f"{which} {most['ratio']:.3f} ({interval(most)}), of {without_file(most['test'])}."
 
 
 def _priced(cases: Sequence[Case]) -> Iterator[str]:
@@ -133,4 +133,4 @@ def _least_certain(cases: Sequence[Case]) -> Iterator[str]:
     """Name the test whose rounds spread most."""
     spreads = {case.test: found for case in cases if (found := spread(case.measured)) is not None}
     if spreads and spreads[noisiest := max(spreads, key=spreads.__getitem__)] > NOISY_IQR:
-        yield f"The rounds of {short(noisiest)} spread most, by {spreads[noisiest]:.0%} (IQR)."
+        yield f"The rounds of {without_file(noisiest)} spread most, by {spreads[noisiest]:.0%} (IQR)."

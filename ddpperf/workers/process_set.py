@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Protocol
 
 from ddpperf.errors import short
-from ddpperf.machine.child_process import members_of, wait_for_end
-from ddpperf.temporary import PrivateFolder, remove_tensors
+from ddpperf.temporary import PrivateFolder
 from ddpperf.workers import channel
 from ddpperf.workers.answers import problem_of
 from ddpperf.workers.channel import Message, Receiver, SlowMessage
 from ddpperf.workers.failures import Cause, NodeLost, RankFailure, SetFailure
-from ddpperf.workers.hangs import explained, seen_in, write_report
+from ddpperf.workers.hangs import explained, remove_old_reports, seen_in, write_report
 from ddpperf.workers.interpreter import LOOPBACK, Side
-from ddpperf.workers.rank_process import EXIT_SECONDS, LocalRank, wait_for_stacks
+from ddpperf.workers.rank_process import EXIT_SECONDS, AnyRank, LocalRank, end_ranks, wait_for_stacks
 
 START_SECONDS = 120  # to import torch on a busy machine and to make a CUDA context
 GATHER_SECONDS = 0.2  # how long to wait for more failures after the first one
@@ -33,25 +32,17 @@ Ranks = Iterable[int] | None  # None means all ranks
 Answers = dict[int, Message]  # by rank
 
 
-class RankHandle(Protocol):
+class RankHandle(AnyRank, Protocol):
     """A rank as its process set sees it: a process of this node, or one that another node's agent starts.
 
     where: " on node 1 (name)" for a rank of another node, or "".
     """
 
-    rank: int
     where: str
 
     @property
     def connection(self) -> Connection: ...
     def connect(self) -> RankFailure | None: ...
-    def is_dead(self) -> bool: ...
-    def death(self) -> RankFailure: ...
-    def wait(self, seconds: float) -> None: ...
-    def kill(self) -> None: ...
-    def close(self) -> None: ...
-    def ask_for_stacks(self) -> None: ...
-    def stacks(self) -> str: ...
 
 
 class OtherNode(Protocol):
@@ -144,7 +135,6 @@ class ProcessSet:
         self._setup: Message = {}  # rank 0's answer to "setup"
         self._group_size = 0
         self._pending: tuple[str, list[RankHandle]] = ("", [])  # the last command, and to whom
-        self._network: Message = {}  # what ranks on several nodes must know to meet
         self._others = options.nodes.usable()  # chosen once: nodes may be lost and join meanwhile
 
     @property
@@ -156,6 +146,11 @@ class ProcessSet:
     def can_skip_untimed(self) -> bool:
         """Whether the ranks know rounds without an untimed step; older versions' ranks do not."""
         return bool(self._setup.get("can_skip_untimed"))
+
+    @property
+    def _network(self) -> Message:
+        """What ranks on several nodes must know to meet."""
+        return {"address": self.options.nodes.address} if self.options.nodes.others else {}
 
     # --- starting
 
@@ -177,7 +172,6 @@ class ProcessSet:
                 found = [rank.connect() for rank in self.ranks]
                 if failures := [failure for failure in found if failure is not None]:
                     raise self._failure("start", failures)
-                self._network = {"address": nodes.address}
                 cores = _cores_of_all([cores, *(node.cores for node in self._others)])
         self.ask("setup", device=options.device, cores=cores, **self._network)
 
@@ -336,22 +330,8 @@ class ProcessSet:
     def kill(self) -> None:
         """Kill all ranks and what they started, and remove their files. May be called again."""
         self.alive = False
-        groups = self._groups()
-        started = members_of(groups)
-        for rank in self.ranks:
-            rank.kill()
-        for rank in self.ranks:
-            rank.wait(EXIT_SECONDS)
-        wait_for_end(started)
-        for rank in self.ranks:
-            rank.close()
-        remove_tensors({*started, *groups})
+        end_ranks(self.ranks)
         self._folder.remove()
-
-    def _groups(self) -> set[int]:
-        """Return the process groups of the ranks of this node whose ids are not free for others."""
-        ranks = (rank for rank in self.ranks if isinstance(rank, LocalRank))
-        return {rank.pid for rank in ranks if rank.process.returncode is None}
 
     @contextlib.contextmanager
     def _killed_on_error(self) -> Iterator[None]:
@@ -370,14 +350,11 @@ class ProcessSet:
         hint = "if a rank is only slow, for example because it compiles, pass a longer --deadline"
         what = f"did not answer within {deadline_seconds:g} s"
         detail = "\n".join([*self._explained(), hint])
-        failures = []
-        for rank in sorted(ranks, key=lambda rank: rank.rank):
-            failure = RankFailure(
-                rank=rank.rank, cause=Cause.HUNG, what=what, detail=detail, where=rank.where
-            )
-            failures.append(failure)
-            detail = ""  # the first rank's failure explains all ranks
-        return failures
+        first, *others = sorted(ranks, key=lambda rank: rank.rank)
+        return [
+            _rank_failure(first, Cause.HUNG, what, detail),  # explains all ranks
+            *(_rank_failure(rank, Cause.HUNG, what) for rank in others),
+        ]
 
     def _explained(self) -> list[str]:
         """Return lines on what each rank does, and write all their stacks to a file."""
@@ -390,6 +367,8 @@ class ProcessSet:
             for rank, report in zip(self.ranks, reports.values(), strict=True)
         ]
         folder = self.options.log_folder or self.options.hang_folder
+        if self.options.log_folder is None:  # a folder that the user named keeps all files
+            remove_old_reports(folder)
         return [*explained(seen), write_report(folder, self.name, reports)]
 
 
@@ -416,7 +395,7 @@ def _receive(receiver: Receiver, rank: RankHandle, command: str) -> Message | Ra
         elif is_dead:
             return None  # a child of the rank keeps the connection open
     except SlowMessage as error:
-        return RankFailure(rank=rank.rank, cause=Cause.HUNG, what=str(error), detail="", where=rank.where)
+        return _rank_failure(rank, Cause.HUNG, str(error))
     except (EOFError, OSError):
         return None
     except ValueError as error:
@@ -425,14 +404,14 @@ def _receive(receiver: Receiver, rank: RankHandle, command: str) -> Message | Ra
         raise Incomplete
     if problem:
         what = f"sent an answer that pytest cannot read ({problem}); look for what writes to its connection"
-        return RankFailure(rank=rank.rank, cause=Cause.RAISED, what=what, detail="", where=rank.where)
+        return _rank_failure(rank, Cause.RAISED, what)
     return answer
 
 
 def _lost_output(rank: LocalRank) -> RankFailure:
     advice = "free space there, or name another folder by --worker-logs"
     what = f"printed lines that are lost, because {rank.output.problem}; {advice}"
-    return RankFailure(rank=rank.rank, cause=Cause.RAISED, what=what, detail="")
+    return _rank_failure(rank, Cause.RAISED, what)
 
 
 def _failure_of(rank: RankHandle, answer: Message | RankFailure | None) -> RankFailure:
@@ -441,11 +420,12 @@ def _failure_of(rank: RankHandle, answer: Message | RankFailure | None) -> RankF
     if answer is None:
         return rank.death()
     error = answer["error"]
-    return RankFailure(
-        rank=rank.rank,
-        cause=Cause.RAISED_DISTRIBUTED if error["distributed"] else Cause.RAISED,
-        what=f"raised {short(error['summary'], MOST_SUMMARY_LETTERS)}",
-        detail=error["traceback"],
-        where=rank.where,
-        limit=error.get("limit", False),
-    )
+    cause = Cause.RAISED_DISTRIBUTED if error["distributed"] else Cause.RAISED
+    what = f"raised {short(error['summary'], MOST_SUMMARY_LETTERS)}"
+    return _rank_failure(rank, cause, what, error["traceback"], limit=error.get("limit", False))
+
+
+def _rank_failure(
+    rank: RankHandle, cause: Cause, what: str, detail: str = "", *, limit: bool = False
+) -> RankFailure:
+    return RankFailure(rank=rank.rank, cause=cause, what=what, detail=detail, where=rank.where, limit=limit)

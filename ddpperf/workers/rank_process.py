@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 import psutil
 
-from ddpperf.machine.child_process import describe_exit, kill_group, wait_for_exit
+from ddpperf.machine.child_process import describe_exit, kill_group, members_of, wait_for_end, wait_for_exit
+from ddpperf.temporary import remove_tensors
 from ddpperf.workers.channel import limit_pauses
 from ddpperf.workers.failures import Cause, RankFailure
 from ddpperf.workers.hangs import COLLECTIVES, STATE
@@ -26,6 +27,20 @@ from ddpperf.workers.worker import STACKS_SIGNAL
 STACKS_SECONDS = 0.5
 EXIT_SECONDS = 5
 LOG_TAIL_LINES = 20
+
+
+class AnyRank(Protocol):
+    """A rank whose process can be watched and ended, on this node or on another one."""
+
+    rank: int
+
+    def is_dead(self) -> bool: ...
+    def death(self) -> RankFailure: ...
+    def wait(self, seconds: float) -> None: ...
+    def kill(self) -> None: ...
+    def close(self) -> None: ...
+    def ask_for_stacks(self) -> None: ...
+    def stacks(self) -> str: ...
 
 
 class RankProcess:
@@ -136,11 +151,26 @@ class LocalRank(RankProcess):
         self.connection.close()
 
 
-class PrintsStacks(Protocol):
-    def stacks(self) -> str: ...
+def end_ranks(ranks: Sequence[AnyRank]) -> None:
+    """Kill ranks and what they started, wait for their ends, and remove their shared memory.
+
+    Ranks of other nodes may be among them. May be called again.
+    """
+    ours = (rank.process for rank in ranks if isinstance(rank, RankProcess))
+    groups = {process.pid for process in ours if process.returncode is None}  # others may have a reaped id
+    started = members_of(groups)
+    for rank in ranks:
+        rank.kill()
+    end = time.monotonic() + EXIT_SECONDS
+    for rank in ranks:
+        rank.wait(max(0.0, end - time.monotonic()))
+    wait_for_end(started)
+    for rank in ranks:
+        rank.close()
+    remove_tensors({*started, *groups})
 
 
-def wait_for_stacks(ranks: Sequence[PrintsStacks]) -> None:
+def wait_for_stacks(ranks: Sequence[AnyRank]) -> None:
     """Wait until each rank has printed its stacks and collectives, at most STACKS_SECONDS."""
     end = time.monotonic() + STACKS_SECONDS
     while time.monotonic() < end and not all(COLLECTIVES in rank.stacks() for rank in ranks):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import pickle
 import socket
@@ -25,7 +24,8 @@ from ddpperf.node.__main__ import LOST, REFUSED, main
 from ddpperf.node.agent_ranks import AgentRanks
 from ddpperf.node.handshake import AuthenticationError, connect, make_key, read_key
 from ddpperf.node.joined_node import JoinedNode
-from ddpperf.node.joining import MOST_STRANGERS, Joining
+from ddpperf.node.joining import Joining
+from ddpperf.node.listener import MOST_STRANGERS, Listener
 from ddpperf.specs import DATA_VARIABLE
 from ddpperf.workers import channel
 from ddpperf.workers.channel import Message
@@ -484,11 +484,7 @@ def test_agent_that_meets_another_program_says_so(
 
 @pytest.mark.parametrize("says_goodbye", [False, True])
 def test_agent_whose_controller_ends_at_once_says_so(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    joining: Joining,
-    tmp_path: Path,
-    says_goodbye: bool,
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, says_goodbye: bool
 ) -> None:
     def end(hello: object, connection: Connection, peer: str) -> None:
         if says_goodbye:
@@ -496,8 +492,7 @@ def test_agent_whose_controller_ends_at_once_says_so(
         connection.close()
 
     make_key(tmp_path / "key")
-    logging.getLogger("ddpperf.node").setLevel(logging.CRITICAL)
-    monkeypatch.setattr(joining, "_key", read_key(tmp_path / "key"))
-    monkeypatch.setattr(joining, "_take_agent", end)
-    assert main(["--join", f"127.0.0.1:{joining.port}", "--key", str(tmp_path / "key")]) == LOST
+    listener = Listener(LOOPBACK, 0, read_key(tmp_path / "key"), end, lambda sentence, error: None)
+    with contextlib.closing(listener):
+        assert main(["--join", listener.address, "--key", str(tmp_path / "key")]) == LOST
     assert "contact lost: pytest on the first node has ended" in capsys.readouterr().err

@@ -22,7 +22,7 @@ from ddpperf.report.plots.picture import (
     line_look,
     new_figure,
 )
-from ddpperf.report.text import short
+from ddpperf.report.text import without_file
 from ddpperf.results.samples import Measured
 from ddpperf.specs import RunSpec
 
@@ -177,9 +177,9 @@ def utilization(case: Case, header: Mapping[str, Any]) -> Picture | None:
     places[-1].set_xlabel("seconds since the start of the training (dotted lines: ends of epochs)")
     figure.suptitle(label(case, header) or case.experiment.title, fontsize=8)
     return Picture(
-        name=f"utilization-{re.sub(r'[^A-Za-z0-9.]+', '-', short(case.test)).strip('-')}",
+        name=f"utilization-{re.sub(r'[^A-Za-z0-9.]+', '-', without_file(case.test)).strip('-')}",
         experiment=case.experiment.title,
-        description=f"Utilization over time while {short(case.test)} trained",
+        description=f"Utilization over time while {without_file(case.test)} trained",
         figure=figure,
     )
 

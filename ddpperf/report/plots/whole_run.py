@@ -9,7 +9,7 @@ from typing import Any
 
 from ddpperf.report.cases import ab_of
 from ddpperf.report.plots.picture import COLOURS, MOST_ROWS, Picture, new_figure
-from ddpperf.report.text import short
+from ddpperf.report.text import without_file
 
 History = Sequence[tuple[str, Mapping[str, float]]]  # name and step seconds by test, oldest first
 
@@ -27,7 +27,9 @@ def ab_ratios(header: Mapping[str, Any]) -> Picture | None:
         colour = colours.get(row["finding"], COLOURS[0])
         axes.errorbar(row["ratio"], place, xerr=ends, fmt="X" if worse else "o", color=colour, capsize=3)
     axes.axvline(1.0, color="gray", linestyle="--")
-    names = [short(row["test"]) + f": {row['finding']}" * (row["finding"] != "unchanged") for row in rows]
+    names = [
+        without_file(row["test"]) + f": {row['finding']}" * (row["finding"] != "unchanged") for row in rows
+    ]
     axes.set_yticks(range(len(rows)), names, fontsize=7)
     axes.invert_yaxis()
     axes.set_xlabel("time of the candidate over the base, with 95% interval")
@@ -46,7 +48,7 @@ def kept_runs(history: History) -> Picture | None:
     ratios = [[seconds.get(test, nothing) / usual[test] for _, seconds in history] for test in tests]
     figure, axes = new_figure(len(tests) // 2)
     image = axes.imshow(ratios, aspect="auto", cmap="cividis", vmin=0.8, vmax=1.25, interpolation="none")
-    axes.set_yticks(range(len(tests)), [short(test) for test in tests], fontsize=5)
+    axes.set_yticks(range(len(tests)), [without_file(test) for test in tests], fontsize=5)
     axes.set_xticks(range(len(history)), [name for name, _ in history], rotation=90, fontsize=6)
     figure.colorbar(image, label="time over the median of all kept runs")
     description = "Time of each test in each kept run, relative to the median of all kept runs"
