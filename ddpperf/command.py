@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable
 from typing import NoReturn
 
+from ddpperf.errors import quoted
 from ddpperf.foreign_text import harmless
 
 REFUSED = 4  # the exit status of a refusal, as in a test run
@@ -41,7 +42,7 @@ def hour_price(text: str) -> float:
     except ValueError:
         price = 0.0
     if not 0 < price <= 999999:  # a NaN is refused, too
-        raise argparse.ArgumentTypeError(f"takes {PRICES}, got {text[:40]!r}; pass for example {PRICE}")
+        raise argparse.ArgumentTypeError(f"takes {PRICES}, got {quoted(text)}; pass for example {PRICE}")
     return price
 
 

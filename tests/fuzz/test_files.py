@@ -249,3 +249,13 @@ def test_options_are_read_or_refused(profile: str, pytestconfig: pytest.Config) 
             require_refusal(lambda gpus=gpus: read(*given, gpus=gpus), Refused)  # type: ignore[misc]
 
     fuzz(profile, arguments(), check, short=100, long=5000)
+
+
+def test_longest_values_of_options_are_refused_in_short_sentences(pytestconfig: pytest.Config) -> None:
+    """Each letter of the values is written as an escape of up to ten letters."""
+    read = reader(pytestconfig)
+    for name, option in OPTIONS.items():
+        for letter in ("\x1f", "\U00018d09", "'"):
+            value = f"{name}={letter * 200}"
+            if option.parser is not NOTHING:
+                require_refusal(lambda value=value: read(value, gpus=0), Refused)  # type: ignore[misc]

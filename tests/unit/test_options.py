@@ -258,7 +258,7 @@ REFUSALS = {
     "--slow-down nan": "--slow-down: takes seconds above 0 and up to 10, got 'nan'",
     "--slow-down 99": "--slow-down: takes seconds above 0 and up to 10, got '99'",
     "--rounds " + "9" * 5000: (
-        f"--rounds: {NUMBER} '999999999999999999999999999...9999999999999999999999999999'; pass for example 2"
+        f"--rounds: {NUMBER} '9999999999999999999999...99999999999999999999999'; pass for example 2"
     ),
     "--deadline never": (
         "--deadline: takes seconds above 0 and up to 86400, got 'never'; pass for example 300"

@@ -108,7 +108,7 @@ REFUSALS = {
     ),
     "--against-root ''": f"--against-root: {FOLDER} '', which is not a folder; pass",
     "--against-root " + "x" * 5000: (
-        rf"--against-root: {FOLDER} '{'x' * 27}\.\.\.{'x' * 28}', which is not a folder"
+        rf"--against-root: {FOLDER} '{'x' * 22}\.\.\.{'x' * 23}', which is not a folder"
     ),
     "--baseline-root text": f"--baseline-root: {FOLDER} 'text', which is not a folder; pass",
     "--against-env A": f"--against-env: {VARIABLE} 'A'; pass for example NCCL_ALGO=Ring",

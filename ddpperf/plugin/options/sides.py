@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ddpperf.errors import quoted
 from ddpperf.plugin.options.spec_fields import changed
 from ddpperf.plugin.options.values import Value
 from ddpperf.results.samples import BASE, CANDIDATE
@@ -86,6 +87,6 @@ def options_of_side(side: Side) -> str:
     words = [f"{python} {side.python}"] if side.python != sys.executable else []
     words += [f"{root} {side.root}"] if side.root is not None else []
     words += [
-        f"--against-env {name}={shown_value(name, value)[:40]!r}" for name, value in side.environment.items()
+        f"--against-env {name}={quoted(shown_value(name, value))}" for name, value in side.environment.items()
     ]
     return " ".join(words)
