@@ -25,9 +25,10 @@ def test_table_has_the_figures_of_all_stored_runs(tool: ModuleType, tmp_path: Pa
     for name in ("2.txt", "2-graph.txt"):
         shutil.copy(REPOSITORY / "docs" / "nccl_tests" / "h200x2" / name, tmp_path / name)
     table = tool.table(tmp_path)
-    assert "| weak efficiency | 2 GPUs, batch 512 per rank" in table
+    ddp = "2 GPUs, batch 512 per rank, resnet18_cifar, graph, ddp+avg_hook+view+no_buffer_sync"
+    assert f"| weak efficiency | {ddp} | 95.7%, 9.071 ms a step |" in table
     assert "| NCCL over the fastest other | 2 devices, 1MiB | 1.78x (" in table
-    assert "| NCCL from torch over nccl-tests | 2 devices, 16MiB, graph | 0.9" in table
+    assert "| NCCL from torch over nccl-tests | 2 devices, 16MiB, graph | 0.984 |" in table
     assert "| tests at the slower pace | split | 0 of" in table
     # step 9.063 ms, exposed 0.4094 ms by difference and 0.1521 ms in the trace
     (split,) = [
@@ -72,6 +73,13 @@ time.sleep(600)
     tool.measure(tmp_path, ["core-1"], 100, [])
     tool.measure(tmp_path, ["core-2"], 0.5, [])
     assert "exit status -2 after" in capfd.readouterr().out
+
+
+def test_part_that_stores_nothing_is_measured_again(tool: ModuleType, tmp_path: Path) -> None:
+    """pytest-benchmark makes an empty file, and a usage error leaves it empty."""
+    program = "import sys; open(sys.argv[1].removeprefix('--benchmark-json='), 'w'); sys.exit(4)"
+    tool.run_part(tmp_path, "core-1", [sys.executable, "-c", program], 60)
+    assert not (tmp_path / "core-1.json").exists()
 
 
 def test_unknown_part_is_refused(
