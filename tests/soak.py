@@ -3,12 +3,12 @@
     python -m tests.soak --count 1000 --seed 1
 
 Base and candidate have one process set each. The ranks of the base live as long as the soak. A block
-takes each kind of measurement once. In each block, a rank of the candidate is killed, and the pool
-replaces the candidate's process set. So at the end of each block, the candidate's ranks have the
-same age. The exit status is 1 if anything grew.
+takes each kind of measurement once. Each block begins with the death of a rank of the candidate, and
+the pool replaces the candidate's process set. So at the end of each block, the candidate's ranks
+have the same age. The exit status is 1 if anything grew.
 
-Only the first two blocks compile training steps. torch itself keeps 0.3 to 0.8 MB of each compiled
-training step for ever, also after torch._dynamo.reset(): see tests/ranks/test_soak.py.
+Only the first two blocks compile training steps, because torch never frees 0.3 to 0.8 MB of each
+compiled step, even after torch._dynamo.reset(): see tests/ranks/test_soak.py.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ddpperf.report.text import aligned
 from ddpperf.specs import (
     FUNCTIONS_VARIABLE,
     OWN_ALGORITHMS,
@@ -208,7 +209,7 @@ def blocks(kinds: Sequence[Spec], seed: int) -> Iterator[list[Spec]]:
         yield [*two[:half], *between, *two[half:], *last]
 
 
-# --- what it costs
+# --- what is in use
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,27 +289,29 @@ def problems(first: Row, last: Row, memory_growth: float) -> Iterator[str]:
 
 def table(rows: Sequence[Row]) -> str:
     """Return a text table of rows."""
-    form = "{:>5} {:>6} {:>8} {:>7} {:>17} {:>19} {:>19} {:>14} {:>7} {:>6} {:>4}"
     heading = ("count", "groups", "replaced", "seconds", "controller MB", "base MB", "candidate MB")
-    lines = [form.format(*heading, "files", "threads", "stored", "shm")]
+    lines: list[tuple[str, ...]] = [(*heading, "files", "threads", "stored", "shm")]
     for row in rows:
         uses = row.processes().values()
-        lines.append(
-            form.format(
-                row.count,
-                row.groups,
-                row.replaced,
-                f"{row.seconds:.0f}",
-                f"{row.controller.nbytes / 1e6:.2f}",
-                " ".join(f"{usage.nbytes / 1e6:.2f}" for usage in row.base),
-                " ".join(f"{usage.nbytes / 1e6:.2f}" for usage in row.candidate),
-                " ".join(str(usage.files) for usage in uses),
-                " ".join(str(usage.threads) for usage in uses),
-                " ".join(map(str, row.stored)),
-                row.shared,
-            )
+        line = (
+            row.count,
+            row.groups,
+            row.replaced,
+            f"{row.seconds:.0f}",
+            _megabytes(row.controller),
+            _megabytes(*row.base),
+            _megabytes(*row.candidate),
+            " ".join(str(usage.files) for usage in uses),
+            " ".join(str(usage.threads) for usage in uses),
+            " ".join(map(str, row.stored)),
+            row.shared,
         )
-    return "\n".join(lines)
+        lines.append(tuple(map(str, line)))
+    return "\n".join(aligned(lines, figures=range(len(lines[0]))))
+
+
+def _megabytes(*usages: Usage) -> str:
+    return " ".join(f"{usage.nbytes / 1e6:.2f}" for usage in usages)
 
 
 class Soak:
@@ -332,7 +335,7 @@ class Soak:
         self._size = 0  # of the base's process group
 
     def run(self, specs: Iterable[Spec]) -> Row:
-        """Let a rank of the candidate be killed, then measure each spec."""
+        """Kill a rank of the candidate, then measure each spec."""
         self._kill()
         for spec in specs:
             self.pool.measure(spec)
@@ -358,9 +361,9 @@ class Soak:
             with pytest.raises(SetFailure, match=rf"rank {rank} of set \w+ was killed by SIGKILL"):
                 self.pool.measure(SMALL, dataclasses.replace(SMALL, fault=fault))
             self._count_group(SMALL)
-        wait_until(lambda: candidate.dead_ranks(), DEADLINE_SECONDS, lambda: f"no rank died at {moment}")
+        wait_until(candidate.dead_ranks, DEADLINE_SECONDS, lambda: f"no rank died at {moment}")
         self.pool.live_sets()
-        assert not candidate.alive, "the process set has been replaced"
+        assert not candidate.alive, "the process set was not replaced"
         self._replaced += 1
 
     def _row(self) -> Row:
@@ -390,7 +393,8 @@ def soak(specs: Sequence[Spec], count: int, seed: int) -> list[Row]:
         run = Soak(specs, seed, compiled)
         with run.pool:
             for number, block in enumerate(blocks(specs, seed)):
-                rows.append(run.run(spec for spec in block if number < COMPILING_BLOCKS or not spec.compiled))
+                compiles = number < COMPILING_BLOCKS
+                rows.append(run.run(spec for spec in block if compiles or not spec.compiled))
                 print(f"{rows[-1].count} of {count} measurements", file=sys.stderr)
                 if rows[-1].count >= count:
                     break

@@ -2,27 +2,26 @@
 
     NCCL_NVLS_ENABLE=0 python -m tools.several_gpus FOLDER [--seconds 540] [--only core-1,core-2]
 
-The test runs of PARTS follow each other, the most important first, each in a fresh process. A part
-whose stored run is in the folder is not measured again, so that several calls can share the work.
-When the seconds are over, the part that runs is interrupted, and keeps what it has measured. For
-each part, the folder gets the output (NAME.txt) and the stored run (NAME.json). The table comes
-from all stored runs in the folder.
+Each part is a test run in a fresh process; the most important part is measured first. For each part,
+the folder gets the output (NAME.txt) and the stored run (NAME.json). A part whose stored run is in
+the folder is not measured again, so that several calls can share the work. When the seconds are
+over, the part that runs is interrupted, and keeps what it has measured. The table shows all stored
+runs in the folder.
 
-With --nccl-tests, the folder of nccl-tests' programs, the all-reduces of nccl-tests are measured,
-too, once by themselves and once in a CUDA graph (N.txt and N-graph.txt for N GPUs).
+--nccl-tests names the folder of nccl-tests' programs. The all-reduces of nccl-tests are then
+measured, too, eager and in a CUDA graph (N.txt and N-graph.txt for N GPUs).
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -31,7 +30,6 @@ import torch
 from ddpperf.report.cases import Case, cases_of, of_functions
 from ddpperf.report.text import function_of
 from ddpperf.results import units
-from ddpperf.results.stored_runs import NoBaseline, newest_run
 from ddpperf.specs import AllReduceSpec, TrainingSpec, format_bytes
 from tools.tables import ROOT, in_place, is_plain, markdown
 
@@ -50,15 +48,14 @@ PARTS = {
     "buckets": [f"{SCALING[0]}::test_weak_scaling", "--executions=graph", "--spec=bucket_cap_mb=25"],
     "all_reduce": ["perf/test_all_reduce.py"],
 }
-SEVERAL_CALLS = "-b 1K -e 1G -f 4 -g 1 -a 3"  # of nccl-tests' all_reduce_perf
+ALL_REDUCE_PERF = "-b 1K -e 1G -f 4 -g 1 -a 3"  # the options of this program of nccl-tests
 LEAST_SECONDS = 30  # a part does not begin if less is left
 SECONDS_TO_SAVE = 20  # for an interrupted part
 MODEL = "resnet18_cifar"  # whose scaling the table shows
-EXPOSED = "exposed_comm_seconds", "traced_exposed_comm_seconds"
-PACE = "slower pace"  # in the warning of a test whose CUDA graphs were replayed at the slower pace
+SLOWER_PACE = "slower pace"  # in the warning of a test whose CUDA graphs were replayed at it
 
-Runs = Mapping[str, Sequence[Case]]  # the measured tests of each stored run
-Rows = Iterator[tuple[str, str, str]]  # what, where, value
+Cases = Sequence[Case]
+Row = tuple[str, str, str]  # what, where, value
 
 
 # --- measure
@@ -72,13 +69,15 @@ def measure(folder: Path, wanted: Sequence[str], seconds: float, options: Sequen
         if not (folder / f"{name}.json").exists() and left > LEAST_SECONDS:
             arguments = [argument.format(folder=folder) for argument in PARTS[name]]
             command = [sys.executable, "-m", "pytest", *arguments, *options]
-            print(f"{name}: {shlex.join(command)}", flush=True)
             run_part(folder, name, command, left - SECONDS_TO_SAVE)
 
 
 def run_part(folder: Path, name: str, command: Sequence[str], seconds: float) -> None:
     """Run a part, interrupt it when its seconds are over, and keep its output and its stored run."""
-    before, began = _newest(), time.monotonic()
+    stored = folder / f"{name}.stored"  # pytest-benchmark makes an empty file at once
+    command = [*command, f"--benchmark-json={stored}"]
+    print(f"{name}: {shlex.join(command)}", flush=True)
+    began = time.monotonic()
     with open(folder / f"{name}.txt", "w", encoding="utf-8") as output:
         process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
         try:
@@ -86,22 +85,15 @@ def run_part(folder: Path, name: str, command: Sequence[str], seconds: float) ->
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGINT)
             process.wait()
-    stored = _newest()
-    if stored is not None and stored != before:
-        (folder / f"{name}.json").write_bytes(stored.read_bytes())
+    if stored.exists() and stored.stat().st_size:
+        stored.rename(folder / f"{name}.json")
     print(f"  exit status {process.returncode} after {time.monotonic() - began:.0f} s", flush=True)
-
-
-def _newest() -> Path | None:
-    with contextlib.suppress(NoBaseline):
-        return newest_run(ROOT)
-    return None
 
 
 def measure_nccl_tests(folder: Path, programs: Path, gpus: int) -> None:
     """Measure the all-reduces of nccl-tests, eager and in a CUDA graph."""
     for name, graph in (("", ""), ("-graph", "-G 20")):
-        command = [str(programs / "all_reduce_perf"), *f"{SEVERAL_CALLS} -t {gpus} {graph}".split()]
+        command = [str(programs / "all_reduce_perf"), *f"{ALL_REDUCE_PERF} -t {gpus} {graph}".split()]
         ended = subprocess.run(command, capture_output=True, text=True, check=True)
         (folder / f"{gpus}{name}.txt").write_text(f"# {shlex.join(command)}\n{ended.stdout}", "utf-8")
 
@@ -111,78 +103,83 @@ def measure_nccl_tests(folder: Path, programs: Path, gpus: int) -> None:
 
 def table(folder: Path) -> str:
     """Return a Markdown table of what the stored runs in a folder show."""
-    documents = {
-        path.stem: json.loads(path.read_text("utf-8"))
-        for path in sorted(folder.glob("*.json"), key=lambda path: list(PARTS).index(path.stem))
-    }
-    runs = {name: cases_of(document) for name, document in documents.items()}
-    rows = []
-    for name, document in documents.items():
-        stored = document["ddpperf"]
-        verdict = f"{stored['verdict']['status']}: {stored['verdict']['reasons'][0]}"
-        rows.append((f"{name}, {stored['timing']['seconds']:.0f} s", "verdict", verdict))
-    for rows_of in (weak_scaling, epochs, fits, splits, fastest_all_reduces, paces):
-        rows += rows_of(runs)
-    return markdown(("what", "where", "value"), [*rows, *over_nccl_tests(runs, folder)])
+    verdicts, paces = list[Row](), list[Row]()
+    cases: list[Case] = []
+    for name in PARTS:
+        if (stored := folder / f"{name}.json").exists():
+            document = json.loads(stored.read_text("utf-8"))
+            verdict, seconds = document["ddpperf"]["verdict"], document["ddpperf"]["timing"]["seconds"]
+            answer = f"{verdict['status']}: {verdict['reasons'][0]}"
+            verdicts.append((f"{name}, {seconds:.0f} s", "verdict", answer))
+            found = cases_of(document)
+            paces.append(("tests at the slower pace", name, slower_pace(found)))
+            cases += found
+    rows = [
+        row for rows_of in (weak_scaling, epochs, fits, splits, fastest_all_reduces) for row in rows_of(cases)
+    ]
+    return markdown(("what", "where", "value"), [*verdicts, *rows, *paces, *over_nccl_tests(cases, folder)])
 
 
-def trained(runs: Runs, *tests: str) -> dict[str, list[tuple[TrainingSpec, Case]]]:
-    """Return the cases of the tests that train the small model, by what they train."""
-    found: dict[str, list[tuple[TrainingSpec, Case]]] = {}
-    for cases in runs.values():
-        for case in of_functions(cases, *tests):
-            spec = case.measured.spec
-            if isinstance(spec, TrainingSpec) and spec.model == MODEL and not case.side:
-                found.setdefault(spec.id, []).append((spec, case))
+def slower_pace(cases: Cases) -> str:
+    """Return the number and the names of the tests whose CUDA graphs were replayed at the slower pace."""
+    slow = [function_of(case.test) for case in cases if any(SLOWER_PACE in text for text in case.warnings)]
+    return f"{len(slow)} of {len(cases)} {', '.join(dict.fromkeys(slow))}"
+
+
+def trainings(cases: Cases, test: str) -> dict[TrainingSpec, list[Case]]:
+    """Return the cases of a test that train MODEL, by their spec."""
+    found: dict[TrainingSpec, list[Case]] = {}
+    for case in of_functions(cases, test):
+        spec = case.measured.spec
+        if isinstance(spec, TrainingSpec) and spec.model == MODEL and not case.side:
+            found.setdefault(spec, []).append(case)
     return found
 
 
-def weak_scaling(runs: Runs) -> Rows:
+def weak_scaling(cases: Cases) -> Iterator[Row]:
     """Yield the weak efficiency of each captured step, the median over the runs."""
-    for found in trained(runs, "test_weak_scaling").values():
-        spec, case = found[0]
-        efficiencies = [value for _, other in found if (value := other.value("efficiency")) is not None]
+    for spec, found in trainings(cases, "test_weak_scaling").items():
+        efficiencies = [fraction for case in found if (fraction := case.value("efficiency")) is not None]
         if spec.captured and efficiencies:
-            step = units.seconds(median(other.seconds for _, other in found))
-            yield "weak efficiency", case.described(), f"{units.percent(median(efficiencies))}, {step} a step"
+            step = units.seconds(median(case.seconds for case in found))
+            value = f"{units.percent(median(efficiencies))}, {step} a step"
+            yield "weak efficiency", found[0].described(), value
 
 
-def epochs(runs: Runs) -> Rows:
+def epochs(cases: Cases) -> Iterator[Row]:
     """Yield the time of each epoch, the median over the runs."""
-    for found in trained(runs, "test_epoch_scaling").values():
-        seconds = median(case.seconds for _, case in found)
-        yield "epoch", found[0][1].described(), units.seconds(seconds)
+    for found in trainings(cases, "test_epoch_scaling").values():
+        yield "epoch", found[0].described(), units.seconds(median(case.seconds for case in found))
 
 
-def fits(runs: Runs) -> Rows:
-    """Yield the errors of the projection, and what the two laws fit."""
+def fits(cases: Cases) -> Iterator[Row]:
+    """Yield the errors of the projection, and the serial fractions that fit the two laws."""
     metrics = {
         "test_projection": ("projection_error", "excess_seconds", "plain_excess_seconds"),
         "test_amdahl": ("serial_fraction",),
         "test_gustafson": ("serial_fraction",),
     }
     for test, names in metrics.items():
-        for cases in runs.values():
-            for case in of_functions(cases, test):
-                values = (f"{name} {case.value(name):.4g}" for name in names if case.value(name) is not None)
-                yield test, case.described(), ", ".join(values)
+        for case in of_functions(cases, test):
+            values = (f"{name} {value:.4g}" for name in names if (value := case.value(name)) is not None)
+            yield test, case.described(), ", ".join(values)
 
 
-def splits(runs: Runs) -> Rows:
-    """Yield how far the two methods of measuring exposed communication are apart."""
-    for cases in runs.values():
-        for case in of_functions(cases, "test_comm_split"):
-            exposed, traced = (case.value(name) for name in EXPOSED)
-            if exposed is not None and traced is not None:
-                apart, why = units.percent(abs(exposed - traced) / case.seconds), "; ".join(case.warnings)
-                what = f"{apart} of the step" + f" ({why})" * bool(why)
-                yield "difference between the methods of the split", case.described(), what
+def splits(cases: Cases) -> Iterator[Row]:
+    """Yield the difference between the two methods of measuring exposed communication."""
+    for case in of_functions(cases, "test_comm_split"):
+        exposed, traced = case.value("exposed_comm_seconds"), case.value("traced_exposed_comm_seconds")
+        if exposed is not None and traced is not None:
+            value = f"{units.percent(abs(exposed - traced) / case.seconds)} of the step"
+            if case.warnings:
+                value += f" ({'; '.join(case.warnings)})"
+            yield "difference between the methods of the split", case.described(), value
 
 
-def fastest_all_reduces(runs: Runs) -> Rows:
+def fastest_all_reduces(cases: Cases) -> Iterator[Row]:
     """Yield the captured time of NCCL's all-reduce over that of the fastest other algorithm."""
     times: dict[tuple[int, int], dict[str, float]] = {}
-    for spec, seconds in all_reduces(runs).items():
+    for spec, seconds in all_reduces(cases).items():
         if spec.captured and spec.in_place:
             times.setdefault((spec.world_size, spec.nbytes), {})[spec.algorithm] = seconds
     for (N, nbytes), by_algorithm in times.items():
@@ -193,35 +190,23 @@ def fastest_all_reduces(runs: Runs) -> Rows:
             yield "NCCL over the fastest other", f"{N} devices, {format_bytes(nbytes)}", value
 
 
-def all_reduces(runs: Runs) -> dict[AllReduceSpec, float]:
+def all_reduces(cases: Cases) -> dict[AllReduceSpec, float]:
     """Return the time of each all-reduce, the median over the runs."""
     times: dict[AllReduceSpec, list[float]] = {}
-    for cases in runs.values():
-        for case in cases:
-            if isinstance(case.measured.spec, AllReduceSpec) and not case.side:
-                times.setdefault(case.measured.spec, []).append(case.seconds)
+    for case in cases:
+        if isinstance(case.measured.spec, AllReduceSpec) and not case.side:
+            times.setdefault(case.measured.spec, []).append(case.seconds)
     return {spec: median(seconds) for spec, seconds in times.items()}
 
 
-def over_nccl_tests(runs: Runs, folder: Path) -> Rows:
+def over_nccl_tests(cases: Cases, folder: Path) -> Iterator[Row]:
     """Yield the time of NCCL's all-reduce from torch over that in nccl-tests."""
-    for spec, seconds in all_reduces(runs).items():
+    for spec, seconds in all_reduces(cases).items():
         output = folder / f"{spec.world_size}{'-graph' * spec.captured}.txt"
         if is_plain(spec) and output.exists():
             theirs = median(in_place(output)[spec.nbytes])
             where = f"{spec.world_size} devices, {format_bytes(spec.nbytes)}, {spec.execution}"
             yield "NCCL from torch over nccl-tests", where, f"{seconds / theirs:.3f}"
-
-
-def paces(runs: Runs) -> Rows:
-    """Yield the tests whose CUDA graphs were replayed at the slower pace."""
-    for name, cases in runs.items():
-        slow = [function_of(case.test) for case in cases if any(PACE in text for text in case.warnings)]
-        yield (
-            "tests at the slower pace",
-            name,
-            f"{len(slow)} of {len(cases)} {', '.join(dict.fromkeys(slow))}",
-        )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

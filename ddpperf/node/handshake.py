@@ -74,7 +74,7 @@ def accept(accepted: socket.socket, key: bytes) -> Connection:
     Raises AuthenticationError or OSError. At most 256 bytes are read of a stranger. The caller closes
     `accepted`, too. Shutting it down ends the handshake.
     """
-    return _proved(_connection(accepted), key, deliver_challenge, answer_challenge)
+    return _shake_hands(_connection(accepted), key, deliver_challenge, answer_challenge)
 
 
 def connect(address: tuple[str, int], key: bytes) -> Connection:
@@ -84,13 +84,16 @@ def connect(address: tuple[str, int], key: bytes) -> Connection:
     """
     with socket.create_connection(address, timeout=HANDSHAKE_SECONDS) as connected:
         connection = _connection(connected)
-    return _proved(connection, key, answer_challenge, deliver_challenge)
+    return _shake_hands(connection, key, answer_challenge, deliver_challenge)
 
 
-def _proved(connection: Connection, key: bytes, *steps: Callable[[Connection, bytes], None]) -> Connection:
-    """Return a connection after the steps of a handshake, or close it.
+def _shake_hands(
+    connection: Connection, key: bytes, *steps: Callable[[Connection, bytes], None]
+) -> Connection:
+    """Take the steps of a handshake, and return the connection.
 
-    Raises an AuthenticationError or an OSError for whatever the other end does.
+    Whatever the other end does wrong raises an AuthenticationError or an OSError, and closes the
+    connection.
     """
     try:
         for step in steps:

@@ -1,4 +1,4 @@
-"""The controller's side of a run on several nodes: it lets agents join, and numbers their nodes."""
+"""Let the agents of other nodes join a run, and give their nodes numbers."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ class Joining:
 
     @property
     def port(self) -> int:
+        """The port that agents and their ranks connect to."""
         return self._listener.port
 
     @property
@@ -84,7 +85,7 @@ class Joining:
         for node in self.nodes:
             node.close()
 
-    # --- the threads of the listener
+    # --- in the listener's threads
 
     def _take(self, hello: Message, connection: Connection, peer: str) -> None:
         """Take the agent or the rank that has connected."""

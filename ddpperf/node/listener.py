@@ -24,7 +24,7 @@ from ddpperf.workers.channel import Message
 LOG = logging.getLogger("ddpperf.node")
 MOST_STRANGERS = 64  # connections at once that have not proved yet that they know the key
 LOOK_SECONDS = 1.0  # how often slow strangers are looked for
-HELLO_BYTES = 2**16
+HELLO_BYTES = 2**16  # of the first message of an agent or a rank
 
 Take = Callable[[Message, Connection, str], None]
 Refuse = Callable[[str, Exception], None]
@@ -33,9 +33,10 @@ Refuse = Callable[[str, Exception], None]
 class Listener:
     """Listens on one interface, and passes on each connection whose other end knows the key.
 
-    port: 0 for any free port. address: the HOST:PORT to connect to. take: called in a new thread with
-    the first message, the connection, and the address of the other end. refuse: called in the same
-    way for each stranger, with a sentence and an exception. Raises Refused if the port is in use.
+    port: 0 for any free port. address: the HOST:PORT to connect to. take: called with the first
+    message, the connection, and the address of the other end. refuse: called for each connection that
+    is refused, with a sentence and an exception. Each connection has a thread, which calls take or
+    refuse. Raises Refused if the port is in use.
     """
 
     def __init__(self, interface: Interface, port: int, key: bytes, take: Take, refuse: Refuse) -> None:
@@ -81,7 +82,7 @@ class Listener:
                 threading.Thread(target=self._greet, args=[accepted], daemon=True).start()
 
     def _end_slow_strangers(self, accepted: socket.socket | None) -> None:
-        """End strangers that are too slow, and the oldest one if a new one needs its place."""
+        """End the connections of slow strangers, and of the oldest one if there are too many."""
         now = time.monotonic()
         with self._lock:
             if accepted is not None:
@@ -93,12 +94,12 @@ class Listener:
                         stranger.shutdown(socket.SHUT_RDWR)
 
     def _end_greeting(self, accepted: socket.socket) -> bool:
-        """Count a connection no longer as a stranger. Returns whether it still was one."""
+        """Remove a connection from the strangers. Returns whether it still was among them."""
         with self._lock:
             return self._strangers.pop(accepted, None) is not None
 
     def _greet(self, accepted: socket.socket) -> None:
-        """Let a stranger prove that it knows the key, and pass its connection on."""
+        """Let a stranger prove that it knows the key, and pass the connection on."""
         peer = "a stranger"
         connection: Connection | None = None
         try:

@@ -69,7 +69,7 @@ class RemoteRank:
         return RankFailure(rank=self.rank, cause=Cause.DIED, what=what, detail=detail, where=self.where)
 
     def wait(self, seconds: float) -> None:
-        """Wait until the rank's process has ended, at most so long."""
+        """Wait at most `seconds` until the rank's process has ended."""
         self._node.wait_for(lambda: self.ended, seconds)
 
     def kill(self) -> None:

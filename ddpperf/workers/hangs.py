@@ -145,12 +145,12 @@ def write_report(folder: Path, set_name: str, reports: Mapping[str, str]) -> str
 
 
 def remove_old_reports(folder: Path) -> None:
-    """Make room for a new report: keep the newest MOST_FILES - 1 reports in a folder.
+    """Make room for a new report: keep only the newest MOST_FILES - 1 reports in a folder.
 
-    Other files stay. A report that cannot be removed is no error.
+    Other files stay, and so does a report that cannot be removed.
     """
     with contextlib.suppress(OSError):  # there is no folder yet
         reports = sorted(path for path in folder.iterdir() if _FILE_NAME.fullmatch(path.name))
-        for path in reports[: 1 - MOST_FILES]:
+        for path in reports[: -(MOST_FILES - 1)]:
             with contextlib.suppress(OSError):
                 path.unlink()

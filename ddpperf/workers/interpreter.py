@@ -33,9 +33,9 @@ _ON_CPU = {
     # differ by 5% because their pages lie elsewhere. With huge pages they differ by 2%, and a step
     # of 8 images is 6% faster.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-    # The collectives that torch's flight recorder keeps, of which a hang shows the last ones. With
-    # its default of 2000, a rank grows by 2.6 MB until they are full. NCCL needs the default: a rank
-    # starts many collectives before the first one ends.
+    # How many collectives torch's flight recorder keeps. A message about a hang shows the last ones.
+    # With torch's default of 2000, a rank grows by 2.6 MB until the recorder is full. Ranks that use
+    # NCCL need the default, because they start many collectives before the first one ends.
     "TORCH_FR_BUFFER_SIZE": "256",
 }
 

@@ -33,7 +33,7 @@ Answers = dict[int, Message]  # by rank
 
 
 class RankHandle(AnyRank, Protocol):
-    """A rank as its process set sees it: a process of this node, or one that another node's agent starts.
+    """A rank that gets commands: a process of this node, or one that another node's agent starts.
 
     where: " on node 1 (name)" for a rank of another node, or "".
     """

@@ -148,9 +148,10 @@ class Rank:
         return dist.PrefixStore(name, self.store)
 
     def _forget_earlier_groups(self, name: str) -> None:
-        """Delete the keys or files of all groups but `name`, which other ranks may have begun to form.
+        """Delete the keys or files of earlier groups.
 
-        torch deletes the file of a group, unless all ranks leave the group at the same moment.
+        Those of `name` stay, because other ranks may have begun to form this group. torch itself
+        deletes the file of a group, unless all ranks leave the group at the same moment.
         """
         if self.store is not None:
             for key in self.store.list_keys():

@@ -30,7 +30,7 @@ LOG_TAIL_LINES = 20
 
 
 class AnyRank(Protocol):
-    """A rank whose process can be watched and ended, on this node or on another one."""
+    """A rank of this node or of another one, whose process can be watched and ended."""
 
     rank: int
 
@@ -104,7 +104,7 @@ class RankProcess:
         return RankFailure(rank=self.rank, cause=Cause.DIED, what=what, detail=detail)
 
     def wait(self, seconds: float) -> None:
-        """Wait until the rank's process has ended, at most so long."""
+        """Wait at most `seconds` until the rank's process has ended."""
         wait_for_exit(self.process, seconds)
 
     def kill(self) -> None:
@@ -154,10 +154,10 @@ class LocalRank(RankProcess):
 def end_ranks(ranks: Sequence[AnyRank]) -> None:
     """Kill ranks and what they started, wait for their ends, and remove their shared memory.
 
-    Ranks of other nodes may be among them. May be called again.
+    Some ranks may be on other nodes. May be called again.
     """
     ours = (rank.process for rank in ranks if isinstance(rank, RankProcess))
-    groups = {process.pid for process in ours if process.returncode is None}  # others may have a reaped id
+    groups = {process.pid for process in ours if process.returncode is None}  # a reaped id may be reused
     started = members_of(groups)
     for rank in ranks:
         rank.kill()

@@ -11,7 +11,7 @@ import pytest
 def as_in_a_rank() -> Iterator[None]:
     """Stop CUPTI after each profile, as ranks do.
 
-    Otherwise it slows every launch, and a profile after one that left it running may be empty.
+    A CUPTI that still runs slows every launch, and the next profile may be empty.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TEARDOWN_CUPTI", "1")
