@@ -28,10 +28,10 @@ from statistics import median
 
 import torch
 
+from ddpperf.machine.child_process import die_with_parent
 from ddpperf.report.cases import Case, cases_of, of_functions
 from ddpperf.report.text import function_of
 from ddpperf.results import units
-from ddpperf.results.stored_runs import NoBaseline, newest_run
 from ddpperf.specs import AllReduceSpec, TrainingSpec, format_bytes
 from tools.tables import ROOT, in_place, is_plain, markdown
 
@@ -53,6 +53,7 @@ PARTS = {
 SEVERAL_CALLS = "-b 1K -e 1G -f 4 -g 1 -a 3"  # of nccl-tests' all_reduce_perf
 LEAST_SECONDS = 30  # a part does not begin if less is left
 SECONDS_TO_SAVE = 20  # for an interrupted part
+MOST_SECONDS_TO_SAVE = 50  # until an interrupted part is killed
 MODEL = "resnet18_cifar"  # whose scaling the table shows
 EXPOSED = "exposed_comm_seconds", "traced_exposed_comm_seconds"
 PACE = "slower pace"  # in the warning of a test whose CUDA graphs were replayed at the slower pace
@@ -77,25 +78,41 @@ def measure(folder: Path, wanted: Sequence[str], seconds: float, options: Sequen
 
 
 def run_part(folder: Path, name: str, command: Sequence[str], seconds: float) -> None:
-    """Run a part, interrupt it when its seconds are over, and keep its output and its stored run."""
-    before, began = _newest(), time.monotonic()
+    """Run a part, interrupt it when its seconds are over, and keep its output and its stored run.
+
+    If this process is interrupted, it interrupts the part in the same way.
+    """
+    # Not NAME.json: pytest makes the file at its start, and a killed part leaves it empty.
+    stored, began = folder / f"{name}.json.part", time.monotonic()
     with open(folder / f"{name}.txt", "w", encoding="utf-8") as output:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            [*command, f"--benchmark-json={stored}"],
+            cwd=ROOT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            process_group=0,  # Ctrl-C reaches this process alone
+            preexec_fn=die_with_parent,
+        )
         try:
-            process.wait(timeout=max(seconds, 1))
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)
-            process.wait()
-    stored = _newest()
-    if stored is not None and stored != before:
-        (folder / f"{name}.json").write_bytes(stored.read_bytes())
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=max(seconds, 1))
+        finally:
+            _end(process)
+            if stored.exists() and stored.stat().st_size:
+                stored.replace(folder / f"{name}.json")
+            stored.unlink(missing_ok=True)
     print(f"  exit status {process.returncode} after {time.monotonic() - began:.0f} s", flush=True)
 
 
-def _newest() -> Path | None:
-    with contextlib.suppress(NoBaseline):
-        return newest_run(ROOT)
-    return None
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Interrupt a part that runs on, and kill it if it does not end."""
+    if process.poll() is None:
+        process.terminate()  # SIGINT is ignored by what a shell has started in the background
+        try:
+            process.wait(MOST_SECONDS_TO_SAVE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def measure_nccl_tests(folder: Path, programs: Path, gpus: int) -> None:
@@ -236,6 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if unknown := set(given.only.split(",")) - {*PARTS, ""}:
         parser.error(f"--only: unknown parts {', '.join(sorted(unknown))}; the parts are {', '.join(PARTS)}")
     given.folder.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if given.nccl_tests:
         measure_nccl_tests(given.folder, given.nccl_tests, torch.cuda.device_count())
     measure(given.folder.resolve(), [*filter(None, given.only.split(","))], given.seconds, given.options)

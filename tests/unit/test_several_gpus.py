@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from tests.project import REPOSITORY, script
+from tests.project import REPOSITORY, script, wait_until
 
 BASELINES = REPOSITORY / "perf" / "baselines" / "h200x2"
 
@@ -38,30 +39,72 @@ def test_table_has_the_figures_of_all_stored_runs(tool: ModuleType, tmp_path: Pa
     assert "| 2.8% of the step |" in split
 
 
+# Stores a run, and sleeps until it is interrupted. argv[1]: --benchmark-json=FILE
+SLEEPS = """
+import pathlib, sys, time
+pathlib.Path(sys.argv[1].partition("=")[2]).write_text("{}")
+print("stored", flush=True)
+time.sleep(600)
+"""
+
+
 def test_part_is_interrupted_and_not_measured_twice(
     tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The part writes a stored run, and then sleeps until it is interrupted."""
-    stored = tmp_path / ".ddpperf" / "runs" / "key" / "0001_commit.json"
-    program = f"""
-import pathlib, time
-stored = pathlib.Path({str(stored)!r})
-stored.parent.mkdir(parents=True, exist_ok=True)
-stored.write_text("{{}}")
-print("stored", flush=True)
-time.sleep(600)
-"""
-    (tmp_path / "sleeps.py").write_text(program)
-    monkeypatch.setattr(tool, "ROOT", tmp_path)
     monkeypatch.setattr(tool, "SECONDS_TO_SAVE", 1)
     monkeypatch.setattr(tool, "LEAST_SECONDS", 1)
-    tool.run_part(tmp_path, "core-1", [sys.executable, "sleeps.py"], 3)
+    tool.run_part(tmp_path, "core-1", [sys.executable, "-c", SLEEPS], 3)
     assert (tmp_path / "core-1.json").read_text() == "{}"
     assert (tmp_path / "core-1.txt").read_text().startswith("stored\n")
     monkeypatch.setattr(tool, "run_part", None)  # a call would raise
     tool.measure(tmp_path, ["core-1"], 100, [])
     tool.measure(tmp_path, ["core-2"], 0.5, [])
-    assert "exit status -2 after" in capfd.readouterr().out
+    assert "exit status -15 after" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("program", [SLEEPS, f"import signal; signal.signal(15, signal.SIG_IGN){SLEEPS}"])
+def test_part_ends_with_the_tool_and_keeps_its_run(
+    tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    """The second program does not end by itself, as a hung pytest."""
+    started = []
+
+    class Interrupted(subprocess.Popen[bytes]):
+        def wait(self, timeout: float | None = None) -> int:
+            if not started:
+                started.append(self)
+                output = tmp_path / "core-1.txt"
+                wait_until(lambda: output.read_text() == "stored\n", 30, output.read_text)
+                raise KeyboardInterrupt
+            return super().wait(timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    monkeypatch.setattr(tool, "MOST_SECONDS_TO_SAVE", 0.5)
+    with pytest.raises(KeyboardInterrupt):
+        tool.run_part(tmp_path, "core-1", [sys.executable, "-c", program], 600)
+    assert started[0].returncode == (-15 if program == SLEEPS else -9)
+    assert {path.name for path in tmp_path.iterdir()} == {"core-1.json", "core-1.txt"}
+
+
+def test_run_of_another_process_is_not_taken_for_the_part(
+    tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another test run of the project ends meanwhile, and the part fails before it measures."""
+    project, folder = tmp_path / "project", tmp_path / "folder"
+    program = """
+import pathlib, sys
+for option in sys.argv[1:]:
+    pathlib.Path(option.partition("=")[2]).touch()  # as pytest-benchmark does
+other = pathlib.Path(".ddpperf/runs/key/0001_commit.json")
+other.parent.mkdir(parents=True)
+other.write_text("{}")
+"""
+    project.mkdir()
+    folder.mkdir()
+    monkeypatch.setattr(tool, "ROOT", project)
+    tool.run_part(folder, "core-1", [sys.executable, "-c", program], 60)
+    assert [path.name for path in folder.iterdir()] == ["core-1.txt"]
 
 
 def test_unknown_part_is_refused(
