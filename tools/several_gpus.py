@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import shlex
 import signal
 import subprocess
@@ -32,6 +31,7 @@ from ddpperf.machine.child_process import die_with_parent
 from ddpperf.report.cases import Case, cases_of, of_functions
 from ddpperf.report.text import function_of
 from ddpperf.results import units
+from ddpperf.results.stored_runs import NoBaseline, read_document
 from ddpperf.specs import AllReduceSpec, TrainingSpec, format_bytes
 from tools.tables import ROOT, in_place, is_plain, markdown
 
@@ -127,17 +127,20 @@ def measure_nccl_tests(folder: Path, programs: Path, gpus: int) -> None:
 
 
 def table(folder: Path) -> str:
-    """Return a Markdown table of what the stored runs in a folder show."""
-    documents = {
-        path.stem: json.loads(path.read_text("utf-8"))
-        for path in sorted(folder.glob("*.json"), key=lambda path: list(PARTS).index(path.stem))
-    }
-    runs = {name: cases_of(document) for name, document in documents.items()}
-    rows = []
-    for name, document in documents.items():
-        stored = document["ddpperf"]
-        verdict = f"{stored['verdict']['status']}: {stored['verdict']['reasons'][0]}"
-        rows.append((f"{name}, {stored['timing']['seconds']:.0f} s", "verdict", verdict))
+    """Return a Markdown table of what the stored runs of the parts in a folder show."""
+    runs: dict[str, list[Case]] = {}
+    rows: list[tuple[str, str, str]] = []
+    for name in PARTS:
+        path = folder / f"{name}.json"
+        if path.exists():
+            try:
+                document = read_document(path)
+                stored, cases = document["ddpperf"], cases_of(document)
+                verdict = f"{stored['verdict']['status']}: {stored['verdict']['reasons'][0]}"
+                rows.append((f"{name}, {stored['timing']['seconds']:.0f} s", "verdict", verdict))
+                runs[name] = cases
+            except (NoBaseline, AttributeError, LookupError, TypeError, ValueError):
+                rows.append((name, "verdict", f"{path.name} is damaged; remove it to measure the part again"))
     for rows_of in (weak_scaling, epochs, fits, splits, fastest_all_reduces, paces):
         rows += rows_of(runs)
     return markdown(("what", "where", "value"), [*rows, *over_nccl_tests(runs, folder)])

@@ -39,6 +39,22 @@ def test_table_has_the_figures_of_all_stored_runs(tool: ModuleType, tmp_path: Pa
     assert "| 2.8% of the step |" in split
 
 
+@pytest.mark.parametrize(
+    "damaged", ["", "{", "{}", "[1]", '{"ddpperf": {"outcomes": {}}, "benchmarks": [5]}']
+)
+def test_damaged_and_foreign_files_spoil_no_table(tool: ModuleType, tmp_path: Path, damaged: str) -> None:
+    shutil.copy(BASELINES / "0001_where.json", tmp_path / "split.json")
+    (tmp_path / "core-1.json").write_text(damaged)
+    (tmp_path / "notes.json").write_text("{}")
+    (tmp_path / "buckets.json").mkdir()
+    table = tool.table(tmp_path)
+    for name in ("core-1", "buckets"):
+        wanted = f"| {name} | verdict | {name}.json is damaged; remove it to measure the part again |"
+        assert wanted in table
+    assert "| tests at the slower pace | split | 0 of" in table
+    assert "notes" not in table
+
+
 # Stores a run, and sleeps until it is interrupted. argv[1]: --benchmark-json=FILE
 SLEEPS = """
 import pathlib, sys, time
