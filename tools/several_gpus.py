@@ -1,6 +1,6 @@
 """Measures all that a machine with several GPUs can show, and prints one table of it.
 
-    NCCL_NVLS_ENABLE=0 python -m tools.several_gpus FOLDER [--seconds 540] [--only core-1,core-2]
+    NCCL_NVLS_ENABLE=0 python -m tools.several_gpus FOLDER [--seconds 540] [--only core-1] [-- OPTIONS]
 
 The test runs of PARTS follow each other, the most important first, each in a fresh process. A part
 whose stored run is in the folder is not measured again, so that several calls can share the work.
@@ -227,10 +227,10 @@ def over_nccl_tests(runs: Runs, folder: Path) -> Rows:
     """Yield the time of NCCL's all-reduce from torch over that in nccl-tests."""
     for spec, seconds in all_reduces(runs).items():
         output = folder / f"{spec.world_size}{'-graph' * spec.captured}.txt"
-        if is_plain(spec) and output.exists():
-            theirs = median(in_place(output)[spec.nbytes])
+        measured = in_place(output) if is_plain(spec) and output.exists() else {}
+        if theirs := measured.get(spec.nbytes):
             where = f"{spec.world_size} devices, {format_bytes(spec.nbytes)}, {spec.execution}"
-            yield "NCCL from torch over nccl-tests", where, f"{seconds / theirs:.3f}"
+            yield "NCCL from torch over nccl-tests", where, f"{seconds / median(theirs):.3f}"
 
 
 def paces(runs: Runs) -> Rows:
@@ -246,22 +246,27 @@ def paces(runs: Runs) -> Rows:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure what the folder does not have yet, then print the table."""
-    parser = argparse.ArgumentParser(prog="python -m tools.several_gpus", description=__doc__.split("\n")[0])
+    own = [*(sys.argv[1:] if arguments is None else arguments)]
+    end = own.index("--") if "--" in own else len(own)
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.several_gpus",
+        usage="%(prog)s FOLDER [--seconds SECONDS] [--only ONLY] [--nccl-tests DIR] [-- OPTIONS]",
+        description=f"{__doc__.splitlines()[0]} All test runs get the OPTIONS.",
+    )
     parser.add_argument("folder", type=Path, help="folder of the outputs and the stored runs")
-    parser.add_argument("options", nargs="*", help="options of all test runs, after --")
     parser.add_argument("--seconds", type=float, default=540, help="for all parts together; default 540")
     parser.add_argument("--only", default=",".join(PARTS), help="the parts, joined by commas; default all")
     parser.add_argument("--nccl-tests", type=Path, help="folder of nccl-tests' programs")
-    given = parser.parse_args(arguments)
+    given = parser.parse_args(own[:end])
     if unknown := set(given.only.split(",")) - {*PARTS, ""}:
         parser.error(f"--only: unknown parts {', '.join(sorted(unknown))}; the parts are {', '.join(PARTS)}")
     given.folder.mkdir(parents=True, exist_ok=True)
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if given.nccl_tests:
         measure_nccl_tests(given.folder, given.nccl_tests, torch.cuda.device_count())
-    measure(given.folder.resolve(), [*filter(None, given.only.split(","))], given.seconds, given.options)
+    measure(given.folder.resolve(), [*filter(None, given.only.split(","))], given.seconds, own[end + 1 :])
     print(table(given.folder))
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends the part, too
     main()

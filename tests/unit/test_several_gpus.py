@@ -123,6 +123,27 @@ other.write_text("{}")
     assert [path.name for path in folder.iterdir()] == ["core-1.txt"]
 
 
+@pytest.mark.parametrize("own", [["--seconds", "5"], ["--only", "core-1"], []])
+def test_options_after_two_dashes_reach_all_parts(
+    tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: list[str]
+) -> None:
+    measured = []
+    monkeypatch.setattr(tool, "measure", lambda *arguments: measured.append(arguments[-1]))
+    tool.main([str(tmp_path), *own, "--", "--device=cpu", "-k", "all_reduce"])
+    tool.main([str(tmp_path), *own])
+    assert measured == [["--device=cpu", "-k", "all_reduce"], []]
+
+
+def test_sizes_that_nccl_tests_lack_are_left_out(tool: ModuleType, tmp_path: Path) -> None:
+    shutil.copy(BASELINES / "0007_communication.json", tmp_path / "all_reduce.json")
+    output = (REPOSITORY / "docs" / "nccl_tests" / "h200x2" / "2.txt").read_text()
+    lines = (line for line in output.splitlines() if line.split()[:1] != ["1048576"])
+    (tmp_path / "2.txt").write_text("\n".join(lines))
+    table = tool.table(tmp_path)
+    assert "| NCCL from torch over nccl-tests | 2 devices, 4MiB, eager |" in table
+    assert "| NCCL from torch over nccl-tests | 2 devices, 1MiB, eager |" not in table
+
+
 def test_unknown_part_is_refused(
     tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
