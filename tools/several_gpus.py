@@ -1,6 +1,6 @@
 """Measures all that a machine with several GPUs can show, and prints one table of it.
 
-    NCCL_NVLS_ENABLE=0 python -m tools.several_gpus FOLDER [--seconds 540] [--only core-1,core-2]
+    NCCL_NVLS_ENABLE=0 python -m tools.several_gpus FOLDER [--seconds 540] [--only core-1] [-- OPTIONS]
 
 Each part is a test run in a fresh process; the most important part is measured first. For each part,
 the folder gets the output (NAME.txt) and the stored run (NAME.json). A part whose stored run is in
@@ -15,7 +15,7 @@ measured, too, eager and in a CUDA graph (N.txt and N-graph.txt for N GPUs).
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
 import shlex
 import signal
 import subprocess
@@ -27,9 +27,11 @@ from statistics import median
 
 import torch
 
+from ddpperf.machine.child_process import die_with_parent
 from ddpperf.report.cases import Case, cases_of, of_functions
 from ddpperf.report.text import function_of
 from ddpperf.results import units
+from ddpperf.results.stored_runs import NoBaseline, read_document
 from ddpperf.specs import AllReduceSpec, TrainingSpec, format_bytes
 from tools.tables import ROOT, in_place, is_plain, markdown
 
@@ -51,6 +53,7 @@ PARTS = {
 ALL_REDUCE_PERF = "-b 1K -e 1G -f 4 -g 1 -a 3"  # the options of this program of nccl-tests
 LEAST_SECONDS = 30  # a part does not begin if less is left
 SECONDS_TO_SAVE = 20  # for an interrupted part
+MOST_SECONDS_TO_SAVE = 50  # until an interrupted part is killed
 MODEL = "resnet18_cifar"  # whose scaling the table shows
 SLOWER_PACE = "slower pace"  # in the warning of a test whose CUDA graphs were replayed at it
 
@@ -73,21 +76,44 @@ def measure(folder: Path, wanted: Sequence[str], seconds: float, options: Sequen
 
 
 def run_part(folder: Path, name: str, command: Sequence[str], seconds: float) -> None:
-    """Run a part, interrupt it when its seconds are over, and keep its output and its stored run."""
-    stored = folder / f"{name}.stored"  # pytest-benchmark makes an empty file at once
+    """Run a part, interrupt it when its seconds are over, and keep its output and its stored run.
+
+    If this process is interrupted, it interrupts the part in the same way.
+    """
+    # Not NAME.json: pytest makes the file at its start, and a killed part leaves it empty.
+    stored = folder / f"{name}.json.part"
     command = [*command, f"--benchmark-json={stored}"]
     print(f"{name}: {shlex.join(command)}", flush=True)
     began = time.monotonic()
     with open(folder / f"{name}.txt", "w", encoding="utf-8") as output:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            process_group=0,  # Ctrl-C reaches this process alone
+            preexec_fn=die_with_parent,
+        )
         try:
-            process.wait(timeout=max(seconds, 1))
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)
-            process.wait()
-    if stored.exists() and stored.stat().st_size:
-        stored.rename(folder / f"{name}.json")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=max(seconds, 1))
+        finally:
+            _end(process)
+            if stored.exists() and stored.stat().st_size:
+                stored.replace(folder / f"{name}.json")
+            stored.unlink(missing_ok=True)
     print(f"  exit status {process.returncode} after {time.monotonic() - began:.0f} s", flush=True)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Interrupt a part that runs on, and kill it if it does not end."""
+    if process.poll() is None:
+        process.terminate()  # SIGINT is ignored by what a shell has started in the background
+        try:
+            process.wait(MOST_SECONDS_TO_SAVE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def measure_nccl_tests(folder: Path, programs: Path, gpus: int) -> None:
@@ -102,16 +128,20 @@ def measure_nccl_tests(folder: Path, programs: Path, gpus: int) -> None:
 
 
 def table(folder: Path) -> str:
-    """Return a Markdown table of what the stored runs in a folder show."""
+    """Return a Markdown table of what the stored runs of the parts in a folder show."""
     verdicts, paces = list[Row](), list[Row]()
     cases: list[Case] = []
     for name in PARTS:
-        if (stored := folder / f"{name}.json").exists():
-            document = json.loads(stored.read_text("utf-8"))
-            verdict, seconds = document["ddpperf"]["verdict"], document["ddpperf"]["timing"]["seconds"]
-            answer = f"{verdict['status']}: {verdict['reasons'][0]}"
-            verdicts.append((f"{name}, {seconds:.0f} s", "verdict", answer))
-            found = cases_of(document)
+        if (path := folder / f"{name}.json").exists():
+            try:
+                document = read_document(path)
+                stored, found = document["ddpperf"], cases_of(document)
+                verdict = f"{stored['verdict']['status']}: {stored['verdict']['reasons'][0]}"
+                verdicts.append((f"{name}, {stored['timing']['seconds']:.0f} s", "verdict", verdict))
+            except (NoBaseline, AttributeError, LookupError, TypeError, ValueError):
+                advice = "remove it to measure the part again"
+                verdicts.append((name, "verdict", f"{path.name} is damaged; {advice}"))
+                continue
             paces.append(("tests at the slower pace", name, slower_pace(found)))
             cases += found
     rows = [
@@ -203,29 +233,35 @@ def over_nccl_tests(cases: Cases, folder: Path) -> Iterator[Row]:
     """Yield the time of NCCL's all-reduce from torch over that in nccl-tests."""
     for spec, seconds in all_reduces(cases).items():
         output = folder / f"{spec.world_size}{'-graph' * spec.captured}.txt"
-        if is_plain(spec) and output.exists():
-            theirs = median(in_place(output)[spec.nbytes])
+        measured = in_place(output) if is_plain(spec) and output.exists() else {}
+        if theirs := measured.get(spec.nbytes):
             where = f"{spec.world_size} devices, {format_bytes(spec.nbytes)}, {spec.execution}"
-            yield "NCCL from torch over nccl-tests", where, f"{seconds / theirs:.3f}"
+            yield "NCCL from torch over nccl-tests", where, f"{seconds / median(theirs):.3f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure what the folder does not have yet, then print the table."""
-    parser = argparse.ArgumentParser(prog="python -m tools.several_gpus", description=__doc__.split("\n")[0])
+    own = [*(sys.argv[1:] if arguments is None else arguments)]
+    end = own.index("--") if "--" in own else len(own)
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.several_gpus",
+        usage="%(prog)s FOLDER [--seconds SECONDS] [--only ONLY] [--nccl-tests DIR] [-- OPTIONS]",
+        description=f"{__doc__.splitlines()[0]} All test runs get the OPTIONS.",
+    )
     parser.add_argument("folder", type=Path, help="folder of the outputs and the stored runs")
-    parser.add_argument("options", nargs="*", help="options of all test runs, after --")
     parser.add_argument("--seconds", type=float, default=540, help="for all parts together; default 540")
     parser.add_argument("--only", default=",".join(PARTS), help="the parts, joined by commas; default all")
     parser.add_argument("--nccl-tests", type=Path, help="folder of nccl-tests' programs")
-    given = parser.parse_args(arguments)
+    given = parser.parse_args(own[:end])
     if unknown := set(given.only.split(",")) - {*PARTS, ""}:
         parser.error(f"--only: unknown parts {', '.join(sorted(unknown))}; the parts are {', '.join(PARTS)}")
     given.folder.mkdir(parents=True, exist_ok=True)
     if given.nccl_tests:
         measure_nccl_tests(given.folder, given.nccl_tests, torch.cuda.device_count())
-    measure(given.folder.resolve(), [*filter(None, given.only.split(","))], given.seconds, given.options)
+    measure(given.folder.resolve(), [*filter(None, given.only.split(","))], given.seconds, own[end + 1 :])
     print(table(given.folder))
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends the part, too
     main()

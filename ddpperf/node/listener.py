@@ -73,13 +73,21 @@ class Listener:
             except TimeoutError:
                 accepted = None
             except OSError as error:
-                if not self._closed:
-                    LOG.warning("no agent can join for a moment: %s", error)  # such as: too many open files
-                    time.sleep(LOOK_SECONDS)
+                self._pause(error)  # such as: too many open files
                 continue
             self._end_slow_strangers(accepted)
             if accepted is not None:
-                threading.Thread(target=self._greet, args=[accepted], daemon=True).start()
+                try:
+                    threading.Thread(target=self._greet, args=[accepted], daemon=True).start()
+                except RuntimeError as error:  # no thread can be started: too many processes
+                    self._end_greeting(accepted)
+                    accepted.close()
+                    self._pause(error)
+
+    def _pause(self, error: Exception) -> None:
+        if not self._closed:
+            LOG.warning("no agent can join for a moment: %s", error)
+            time.sleep(LOOK_SECONDS)
 
     def _end_slow_strangers(self, accepted: socket.socket | None) -> None:
         """End the connections of slow strangers, and of the oldest one if there are too many."""

@@ -381,6 +381,25 @@ def test_a_thousand_strangers_keep_nobody_out(joining: Joining) -> None:
 
 
 @pytest.mark.slow
+def test_agent_joins_once_threads_can_be_started_again(
+    joining: Joining, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first connection needs a thread when this user may start no more."""
+    start = threading.Thread.start
+    refused: list[threading.Thread] = []
+
+    def start_but_once(thread: threading.Thread) -> None:
+        if not refused:
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_but_once)
+    with socket.create_connection(("127.0.0.1", joining.port), timeout=9) as stranger:
+        assert stranger.recv(1) == b"", "its connection was closed"
+    assert "welcome" in Agent(joining).answer
+
+
 def test_slow_stranger_is_refused_in_time(joining: Joining) -> None:
     began = time.monotonic()
     with stranger(joining) as connected, contextlib.suppress(OSError):

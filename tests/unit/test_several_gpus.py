@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from tests.project import REPOSITORY, script
+from tests.project import REPOSITORY, script, wait_until
 
 BASELINES = REPOSITORY / "perf" / "baselines" / "h200x2"
 
@@ -56,30 +57,109 @@ def test_figures_of_equal_trainings_are_medians(tool: ModuleType, tmp_path: Path
     ]
 
 
+@pytest.mark.parametrize(
+    "damaged", ["", "{", "{}", "[1]", '{"ddpperf": {"outcomes": {}}, "benchmarks": [5]}']
+)
+def test_damaged_and_foreign_files_spoil_no_table(tool: ModuleType, tmp_path: Path, damaged: str) -> None:
+    shutil.copy(BASELINES / "0001_where.json", tmp_path / "split.json")
+    (tmp_path / "core-1.json").write_text(damaged)
+    (tmp_path / "notes.json").write_text("{}")
+    (tmp_path / "buckets.json").mkdir()
+    table = tool.table(tmp_path)
+    for name in ("core-1", "buckets"):
+        wanted = f"| {name} | verdict | {name}.json is damaged; remove it to measure the part again |"
+        assert wanted in table
+    assert "| tests at the slower pace | split | 0 of" in table
+    assert "notes" not in table
+
+
+# Stores a run, and sleeps until it is interrupted. argv[1]: --benchmark-json=FILE
+SLEEPS = """
+import pathlib, sys, time
+pathlib.Path(sys.argv[1].partition("=")[2]).write_text("{}")
+print("stored", flush=True)
+time.sleep(600)
+"""
+
+
 def test_part_is_interrupted_and_not_measured_twice(
     tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The part writes a stored run, and then sleeps until it is interrupted."""
-    program = """
-import pathlib, sys, time
-pathlib.Path(sys.argv[1].removeprefix("--benchmark-json=")).write_text("{}")
-print("stored", flush=True)
-time.sleep(600)
-"""
-    tool.run_part(tmp_path, "core-1", [sys.executable, "-c", program], 3)
+    monkeypatch.setattr(tool, "SECONDS_TO_SAVE", 1)
+    monkeypatch.setattr(tool, "LEAST_SECONDS", 1)
+    tool.run_part(tmp_path, "core-1", [sys.executable, "-c", SLEEPS], 3)
     assert (tmp_path / "core-1.json").read_text() == "{}"
     assert (tmp_path / "core-1.txt").read_text().startswith("stored\n")
     monkeypatch.setattr(tool, "run_part", None)  # a call would raise
     tool.measure(tmp_path, ["core-1"], 100, [])
     tool.measure(tmp_path, ["core-2"], 0.5, [])
-    assert "exit status -2 after" in capfd.readouterr().out
+    assert "exit status -15 after" in capfd.readouterr().out
 
 
-def test_part_that_stores_nothing_is_measured_again(tool: ModuleType, tmp_path: Path) -> None:
-    """pytest-benchmark makes an empty file, and a usage error leaves it empty."""
-    program = "import sys; open(sys.argv[1].removeprefix('--benchmark-json='), 'w'); sys.exit(4)"
-    tool.run_part(tmp_path, "core-1", [sys.executable, "-c", program], 60)
-    assert not (tmp_path / "core-1.json").exists()
+@pytest.mark.parametrize("program", [SLEEPS, f"import signal; signal.signal(15, signal.SIG_IGN){SLEEPS}"])
+def test_part_ends_with_the_tool_and_keeps_its_run(
+    tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    """The second program does not end by itself, as a hung pytest."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Interrupted(subprocess.Popen[bytes]):
+        def wait(self, timeout: float | None = None) -> int:
+            if not started:
+                started.append(self)
+                output = tmp_path / "core-1.txt"
+                wait_until(lambda: output.read_text() == "stored\n", 30, output.read_text)
+                raise KeyboardInterrupt
+            return super().wait(timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    monkeypatch.setattr(tool, "MOST_SECONDS_TO_SAVE", 0.5)
+    with pytest.raises(KeyboardInterrupt):
+        tool.run_part(tmp_path, "core-1", [sys.executable, "-c", program], 600)
+    assert started[0].returncode == (-15 if program == SLEEPS else -9)
+    assert {path.name for path in tmp_path.iterdir()} == {"core-1.json", "core-1.txt"}
+
+
+def test_run_of_another_process_is_not_taken_for_the_part(
+    tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another test run of the project ends meanwhile, and the part fails before it measures."""
+    project, folder = tmp_path / "project", tmp_path / "folder"
+    program = """
+import pathlib, sys
+for option in sys.argv[1:]:
+    pathlib.Path(option.partition("=")[2]).touch()  # as pytest-benchmark does
+other = pathlib.Path(".ddpperf/runs/key/0001_commit.json")
+other.parent.mkdir(parents=True)
+other.write_text("{}")
+"""
+    project.mkdir()
+    folder.mkdir()
+    monkeypatch.setattr(tool, "ROOT", project)
+    tool.run_part(folder, "core-1", [sys.executable, "-c", program], 60)
+    assert [path.name for path in folder.iterdir()] == ["core-1.txt"]
+
+
+@pytest.mark.parametrize("own", [["--seconds", "5"], ["--only", "core-1"], []])
+def test_options_after_two_dashes_reach_all_parts(
+    tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: list[str]
+) -> None:
+    measured = []
+    monkeypatch.setattr(tool, "measure", lambda *arguments: measured.append(arguments[-1]))
+    tool.main([str(tmp_path), *own, "--", "--device=cpu", "-k", "all_reduce"])
+    tool.main([str(tmp_path), *own])
+    assert measured == [["--device=cpu", "-k", "all_reduce"], []]
+
+
+def test_sizes_that_nccl_tests_lack_are_left_out(tool: ModuleType, tmp_path: Path) -> None:
+    shutil.copy(BASELINES / "0007_communication.json", tmp_path / "all_reduce.json")
+    output = (REPOSITORY / "docs" / "nccl_tests" / "h200x2" / "2.txt").read_text()
+    lines = (line for line in output.splitlines() if line.split()[:1] != ["1048576"])
+    (tmp_path / "2.txt").write_text("\n".join(lines))
+    table = tool.table(tmp_path)
+    assert "| NCCL from torch over nccl-tests | 2 devices, 4MiB, eager |" in table
+    assert "| NCCL from torch over nccl-tests | 2 devices, 1MiB, eager |" not in table
 
 
 def test_unknown_part_is_refused(
