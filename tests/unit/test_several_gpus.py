@@ -84,7 +84,7 @@ def test_part_ends_with_the_tool_and_keeps_its_run(
     tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
     """The second program does not end by itself, as a hung pytest."""
-    started = []
+    started: list[subprocess.Popen[bytes]] = []
 
     class Interrupted(subprocess.Popen[bytes]):
         def wait(self, timeout: float | None = None) -> int:
