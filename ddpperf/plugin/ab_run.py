@@ -98,8 +98,8 @@ class ABRun:
         """Decide tests by their measurement in new processes, and return those that are still open."""
         assert self.decision is not None
         for test, measure in measuring.measures.items():
-            if measure.stored:
-                self._looks.setdefault(test, []).append(measure.stored)
+            if measure.record.measured is not None:
+                self._looks.setdefault(test, []).append(measure.record.to_json())
         self.decision.look(self._estimates(measuring))
         return self.decision.open_tests()
 

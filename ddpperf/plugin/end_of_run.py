@@ -239,7 +239,9 @@ class Ending:
             commit_info = hook.pytest_benchmark_generate_commit_info(config=self._config)
         given: dict[str, Any] = {
             "config": self._config,
-            "benchmarks": [stats for measure in self._session.measures.values() if (stats := measure.stats)],
+            "benchmarks": [
+                stats for measure in self._session.measures.values() if (stats := measure.stats())
+            ],
             "include_data": True,
             "machine_info": hardware.machine_info(),
             "commit_info": commit_info,

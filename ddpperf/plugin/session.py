@@ -234,9 +234,9 @@ class Session:
     def violations(self, test: str, function: str) -> list[str]:
         """Return a sentence for each metric of a test that misses its threshold."""
         measure = self.measures.get(test)
-        if len(self.passes) > 1 or measure is None or measure.measured is None:
+        if len(self.passes) > 1 or measure is None or measure.record.measured is None:
             return []  # only the first measurement has the rounds that thresholds were made for
-        spec = measure.measured.spec_of(measure.judged_side)
+        spec = measure.record.measured.spec_of(measure.judged_side)
         return self.setup.thresholds.violations(test, function, spec, measure.values())
 
     def expected(self) -> set[str]:
