@@ -63,9 +63,8 @@ def _confirm(session: Session, plain: PlainRun, items: Sequence[pytest.Item], te
         session.setup.settings.beside_stored_code(options.device),
         options.device,
         rounds=options.rounds if "--rounds" in options.given else ROUNDS,
+        confirms=plain.comparison,
         same_work=same_work,
-        tolerances={test: change.tolerance for test, change in plain.comparison.changes.items()},
-        suspected=slower,
     )
     until = time.monotonic() + options.confirm_seconds
     plain.confirmation = beside
