@@ -51,7 +51,8 @@ def _confirm(session: Session, plain: PlainRun, items: Sequence[pytest.Item], te
     assert baseline is not None
     assert plain.comparison is not None
     try:
-        sides = options.sides or stored_sides(baseline, session.setup.storage.root, options, session.cleanup)
+        root, cleanup = session.setup.storage.root, session.resources.cleanup
+        sides = options.sides or stored_sides(baseline, root, options, cleanup)
     except Refused as refused:
         plain.no_stored_code = f"they cannot be measured beside the stored run's code, since {refused}"
         return
