@@ -237,11 +237,10 @@ class Ending:
         commit_info: dict[str, Any] = {}
         with self._keeping_failures():  # pytest-benchmark lets other plugins describe the commit and the run
             commit_info = hook.pytest_benchmark_generate_commit_info(config=self._config)
+        measures = self._session.measures.values()
         given: dict[str, Any] = {
             "config": self._config,
-            "benchmarks": [
-                stats for measure in self._session.measures.values() if (stats := measure.stats())
-            ],
+            "benchmarks": [stats for measure in measures if (stats := measure.stats())],
             "include_data": True,
             "machine_info": hardware.machine_info(),
             "commit_info": commit_info,

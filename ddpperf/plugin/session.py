@@ -163,30 +163,24 @@ class Session:
         rounds as long as those of the first pass.
         """
         time_only = run is not self.run
+        options, devices = self.options, self.resources.devices
+        paths = {DATA_VARIABLE: options.data.path}
         sets_made = 0  # the names of process sets are not used again
         if self.passes:
             self.passes[-1].pool.close()
             sets_made = self.passes[-1].pool.sets_made
-        options, devices = self.options, self.resources.devices
-        paths = {
-            DATA_VARIABLE: options.data.path,
-            # Absolute, as the agents of other nodes run in other folders
-            TRACES_VARIABLE: options.traces and options.traces.absolute(),
-            CHECKPOINTS_VARIABLE: options.checkpoints and options.checkpoints.absolute(),
-            FUNCTIONS_VARIABLE: ",".join((options.model, *options.functions)),
-        }
-        if self.passes:  # later processes neither resume from checkpoints nor replace traces
-            paths[TRACES_VARIABLE] = paths[CHECKPOINTS_VARIABLE] = None
-        common = {name: str(path) for name, path in paths.items() if path is not None}
+        else:  # only the first processes resume from checkpoints and write traces
+            paths |= {TRACES_VARIABLE: options.traces, CHECKPOINTS_VARIABLE: options.checkpoints}
+        # Absolute, as the agents of other nodes run in other folders
+        common = {name: str(path.absolute()) for name, path in paths.items() if path is not None}
+        common[FUNCTIONS_VARIABLE] = ",".join((options.model, *options.functions))
         chosen = [Side()]
         if run.sides is not None:  # in random order: the first side of a round may meet colder caches
             # A source that pytest-randomly does not seed: with its seed, all runs would have one order.
             chosen = random.SystemRandom().sample([run.sides.base, run.sides.candidate], 2)
-        chosen = [
+        sides = [
             replace(
-                side,
-                environment=common | dict(side.environment),
-                root=side.root and side.root.absolute(),
+                side, environment=common | dict(side.environment), root=side.root and side.root.absolute()
             )
             for side in chosen
         ]
@@ -206,7 +200,7 @@ class Session:
             set_options,
             replicates=replicates,
             sets_made=sets_made,
-            sides=chosen,
+            sides=sides,
             step_seconds={measured.spec: median(measured.all_step_seconds()) for measured in known},
             progress=self.progress,
             check_round=devices.check_round,
