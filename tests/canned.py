@@ -31,7 +31,7 @@ import pytest
 from ddpperf import specs
 from ddpperf.doctor.findings import Finding
 from ddpperf.machine import links
-from ddpperf.plugin import session
+from ddpperf.plugin import resources
 from ddpperf.results.stored_runs import TABLE_COLUMNS
 from ddpperf.specs import (
     AllReduceSpec,
@@ -231,7 +231,7 @@ class CannedSuite(Project):
             mock.patch.object(tempfile, "tempdir", str(self.folder)),
             mock.patch.object(sys, "path", [str(self.root), *sys.path]),
             mock.patch.object(sys, "dont_write_bytecode", True),
-            mock.patch.object(session, "run_findings", self.run_findings),
+            mock.patch.object(resources, "run_findings", self.run_findings),
             mock.patch.object(links, "loopback", return_value=LOOPBACK),
             canned_sets(self.canned),
         ):

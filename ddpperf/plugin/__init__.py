@@ -36,6 +36,15 @@ from ddpperf.plugin.setup import read_setup
 from ddpperf.specs import Spec
 
 SESSION = pytest.StashKey[Session]()
+MARKERS = (
+    "specs(cases=f, gate=g, core=c): f(options) yields the specs to measure, one test for each spec; "
+    "g(options, spec) returns whether -m gate selects the test; c(options, spec) returns whether the "
+    "test belongs to the core suite",
+    "slow: a test outside the core suite, which --full adds; set by the specs marker",
+    "gate: a test to run before every merge; set by the specs marker",
+    "candidate_cannot: a test that only the candidate of an A/B run cannot measure; set by specs",
+    "recipe(name): a training with a recipe, which --recipe selects by its name",
+)
 
 
 @contextlib.contextmanager
@@ -54,23 +63,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Read ddpperf's options, and turn off pytest-benchmark's own saving and comparing."""
-    config.addinivalue_line(
-        "markers",
-        "specs(cases=f, gate=g, core=c): f(options) yields the specs to measure, one test for each spec; "
-        "g(options, spec) returns whether -m gate selects the test; c(options, spec) returns whether the "
-        "test belongs to the core suite",
-    )
-    config.addinivalue_line(
-        "markers", "slow: a test outside the core suite, which --full adds; set by the specs marker"
-    )
-    config.addinivalue_line("markers", "gate: a test to run before every merge; set by the specs marker")
-    config.addinivalue_line(
-        "markers",
-        "candidate_cannot: a test that only the candidate of an A/B run cannot measure; set by specs",
-    )
-    config.addinivalue_line(
-        "markers", "recipe(name): a training with a recipe, which --recipe selects by its name"
-    )
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
     config.addinivalue_line("filterwarnings", "ignore:Benchmark fixture was not used at all")
     if not config.pluginmanager.hasplugin("benchmark"):
         raise pytest.UsageError(
@@ -144,21 +138,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     yield
     items[:] = [item for item in items if not _has_no_cases(item)]
     collection.paths = [_relative(argument, config) for argument in config.args]
-    left_out = outside_core(
-        items,
-        collection.paths,
-        full=bool(config.getoption("--full") or requested),
-        markers=config.getoption("markexpr"),
-    )
-    collection.left_out = [item.nodeid for item in left_out]
+    full = bool(config.getoption("--full") or requested)
+    outside = outside_core(items, collection.paths, full=full, markers=config.getoption("markexpr"))
+    collection.left_out = [item.nodeid for item in outside]
+    left_out = set(outside)
     if config.getoption("benchmark_skip") and not config.getoption("benchmark_only"):
-        left_out = list(dict.fromkeys([*left_out, *filter(measures, items)]))
+        left_out.update(filter(measures, items))
     if requested:
-        others = [item for item in items if not recipes_of([item]).intersection(requested)]
-        left_out = list(dict.fromkeys([*left_out, *others]))
+        left_out.update(item for item in items if not recipes_of([item]).intersection(requested))
     if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -76,11 +76,8 @@ def parameters(test: str, marker: pytest.Mark, options: Options, machine: Machin
 
 def functions_of(item: pytest.Item) -> tuple[str, ...]:
     """Return the user's functions that the spec of a collected test names."""
-    spec = (
-        item.callspec.params.get("spec")
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
-        else None
-    )
+    callspec = getattr(item, "callspec", None)
+    spec = callspec.params.get("spec") if callspec is not None else None
     return spec.functions if isinstance(spec, Spec) else ()
 
 

@@ -237,9 +237,10 @@ class Ending:
         commit_info: dict[str, Any] = {}
         with self._keeping_failures():  # pytest-benchmark lets other plugins describe the commit and the run
             commit_info = hook.pytest_benchmark_generate_commit_info(config=self._config)
+        measures = self._session.measures.values()
         given: dict[str, Any] = {
             "config": self._config,
-            "benchmarks": [stats for measure in self._session.measures.values() if (stats := measure.stats)],
+            "benchmarks": [stats for measure in measures if (stats := measure.stats())],
             "include_data": True,
             "machine_info": hardware.machine_info(),
             "commit_info": commit_info,
@@ -269,7 +270,7 @@ def header(session: Session, command_line: str, answer: Answer | None, verdict: 
         "schema": SCHEMA,
         "hardware_key": session.setup.storage.hardware_key,
         "environment": session.environment(),
-        "machine_findings": [asdict(finding) for finding in session.machine_findings],
+        "machine_findings": [asdict(finding) for finding in session.resources.machine_findings],
         "options": {
             "command_line": command_line,
             **{name: value for name, value in asdict(options).items() if name not in NOT_STORED},

@@ -19,7 +19,6 @@ from ddpperf.plugin.ab_run import ABRun
 from ddpperf.plugin.plain_run import PlainRun
 from ddpperf.plugin.session import Session
 from ddpperf.plugin.stored_code import stored_sides
-from ddpperf.results.samples import Measured
 from ddpperf.specs import Spec
 from ddpperf.verdict.two_stage_test import LOOKS
 
@@ -52,7 +51,8 @@ def _confirm(session: Session, plain: PlainRun, items: Sequence[pytest.Item], te
     assert baseline is not None
     assert plain.comparison is not None
     try:
-        sides = options.sides or stored_sides(baseline, session.setup.storage.root, options, session.cleanup)
+        root, cleanup = session.setup.storage.root, session.resources.cleanup
+        sides = options.sides or stored_sides(baseline, root, options, cleanup)
     except Refused as refused:
         plain.no_stored_code = f"they cannot be measured beside the stored run's code, since {refused}"
         return
@@ -64,9 +64,8 @@ def _confirm(session: Session, plain: PlainRun, items: Sequence[pytest.Item], te
         session.setup.settings.beside_stored_code(options.device),
         options.device,
         rounds=options.rounds if "--rounds" in options.given else ROUNDS,
+        confirms=plain.comparison,
         same_work=same_work,
-        tolerances={test: change.tolerance for test, change in plain.comparison.changes.items()},
-        suspected=slower,
     )
     until = time.monotonic() + options.confirm_seconds
     plain.confirmation = beside
@@ -96,7 +95,7 @@ def _same_work(session: Session) -> dict[str, str]:
     """Return for each measured test the test with equal work and the fewest references."""
     first = session.passes[0]
     specs = {test: measured.spec for test, measured in first.measured().items()}
-    references = {test: len(first.measures[test].stored.get("references", ())) for test in specs}
+    references = {test: len(first.measures[test].record.references) for test in specs}
     cheapest: dict[Spec, str] = {}
     for test in sorted(specs, key=references.__getitem__):
         cheapest.setdefault(specs[test], test)
@@ -152,11 +151,10 @@ def _measure(session: Session, items: Sequence[pytest.Item], tests: Sequence[str
 
 def _expected_seconds(session: Session, test: str) -> float:
     """Return about how long the new processes take for a test, from its first measurement."""
-    measure, measured = session.measures[test], session.measures[test].measured
-    if measured is None:
+    measure, record = session.measures[test], session.measures[test].record
+    if record.measured is None:
         return 0.0
     pool = session.passes[-1].pool
-    references = {} if pool.options.time_only else measure.stored["references"]
+    references = () if pool.options.time_only else record.references.values()
     overhead = session.outcomes.seconds[test] - measure.counted_seconds
-    expected = map(pool.expected_seconds, (measured, *map(Measured.from_json, references.values())))
-    return overhead + sum(expected)
+    return overhead + sum(map(pool.expected_seconds, (record.measured, *references)))

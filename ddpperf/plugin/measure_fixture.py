@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from statistics import median
 from typing import Any, NoReturn
 
 import pytest
@@ -19,8 +18,8 @@ from ddpperf.plugin.options.sides import Sides
 from ddpperf.results import metrics
 from ddpperf.results.notes import Note, info, warning
 from ddpperf.results.outcomes import OutcomeKind
+from ddpperf.results.record import Record
 from ddpperf.results.samples import BASE, CANDIDATE, Measured
-from ddpperf.results.stored_runs import SCHEMA
 from ddpperf.specs import CustomStepSpec, Spec
 from ddpperf.workers.failures import Cause, SetFailure
 from ddpperf.workers.pool import Pool
@@ -50,21 +49,17 @@ CLOCK = VirtualClock()
 
 
 class Measure:
-    """Measures the work that a test's spec describes, and stores the results of the test.
+    """Measures the work that a test's spec describes, and keeps a record of the test.
 
     Call `measure(spec)` for the test's own spec, and `measure.reference(name, spec)` for the other
     specs. In an A/B run, base and candidate are measured. The test's duration, and the value of
     each metric, are then taken from the side that runs in this environment.
 
     machine: properties of this machine, such as the bandwidth of its links.
-    measured: the result of `measure(spec)`; None before that call.
-    metrics: the metrics by name, as they are stored as JSON.
-    stored: everything that is stored of the test as JSON.
-    notes: warnings and explanations.
+    record: what is stored of the test, such as the result of `measure(spec)`.
     ended_as: BASE_FAILED if ranks of the base failed; CANDIDATE_CANNOT if only the candidate cannot
     measure the test.
     counted_seconds: the time spent in timed rounds.
-    judged_side: the side whose metrics must reach thresholds, which is the candidate in an A/B run.
     """
 
     def __init__(
@@ -82,38 +77,26 @@ class Measure:
         measurement was made just now.
         """
         self.machine = machine or Machine()
-        self.measured: Measured | None = None
-        self.stored: dict[str, Any] = {}
-        self.notes: list[Note] = []
+        self.record = Record()
         self.counted_seconds = 0.0
         self.ended_as: OutcomeKind | None = None
-        self.metrics: dict[str, dict[str, Any]] = {}
-        self.judged_side = BASE if sides is None else CANDIDATE
-        self._here = BASE if sides is None else sides.here  # the side that runs in this environment
         self._benchmark = benchmark
         self._pool = pool
         self._notes = notes
         self._sides = sides
-        self._references: dict[str, Any] = {}
 
     def __call__(self, spec: Spec) -> Measured:
         """Measure the step time of the test's own spec, and pass it to pytest-benchmark.
 
         Equal specs of several tests are measured once. The test fails if a rank fails.
         """
-        if self.measured is not None:
+        if self.record.measured is not None:
             why = "a test measures one spec as its own, this is its second"
             _fail(f"{why}; yield two cases, or measure a reference")
-        self.measured = measured = self._measure(spec, own=True)
-        for name, reference in self._references.items():
-            self._require_same_sets(name, {sample["set"] for sample in reference["samples"]})
-        self._benchmark.extra_info["ddpperf"] = self.stored = {
-            "schema": SCHEMA,
-            **measured.to_json(),
-            "references": self._references,
-            "metrics": self.metrics,
-            "notes": [note.to_json() for note in self.notes],
-        }
+        measured = self._measure(spec, own=True)
+        for name, reference in self.record.references.items():
+            _require_same_sets(name, reference, measured)
+        self.record.measured = measured
         durations = measured.of(self._here).all_step_seconds()
         rounds = iter(durations)
         self._benchmark.pedantic(
@@ -127,11 +110,13 @@ class Measure:
         Metrics use such a reference, for example the single-device step time. If only times are
         needed, a test ends at the first reference that follows its own spec.
         """
-        if self.measured is not None and self._pool.options.time_only:
+        own = self.record.measured
+        if own is not None and self._pool.options.time_only:
             pytest.skip("the time of the test's own spec is all that this measurement is for")
         measured = self._measure(spec, own=False)
-        self._require_same_sets(name, {sample.set for sample in measured.samples})
-        self._references[name] = measured.to_json()
+        if own is not None:
+            _require_same_sets(name, measured, own)
+        self.record.references[name] = measured
         return measured
 
     def attempt(self, spec: Spec) -> Measured | str:
@@ -149,11 +134,6 @@ class Measure:
                 return sentence.splitlines()[0]
         pytest.fail(harmless(sentence), pytrace=False)
 
-    def _require_same_sets(self, reference: str, sets: set[str]) -> None:
-        if self.measured is not None and sets != {sample.set for sample in self.measured.samples}:
-            between = f"the reference {reference} and the test's own spec"
-            _fail(f"a process set was replaced between {between}; run it again")
-
     def metric(self, name: str, by_set: Mapping[str, float]) -> None:
         """Store a registered metric of the test, with one value for each process set.
 
@@ -169,39 +149,43 @@ class Measure:
             _fail(f"the metric {name} is not registered; register it with ddpperf.results.metrics.register")
         if not by_set or not all(math.isfinite(value) for value in by_set.values()):
             _fail(f"the metric {name} must have a finite number for each set, got {dict(by_set)}")
-        value = median(self._of_side(by_set, self._here) or by_set.values())
-        self.metrics[name] = {"value": value, "unit": unit, "by_set": dict(by_set)}
-
-    def _of_side(self, by_set: Mapping[str, float], side: str) -> list[float]:
-        samples = self.measured.samples if self.measured is not None else ()
-        sets = {sample.set for sample in samples if sample.side == side}
-        return [value for name, value in by_set.items() if name in sets]
+        self.record.add_metric(name, unit, by_set, self._here)
 
     @property
+    def metrics(self) -> dict[str, dict[str, Any]]:
+        """The metrics of the test by name, as they are stored as JSON."""
+        return self.record.metrics
+
     def stats(self) -> Any:
-        """pytest-benchmark's statistics of the test, or None before the test was measured."""
-        return self._benchmark.stats if self.measured is not None else None
+        """Return pytest-benchmark's statistics with the test's record; None if nothing was measured."""
+        if self.record.measured is None:
+            return None
+        self._benchmark.extra_info["ddpperf"] = self.record.to_json()
+        return self._benchmark.stats
+
+    @property
+    def judged_side(self) -> str:
+        """The side whose metrics must reach thresholds, which is the candidate in an A/B run."""
+        return BASE if self._sides is None else CANDIDATE
 
     def values(self) -> dict[str, float]:
         """Return the value of each metric; in an A/B run, the value of the candidate."""
         if self._sides is None:
             return {name: metric["value"] for name, metric in self.metrics.items()}
-        side = {name: self._of_side(metric["by_set"], CANDIDATE) for name, metric in self.metrics.items()}
-        return {name: median(values) for name, values in side.items() if values}
+        return self.record.values_of(CANDIDATE)
 
     def warn(self, text: str) -> None:
         """Add a warning about the test's measurement; the test still passes."""
-        self._add(warning(text))
+        self.record.add_note(warning(text))
 
     def note(self, text: str) -> None:
         """Add an explanation of the test's measurement to the report."""
-        self._add(info(text))
+        self.record.add_note(info(text))
 
-    def _add(self, note: Note) -> None:
-        if note not in self.notes:
-            self.notes.append(note)
-            if self.stored:
-                self.stored["notes"].append(note.to_json())
+    @property
+    def _here(self) -> str:
+        """The side that runs in this environment."""
+        return BASE if self._sides is None else self._sides.here
 
     def _measure(self, spec: Spec, *, own: bool) -> Measured:
         """Measure a spec, or return the result if the same worker processes measured it before."""
@@ -213,7 +197,8 @@ class Measure:
             self.ended_as = OutcomeKind.CANDIDATE_CANNOT
             pytest.skip(f"the candidate cannot measure it: {error}")
         # The references of a test are measured by the process sets that measured the test's own spec.
-        ranks = self.measured.spec.world_size if self.measured is not None else 0
+        measured = self.record.measured
+        ranks = measured.spec.world_size if measured is not None else 0
         try:
             return self._with_notes(lambda: self._pool.measure_once(spec, candidate, ranks))
         except SetFailure as error:
@@ -235,8 +220,15 @@ class Measure:
         spent = self._pool.counted_seconds - before
         self.counted_seconds += spent
         for note in self._notes(measured, spent > 0):
-            self._add(note)
+            self.record.add_note(note)
         return measured
+
+
+def _require_same_sets(name: str, reference: Measured, own: Measured) -> None:
+    sets, own_sets = ({sample.set for sample in measured.samples} for measured in (reference, own))
+    if sets != own_sets:
+        between = f"the reference {name} and the test's own spec"
+        _fail(f"a process set was replaced between {between}; run it again")
 
 
 def _fail(sentence: str) -> NoReturn:
@@ -274,8 +266,8 @@ class Measuring:
 
     def measured(self) -> dict[str, Measured]:
         """Return the measurement of each measured test by test id."""
-        measures = self.measures.items()
-        return {test: measure.measured for test, measure in measures if measure.measured is not None}
+        records = ((test, measure.record) for test, measure in self.measures.items())
+        return {test: record.measured for test, record in records if record.measured is not None}
 
     def notes(self, measured: Measured, fresh: bool) -> list[Note]:
         """Return the warnings about a measurement.

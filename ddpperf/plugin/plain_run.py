@@ -11,11 +11,10 @@ from ddpperf.plugin.ab_run import ABRun
 from ddpperf.plugin.control_measurements import copied, positive_control
 from ddpperf.plugin.measure_fixture import Measuring
 from ddpperf.plugin.options.options import Options
+from ddpperf.plugin.setup import Setup
 from ddpperf.results.samples import Measured
-from ddpperf.results.stored_runs import Baseline, Storage
 from ddpperf.verdict.confirmed_comparison import answer_of
 from ddpperf.verdict.exit_status import Answer
-from ddpperf.verdict.settings import DecisionSettings
 from ddpperf.verdict.stored_run_comparison import Comparison, Controls, Reference, compare, negative_control
 from ddpperf.workers.pool import Pool
 
@@ -23,7 +22,6 @@ from ddpperf.workers.pool import Pool
 class PlainRun:
     """Compares the step times of a run with a stored run, and makes control measurements.
 
-    baseline: the stored run; None without --benchmark-compare, or if no stored run was found.
     confirmation: the A/B run beside the stored run's code; None before it began.
     unconfirmed: why not every test was measured beside the stored run's code; empty if all were.
     no_stored_code: why the stored run's code cannot run; empty if it can.
@@ -32,9 +30,7 @@ class PlainRun:
 
     sides = None
 
-    def __init__(
-        self, options: Options, settings: DecisionSettings, storage: Storage, baseline: Baseline | None
-    ) -> None:
+    def __init__(self, options: Options, setup: Setup) -> None:
         self.replicates = options.replicates or 1
         self.rounds = options.rounds
         self.comparison: Comparison | None = None
@@ -42,9 +38,7 @@ class PlainRun:
         self.unconfirmed = "the run was interrupted before they were measured beside the stored run's code"
         self.no_stored_code = ""
         self._options = options
-        self._settings = settings
-        self._storage = storage
-        self._baseline = baseline
+        self._setup = setup
         self._copied: Measured | None = None
 
     def screen(self, measuring: Measuring, expected: Collection[str]) -> list[str]:
@@ -66,7 +60,7 @@ class PlainRun:
         """
         if self.comparison is None:  # the run was interrupted, or measured nothing
             self._compare(measured, expected)
-        if self.comparison is None or self._baseline is None:
+        if self.comparison is None or self._setup.baseline is None:
             return None
         confirmation = self.confirmation
         return answer_of(
@@ -75,7 +69,7 @@ class PlainRun:
             problems=confirmation.problems if confirmation is not None else (),
             unconfirmed=self.unconfirmed,
             no_stored_code=self.no_stored_code,
-            differences=differences(self._baseline.environment, environment),
+            differences=differences(self._setup.baseline.environment, environment),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -89,14 +83,15 @@ class PlainRun:
         self, measured: Mapping[str, Measured], expected: Collection[str], pool: Pool | None = None
     ) -> None:
         """Compare step times with the stored run, if any, and make the positive control in `pool`."""
-        if self._baseline is None:
+        baseline = self._setup.baseline
+        if baseline is None:
             return
         reference = Reference(
-            baseline=self._baseline,
-            settings=self._settings,
+            baseline=baseline,
+            settings=self._setup.settings,
             device=self._options.device,
             limit=self._options.slower_ratio,
-            history=self._storage.history(self._baseline),
+            history=self._setup.storage.history(baseline),
         )
         compared = compare(measured, reference, expected)
         controls = Controls(

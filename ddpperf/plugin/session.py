@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
 from statistics import median
@@ -13,20 +12,17 @@ from typing import Any
 
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from ddpperf.doctor.checks import run_findings
-from ddpperf.doctor.findings import Finding
 from ddpperf.machine import hardware
 from ddpperf.plugin.ab_run import ABRun
 from ddpperf.plugin.collection import Collection
-from ddpperf.plugin.devices import Devices
 from ddpperf.plugin.interrupts import ignore_interrupts
 from ddpperf.plugin.measure_fixture import Measure, Measuring
 from ddpperf.plugin.options.options import Options, is_experiment
 from ddpperf.plugin.options.prepare import prepare, with_functions
-from ddpperf.plugin.other_nodes import OtherNodes
 from ddpperf.plugin.outcomes import Outcomes
 from ddpperf.plugin.plain_run import PlainRun
 from ddpperf.plugin.progress import ProgressLine
+from ddpperf.plugin.resources import Resources
 from ddpperf.plugin.setup import Setup
 from ddpperf.plugin.stored_code import require_stored_code
 from ddpperf.results.outcomes import Outcome, OutcomeKind, Verdict
@@ -34,7 +30,7 @@ from ddpperf.specs import CHECKPOINTS_VARIABLE, DATA_VARIABLE, FUNCTIONS_VARIABL
 from ddpperf.verdict.exit_status import Answer, decide
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
-from ddpperf.workers.process_set import Nodes, SetOptions
+from ddpperf.workers.process_set import SetOptions
 
 
 class Session:
@@ -46,8 +42,7 @@ class Session:
     run: a plain run or an A/B run; compares the measurements of the tests.
     passes: the first measurement of all tests, and later ones of some tests in new processes.
     problems: sentences that say why the run can give no verdict.
-    cleanup: what remains to be removed when all processes have ended.
-    machine_findings: what may spoil the measurements, as the doctor found before the first one.
+    resources: the devices and nodes that the tests are measured on.
     """
 
     def __init__(self, options: Options, setup: Setup) -> None:
@@ -59,15 +54,7 @@ class Session:
         terminal = os.dup(1)  # pytest captures the usual stream later
         self.progress = ProgressLine(os.fdopen(terminal, "w", errors="backslashreplace"))
         self.passes: list[Measuring] = []
-        self.cleanup = ExitStack()
-        self.machine_findings: list[Finding] = []
-        most, several = max(options.world_sizes), options.nodes.count > 1
-        self._devices = Devices(
-            setup.gpus if options.device == "cuda" else (),
-            min(most, options.nodes.size) if several else most,
-            several_nodes=several,
-        )
-        self._other_nodes: OtherNodes | None = None
+        self.resources = Resources(options, setup.gpus)
         self._prepared = False
         self.run: PlainRun | ABRun
         if options.sides is not None and not setup.compares:
@@ -79,7 +66,7 @@ class Session:
                 replicates=options.replicates,
             )
         else:
-            self.run = PlainRun(options, setup.settings, setup.storage, setup.baseline)
+            self.run = PlainRun(options, setup)
 
     @cached_property
     def machine(self) -> hardware.Machine:
@@ -141,17 +128,13 @@ class Session:
         return self.passes[0].measures if self.passes else {}
 
     def start(self) -> None:
-        """Lock the devices before the first test is measured.
+        """Lock the devices, and wait for other nodes, before the first test is measured.
 
-        Raises Refused if another test run uses one of the devices.
+        Raises Refused if another test run uses one of the devices, or if a node does not join.
         """
         if not self.passes:
             self.prepare()
-            self._devices.acquire()
-            if self.options.nodes.count > 1:
-                self._other_nodes = OtherNodes(self.options, self.setup.gpus)
-                self._other_nodes.wait(self.progress)
-            self.machine_findings = run_findings(self.options.device, self.setup.gpus)
+            self.resources.acquire(self.options, self.progress)
             self.begin_pass(self.run, self.run.replicates)
 
     def fixture(self, test: str, benchmark: BenchmarkFixture) -> Measure:
@@ -180,30 +163,24 @@ class Session:
         rounds as long as those of the first pass.
         """
         time_only = run is not self.run
+        options, devices = self.options, self.resources.devices
+        paths = {DATA_VARIABLE: options.data.path}
         sets_made = 0  # the names of process sets are not used again
         if self.passes:
             self.passes[-1].pool.close()
             sets_made = self.passes[-1].pool.sets_made
-        options = self.options
-        paths = {
-            DATA_VARIABLE: options.data.path,
-            # Absolute, as the agents of other nodes run in other folders
-            TRACES_VARIABLE: options.traces and options.traces.absolute(),
-            CHECKPOINTS_VARIABLE: options.checkpoints and options.checkpoints.absolute(),
-            FUNCTIONS_VARIABLE: ",".join((options.model, *options.functions)),
-        }
-        if self.passes:  # later processes neither resume from checkpoints nor replace traces
-            paths[TRACES_VARIABLE] = paths[CHECKPOINTS_VARIABLE] = None
-        common = {name: str(path) for name, path in paths.items() if path is not None}
+        else:  # only the first processes resume from checkpoints and write traces
+            paths |= {TRACES_VARIABLE: options.traces, CHECKPOINTS_VARIABLE: options.checkpoints}
+        # Absolute, as the agents of other nodes run in other folders
+        common = {name: str(path.absolute()) for name, path in paths.items() if path is not None}
+        common[FUNCTIONS_VARIABLE] = ",".join((options.model, *options.functions))
         chosen = [Side()]
         if run.sides is not None:  # in random order: the first side of a round may meet colder caches
             # A source that pytest-randomly does not seed: with its seed, all runs would have one order.
             chosen = random.SystemRandom().sample([run.sides.base, run.sides.candidate], 2)
-        chosen = [
+        sides = [
             replace(
-                side,
-                environment=common | dict(side.environment),
-                root=side.root and side.root.absolute(),
+                side, environment=common | dict(side.environment), root=side.root and side.root.absolute()
             )
             for side in chosen
         ]
@@ -214,29 +191,29 @@ class Session:
             deadline_seconds=options.deadline_seconds,
             log_folder=options.worker_logs,
             hang_folder=self.setup.storage.root / ".ddpperf" / "hangs",
-            cores=self._devices.cores(),
+            cores=devices.cores(),
             time_only=time_only,
-            nodes=self._other_nodes.placement() if self._other_nodes is not None else Nodes(),
+            nodes=self.resources.placement(),
         )
         known = self.passes[0].measured().values() if time_only else ()
         pool = Pool(
             set_options,
             replicates=replicates,
             sets_made=sets_made,
-            sides=chosen,
+            sides=sides,
             step_seconds={measured.spec: median(measured.all_step_seconds()) for measured in known},
             progress=self.progress,
-            check_round=self._devices.check_round,
-            recorder=self._devices.recorder,
+            check_round=devices.check_round,
+            recorder=devices.recorder,
         )
-        self.passes.append(Measuring(pool, self._devices, run.sides, order=list(self.outcomes.measured)))
+        self.passes.append(Measuring(pool, devices, run.sides, order=list(self.outcomes.measured)))
 
     def violations(self, test: str, function: str) -> list[str]:
         """Return a sentence for each metric of a test that misses its threshold."""
         measure = self.measures.get(test)
-        if len(self.passes) > 1 or measure is None or measure.measured is None:
+        if len(self.passes) > 1 or measure is None or measure.record.measured is None:
             return []  # only the first measurement has the rounds that thresholds were made for
-        spec = measure.measured.spec_of(measure.judged_side)
+        spec = measure.record.measured.spec_of(measure.judged_side)
         return self.setup.thresholds.violations(test, function, spec, measure.values())
 
     def expected(self) -> set[str]:
@@ -248,14 +225,9 @@ class Session:
         """End all worker processes and release the devices, even if an error occurs."""
         ignore_interrupts()
         self.progress.close()
-        with self.cleanup:
-            try:
-                for measuring in self.passes:
-                    measuring.pool.close()
-            finally:
-                if self._other_nodes is not None:
-                    self._other_nodes.close()
-                self._devices.release()
+        with self.resources.cleanup:
+            for measuring in self.passes:
+                measuring.pool.close()
 
     # --- the answer
 
@@ -294,19 +266,13 @@ class Session:
                 outcomes[test] = replace(outcome, kind=kind)
         return outcomes
 
-    def _link_rates(self) -> dict[str, Any]:
-        """Return the link rates that utilizations of this run refer to, as stored in the JSON file."""
-        rates = self.machine.link_rates
-        found = rates.to_json() if rates is not None else []
-        return {"links": found} if found else {}
-
     def environment(self) -> dict[str, Any]:
         """Return hardware, commit and software versions, as stored in the JSON file of the run."""
         environment = dict(self.host)
         for measuring in self.passes[:1]:
             if ranks := measuring.pool.environment():
-                environment |= ranks | self._devices.pinning.environment()
-            environment |= self._link_rates()
-        if self._other_nodes is not None:
-            environment["nodes"] = self._other_nodes.to_json()
-        return environment
+                environment |= ranks | self.resources.devices.pinning.environment()
+            rates = self.machine.link_rates
+            if links := rates.to_json() if rates is not None else []:
+                environment["links"] = links  # the rates that utilizations of this run refer to
+        return environment | self.resources.environment()

@@ -84,12 +84,7 @@ def stored_sides(baseline: Baseline, here: Path, options: Options, cleanup: Exit
     found.require_root()
     if found.torch != torch:
         raise Refused(f"{name} measured torch {torch}, and {base.python} has {found.torch} today")
-    return Sides(
-        base=base,
-        candidate=Side(name=CANDIDATE),
-        spec_fields={},
-        found={BASE: found},
-    )
+    return Sides(base=base, candidate=Side(name=CANDIDATE), spec_fields={}, found={BASE: found})
 
 
 def _interpreter(baseline: Baseline, torch: str) -> str:

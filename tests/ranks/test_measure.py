@@ -22,7 +22,7 @@ def test_attempt_is_counted_and_its_failure_returned(
     with Pool(SetOptions(size=2, device="cpu", rounds=1, deadline_seconds=60)) as pool:
         measure = Measure(benchmark, pool, lambda measured, fresh: [warning(measured.spec.id)] * fresh)
         assert not isinstance(measure.attempt(SPEC), str)
-        assert measure.notes == [warning(SPEC.id)]
+        assert measure.record.notes == [warning(SPEC.id)]
         assert measure.counted_seconds == pool.counted_seconds > 0
         told = measure.attempt(replace(SPEC, fault=Fault(kind="raise", rank=1, command="open")))
     assert isinstance(told, str)

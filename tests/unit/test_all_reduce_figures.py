@@ -92,7 +92,7 @@ def test_each_side_names_its_own_fastest(candidate: float, fastest: str) -> None
     nothing: Any = None
     measure = Contest(nothing, nothing, nothing)
     fastest_all_reduce(measure, SPEC)
-    assert [note.text for note in measure.notes] == [
+    assert [note.text for note in measure.record.notes] == [
         "1KiB on 2 ranks, base: backend is the fastest",
         f"1KiB on 2 ranks, candidate: {fastest} is the fastest",
     ]
@@ -135,10 +135,10 @@ def test_bandwidth_above_the_link_is_a_warning(name: str, busbw: float, warns: b
     measure = measure_on(Machine(link_rates=Rates([])))
     link_utilization(measure, {"A1": busbw}, 2, name)
     assert measure.metrics[name]["value"] == pytest.approx(busbw / 10e9)
-    assert [note.text.startswith("bandwidth above the link's 10 GB/s: ") for note in measure.notes] == [
-        True
-    ] * warns
-    assert all(("copy" in note.text) == (kind is RateKind.MEASURED) for note in measure.notes)
+    assert [
+        note.text.startswith("bandwidth above the link's 10 GB/s: ") for note in measure.record.notes
+    ] == [True] * warns
+    assert all(("copy" in note.text) == (kind is RateKind.MEASURED) for note in measure.record.notes)
 
 
 def test_unbounded_bandwidth_stores_only_its_lower_end() -> None:
@@ -159,7 +159,7 @@ def test_undetermined_model_is_a_warning() -> None:
     measure = measure_on(Machine())
     with warn_if_undetermined(measure, "a model"):
         choose_links({ring: ring.nbytes / 1e9 for ring in rings})
-    (note,) = measure.notes
+    (note,) = measure.record.notes
     assert note.kind is NoteKind.WARNING
     assert note.text.startswith("a model is missing: these calls cannot separate ")
     assert note.text.endswith("measure other sizes or algorithms")
@@ -179,7 +179,7 @@ def test_reports_formulas_use_the_known_link(link: float | None, notes: int) -> 
         for name, metric in measure.metrics.items()
         if name.endswith("_bytes_over_measured")
     }
-    assert len(measure.notes) == notes
+    assert len(measure.record.notes) == notes
     if link:
         assert executions == pytest.approx(
             {
@@ -187,6 +187,8 @@ def test_reports_formulas_use_the_known_link(link: float | None, notes: int) -> 
                 "aggregate_bytes_over_measured": 2**25 / link / 1e-3,
             }
         )
-        assert measure.notes[0].text.startswith("2 (N-1) S / N: the bytes that each rank sends in a ring")
+        assert measure.record.notes[0].text.startswith(
+            "2 (N-1) S / N: the bytes that each rank sends in a ring"
+        )
     else:
         assert executions == {}

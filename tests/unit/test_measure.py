@@ -12,6 +12,7 @@ import pytest
 from ddpperf.plugin.measure_fixture import Measure, VirtualClock
 from ddpperf.plugin.options.sides import Sides
 from ddpperf.results.outcomes import OutcomeKind
+from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure
 from ddpperf.workers.interpreter import Side
@@ -93,6 +94,24 @@ def test_metric_is_the_median_over_sets() -> None:
         "unit": "1",
         "by_set": {"A1": 1.0, "A2": 9.0, "A3": 2.0},
     }
+
+
+def test_spec_of_replaced_sets_is_not_recorded() -> None:
+    """The reference was measured by set A1, which failed before the test's own spec was measured."""
+    own, reference = (
+        Measured(
+            spec=SPEC, iterations=1, samples=(Sample(set=name, side="A", torch="2", seconds=((1.0, 1.0),)),)
+        )
+        for name in ("A2", "A1")
+    )
+    unused: Any = None
+    pool: Any = SimpleNamespace(counted_seconds=0.0, measure_once=lambda *_: own)
+    measure = Measure(unused, pool, lambda measured, fresh: [])
+    measure.record.references["other"] = reference
+    with pytest.raises(pytest.fail.Exception, match="replaced between the reference other and the test's"):
+        measure(SPEC)
+    assert measure.record.measured is None
+    assert measure.stats() is None
 
 
 @pytest.mark.parametrize("seconds", [1e-9, 0.1, 1 / 3, 12345.678])

@@ -70,7 +70,7 @@ def test_one_rank_per_node_has_one_link() -> None:
     cost_model(measure, AllReduceSpec(world_size=3, nbytes=2**24, algorithm="ring"))
     assert measure.value("between_message_seconds") == pytest.approx(BETWEEN.latency, rel=1e-3)
     assert "inside_message_seconds" not in measure.metrics
-    assert not measure.notes
+    assert not measure.record.notes
 
 
 def test_one_node_has_one_link() -> None:

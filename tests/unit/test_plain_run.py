@@ -9,7 +9,7 @@ from typing import Any
 from ddpperf.plugin.ab_run import ABRun
 from ddpperf.plugin.options.sides import Sides
 from ddpperf.plugin.plain_run import PlainRun
-from ddpperf.results.stored_runs import Baseline, Storage
+from ddpperf.results.stored_runs import Baseline
 from ddpperf.verdict.ab import Decision
 from ddpperf.verdict.exit_status import Answer
 from ddpperf.verdict.settings import read_decision
@@ -25,7 +25,8 @@ def plain_run(**ratios: float) -> PlainRun:
     """Return a run that found these ratios to the stored times, with limits of 1.05 and 1.1."""
     options: Any = SimpleNamespace(replicates=None, rounds=10, device="cpu", slower_ratio=None)
     baseline = Baseline(path=Path("0001_x.json"), measured={}, when="", environment=STORED)
-    run = PlainRun(options, CPU, Storage(root=Path(), hardware_key="x"), baseline)
+    setup: Any = SimpleNamespace(settings=CPU, storage=None, baseline=baseline)
+    run = PlainRun(options, setup)
     changes = {
         test: Change(then_seconds=1.0, now_seconds=ratio, limit=1.1, suspect_limit=1.05)
         for test, ratio in ratios.items()

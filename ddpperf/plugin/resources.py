@@ -1,0 +1,59 @@
+"""What a run measures on: the locked devices of this node, and the other nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from ddpperf.doctor.checks import run_findings
+from ddpperf.doctor.findings import Finding
+from ddpperf.machine.hardware import Gpu
+from ddpperf.plugin.devices import Devices
+from ddpperf.plugin.options.options import Options
+from ddpperf.plugin.other_nodes import OtherNodes
+from ddpperf.plugin.progress import ProgressLine
+from ddpperf.workers.process_set import Nodes
+
+
+class Resources:
+    """The devices of this node, and the other nodes, from the first measurement to the end of a run.
+
+    devices: the devices of this node.
+    machine_findings: what may spoil the measurements, as the doctor found before the first one.
+    cleanup: releases the devices and the other nodes, and removes what else the run made for its
+    processes. It is closed when all processes have ended.
+    """
+
+    def __init__(self, options: Options, gpus: Sequence[Gpu]) -> None:
+        most, several = max(options.world_sizes), options.nodes.count > 1
+        self.devices = Devices(
+            gpus if options.device == "cuda" else (),
+            min(most, options.nodes.size) if several else most,
+            several_nodes=several,
+        )
+        self.machine_findings: list[Finding] = []
+        self.cleanup = ExitStack()
+        self._gpus = gpus
+        self._other_nodes: OtherNodes | None = None
+
+    def acquire(self, options: Options, progress: ProgressLine) -> None:
+        """Lock the devices, wait for the other nodes, and check this machine.
+
+        Raises Refused if another test run uses one of the devices, or if a node does not join.
+        """
+        self.cleanup.callback(self.devices.release)
+        self.devices.acquire()
+        if options.nodes.count > 1:
+            self._other_nodes = OtherNodes(options, self._gpus)
+            self.cleanup.callback(self._other_nodes.close)
+            self._other_nodes.wait(progress)
+        self.machine_findings = run_findings(options.device, self._gpus)
+
+    def placement(self) -> Nodes:
+        """Return the nodes on which process sets start their ranks."""
+        return self._other_nodes.placement() if self._other_nodes is not None else Nodes()
+
+    def environment(self) -> dict[str, Any]:
+        """Return the nodes of a run on several nodes, as stored in the JSON file of the run."""
+        return {"nodes": self._other_nodes.to_json()} if self._other_nodes is not None else {}
