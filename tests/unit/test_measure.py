@@ -12,6 +12,7 @@ import pytest
 from ddpperf.plugin.measure_fixture import Measure, VirtualClock
 from ddpperf.plugin.options.sides import Sides
 from ddpperf.results.outcomes import OutcomeKind
+from ddpperf.results.record import Record
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure
@@ -94,6 +95,23 @@ def test_metric_is_the_median_over_sets() -> None:
         "unit": "1",
         "by_set": {"A1": 1.0, "A2": 9.0, "A3": 2.0},
     }
+
+
+def test_value_of_a_metric_is_that_of_one_side() -> None:
+    record = Record()
+    record.measured = Measured(
+        spec=SPEC,
+        iterations=1,
+        samples=tuple(
+            Sample(set=name, side=name[0], torch="2", seconds=((1.0, 1.0),)) for name in ("A1", "A2", "B3")
+        ),
+    )
+    record.add_metric("speedup", "1", {"A1": 1.0, "A2": 3.0, "B3": 10.0}, "A")
+    record.add_metric("efficiency", "1", {"A1": 0.5, "A2": 0.5}, "B")
+    assert record.metrics["speedup"]["value"] == 2.0
+    assert record.metrics["efficiency"]["value"] == 0.5, "of all sets, if the side has none"
+    assert record.values_of("B") == {"speedup": 10.0}
+    assert record.values_of("A") == {"speedup": 2.0, "efficiency": 0.5}
 
 
 def test_spec_of_replaced_sets_is_not_recorded() -> None:
