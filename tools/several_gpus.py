@@ -153,7 +153,7 @@ def table(folder: Path) -> str:
 def slower_pace(cases: Cases) -> str:
     """Return the number and the names of the tests whose CUDA graphs were replayed at the slower pace."""
     slow = [function_of(case.test) for case in cases if any(SLOWER_PACE in text for text in case.warnings)]
-    return f"{len(slow)} of {len(cases)} {', '.join(dict.fromkeys(slow))}"
+    return f"{len(slow)} of {len(cases)} {', '.join(dict.fromkeys(slow))}".rstrip()
 
 
 def trainings(cases: Cases, test: str) -> dict[TrainingSpec, list[Case]]:
@@ -255,7 +255,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(own[:end])
     if unknown := set(given.only.split(",")) - {*PARTS, ""}:
         parser.error(f"--only: unknown parts {', '.join(sorted(unknown))}; the parts are {', '.join(PARTS)}")
-    given.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        given.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"{given.folder} cannot be made ({error.strerror}); name another folder")
     if given.nccl_tests:
         measure_nccl_tests(given.folder, given.nccl_tests, torch.cuda.device_count())
     measure(given.folder.resolve(), [*filter(None, given.only.split(","))], given.seconds, own[end + 1 :])

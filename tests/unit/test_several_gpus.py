@@ -169,3 +169,12 @@ def test_unknown_part_is_refused(
         tool.main([str(tmp_path / "new"), "--only", "core-1,splits"])
     assert "--only: unknown parts splits; the parts are core-1, core-2, " in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+def test_file_in_place_of_the_folder_is_refused(
+    tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit):
+        tool.main([str(tmp_path / "file"), "--only", ""])
+    assert "file cannot be made (File exists); name another folder" in capsys.readouterr().err
