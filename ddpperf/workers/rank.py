@@ -158,7 +158,7 @@ class Rank:
                 if not key.startswith(name):
                     self.store.delete_key(key)
         elif self.folder is not None:
-            for path in self.folder.glob("group*"):
+            for path in self.folder.glob("group" + "[0-9a-f]" * 32):  # what a model stores there stays
                 if path.name != name:
                     path.unlink(missing_ok=True)
 

@@ -81,11 +81,15 @@ def test_files_of_earlier_groups_are_removed(two_ranks: Pool) -> None:
     """torch leaves the file of a group if all ranks leave the group at the same moment."""
     two_ranks.measure(SMALL)
     (live,) = two_ranks.live_sets()
-    stale = live._folder.path / "groupstale"
+    folder = live._folder.path
+    stale, of_a_model = folder / f"group{'0' * 32}", folder / "groups"  # the folder is the ranks' TMPDIR
     stale.touch()
+    of_a_model.mkdir()
     two_ranks.measure(dataclasses.replace(SINGLE, strategy="ddp"))
     assert not stale.exists()
-    (_,) = live._folder.path.glob("group*")
+    assert of_a_model.is_dir()
+    of_a_model.rmdir()
+    (_,) = folder.glob("group*")
 
 
 def test_default_socket_timeout_does_not_reach_ranks() -> None:
