@@ -30,11 +30,17 @@ while True:
     print((received - first) / (time.perf_counter() - start), flush=True)
 """
 CLIENT = f"""
-import socket, time
-start = time.perf_counter()
+import socket
 client = socket.create_connection(("10.77.0.1", 5000))
-print(time.perf_counter() - start)
 client.sendall(bytes({COPIED}))
+"""
+# A port on which nobody listens: the kernels alone ask and refuse, which takes one round trip.
+PING = """
+import socket, time
+for _ in range(20):
+    start = time.perf_counter()
+    socket.socket().connect_ex(("10.77.0.1", 5002))
+    print(time.perf_counter() - start)
 """
 LISTEN = """
 import socket
@@ -68,14 +74,20 @@ def first_line(process: subprocess.Popen[str]) -> str:
     return line
 
 
-def test_ping_takes_twice_the_delay_and_copies_take_the_rate(pair: Nodes) -> None:
+def test_ping_takes_twice_the_delay(pair: Nodes) -> None:
+    """The fastest of many, because the switch is a process, which a busy machine wakes late."""
+    pings = [float(ping) for ping in python(pair, 1, PING).communicate()[0].split()]
+    assert len(pings) == 20
+    assert 1.98 * DELAY <= min(pings) < 2.9 * DELAY  # another delay more or less would be 1 or 3
+
+
+def test_copies_take_the_rate(pair: Nodes) -> None:
     server = python(pair, 0, SERVER)
     first_line(server)
-    pings, rates = [], []
+    rates = []
     for _ in range(3):
-        pings.append(float(python(pair, 1, CLIENT).communicate()[0]))
+        python(pair, 1, CLIENT).communicate()
         rates.append(float(first_line(server)))
-    assert 1.98 * DELAY <= min(pings[1:]) < 2.5 * DELAY  # the first ping asks for an address, too
     assert max(rates) * FRAME / PAYLOAD == pytest.approx(RATE, rel=0.05)
 
 
