@@ -14,6 +14,7 @@ from ddpperf.errors import CannotTrain, first_line, last_line
 
 COMPILES_AGAIN = "a compiled step was compiled again in a timed round"
 ADVICE = "if its control flow or its shapes depend on data, use --executions eager"
+POOL_STREAMS = 32  # of a device, which torch hands out in turn
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -97,6 +98,7 @@ def capture(step: Callable[[], None], execution: str) -> torch.cuda.CUDAGraph:
     default stream, which cannot be captured. Raises CannotTrain if the step waits for the GPU.
     """
     graph = torch.cuda.CUDAGraph()
+    _take_streams_up_to_the_current_one()
     try:
         with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
             step()
@@ -107,3 +109,16 @@ def capture(step: Callable[[], None], execution: str) -> torch.cuda.CUDAGraph:
         what = f"execution {execution} cannot capture this step ({first_line(error)})"
         raise CannotTrain(f"{what}; if something in it {why}") from error
     return graph
+
+
+def _take_streams_up_to_the_current_one() -> None:
+    """Make the current stream the last one that torch's pool hands out again.
+
+    torch runs each callback of a collective, such as those of DDP's communication hooks, on the next
+    stream of its pool. If that were the step's own stream, all kernels of the step that follow would
+    wait for the collective, in each replay of the graph.
+    """
+    own = torch.cuda.current_stream()
+    for _ in range(POOL_STREAMS):
+        if torch.cuda.Stream() == own:
+            return

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ddpperf.compile_and_capture import POOL_STREAMS, capture
 from ddpperf.data.inputs import DeviceInput
 from ddpperf.errors import CannotTrain
 from ddpperf.specs import Execution, Input, Precision, TrainingSpec, to_json
@@ -113,6 +114,29 @@ def test_capture_and_launch_costs_are_counted() -> None:
     assert 0 < counters["graph"]["capture_seconds"] < lasted
     assert counters["graph"]["cpu_seconds"] < counters["eager"]["cpu_seconds"] / 2
     assert 0 < counters["graph"]["device_seconds"] < counters["eager"]["device_seconds"]
+
+
+def test_no_callback_of_a_captured_collective_is_on_the_stream_of_the_step() -> None:
+    """The step would wait there. Callbacks take the streams of torch's pool in turn."""
+    numbers, used = torch.ones(1, device=GPU), []
+
+    def note(done: torch.futures.Future[list[Tensor]]) -> list[Tensor]:
+        used.append(torch.cuda.current_stream())
+        return done.value()
+
+    def step() -> None:
+        sent: torch.futures.Future[list[Tensor]] = torch.futures.Future(devices=[GPU])
+        sent.set_result([numbers])
+        for _ in range(5):
+            sent.then(note).wait()
+
+    for taken_before in range(POOL_STREAMS):
+        for _ in range(taken_before):
+            torch.cuda.Stream()
+        used.clear()
+        capture(step, "graph")
+        assert len(used) == 5
+        assert torch.cuda.current_stream() not in used
 
 
 def test_a_measurement_frees_its_memory() -> None:
