@@ -57,9 +57,11 @@ def delayed(step: Callable[[], None], seconds: float, device: torch.device) -> C
     return slower
 
 
-def _cycles_per_second(device: torch.device) -> float:
-    """Measure how many cycles `torch.cuda._sleep` counts per second at the GPU's current clock."""
-    cycles = 10**8
+def _cycles_per_second(device: torch.device, cycles: int = 10**8) -> float:
+    """Measure how many cycles `torch.cuda._sleep` counts per second at the GPU's current clock.
+
+    cycles: how many cycles are timed. 10**8 cycles take about 50 ms.
+    """
     torch.cuda._sleep(cycles)  # the first call loads the kernel
     return cycles / seconds_of(lambda: torch.cuda._sleep(cycles), 1, device)
 
@@ -81,7 +83,7 @@ def launch_cost(step: Callable[[], None], device: torch.device, *, grouped: bool
         step()
         cpu_seconds.append(time.process_time() - cpu_began)
         wall_seconds.append(time.perf_counter() - began)
-    cycles = int((2 * median(wall_seconds) + LAUNCH_SECONDS) * _cycles_per_second(device))
+    cycles = int((2 * median(wall_seconds) + LAUNCH_SECONDS) * _cycles_per_second(device, 10**6))
     for _ in range(PROBES):
         synchronize(device)
         torch.cuda._sleep(cycles)

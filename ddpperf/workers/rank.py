@@ -198,6 +198,8 @@ class Rank:
         assert self.opened is not None
         spec, measurement, step = self.opened.spec, self.opened.measurement, self.opened.step
         inject(spec.fault, self.rank, "sample")
+        if self.pace is not None and spec.captured and not spec.repeats:
+            self.pace.restore()  # in an epoch or a training, new kernels may have been loaded
         measurement.start_round()
         synchronize(self.device)
         if spec.grouped:
@@ -220,11 +222,12 @@ class Rank:
         assert self.opened is not None
         spec, training, kernel_digest = self.opened.spec, self.opened.training, ""
         inject(spec.fault, self.rank, "close")
-        counters = self.opened.measurement.finish()
+        counters: dict[str, float] = {}
+        if self.pace is not None and spec.captured:
+            counters["graph_slowdown"] = self.pace.slowdown()  # before `finish`, which runs other work
+        counters |= self.opened.measurement.finish()
         if spec.grouped:
             counters["communicator_seconds"] = self.communicator_seconds
-        if self.pace is not None and spec.captured:
-            counters["graph_slowdown"] = self.pace.slowdown()
         if kernels and training is not None:
             training.begin_epoch()  # the first step of an epoch always runs the same kernels
             kernel_digest = digest(kernel_names(training.step, self.device))

@@ -135,6 +135,54 @@ def test_round_has_an_untimed_step_and_a_check(opened: Rank, monkeypatch: pytest
     assert recorder.calls == ["start", "step", "begin timed", "timed 3", "end 4"]
 
 
+@pytest.mark.parametrize(
+    ("spec", "before_rounds"),
+    [
+        pytest.param(dataclasses.replace(SINGLE, execution="graph"), [], id="steps"),
+        pytest.param(dataclasses.replace(EPOCH, execution="graph"), ["restore"], id="epochs"),
+        pytest.param(EPOCH, None, id="eager"),
+    ],
+)
+def test_the_pace_is_that_of_the_rounds(
+    spec: TrainingSpec, before_rounds: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is restored before the rounds, and measured after them, before anything else runs."""
+    calls: list[str] = []
+
+    class Pace:
+        def restore(self) -> None:
+            calls.append("restore")
+
+        def slowdown(self) -> float:
+            calls.append("slowdown")
+            return 1.25
+
+    class Built(Recorder):
+        def __init__(self, *_: Any, **__: Any) -> None:
+            self.calls = calls
+
+    record_with(monkeypatch, Built)
+    for built in ("training_step", "MeasuredStep"):  # only a GPU can capture a real step
+        monkeypatch.setattr(measurements, built, lambda *_, **__: None)
+    monkeypatch.setattr(measurements, "TrainingEpoch", Built)
+    mine = Rank(0)
+    mine.pace = Pace()  # type: ignore[assignment]
+    mine.open(specs.to_json(spec))
+    opening, calls[:] = calls.copy(), []
+    mine.sample(1)
+    sampling, calls[:] = calls.copy(), []
+    counters = mine.close()["counters"]
+    if before_rounds is None:
+        assert "restore" not in opening + sampling
+        assert calls == ["finish"]
+        assert "graph_slowdown" not in counters
+    else:
+        assert opening[-1] == "restore"
+        assert sampling[: sampling.index("start")] == before_rounds
+        assert calls == ["slowdown", "finish"]
+        assert counters["graph_slowdown"] == 1.25
+
+
 def test_compiling_within_a_round_is_an_error(opened: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(graphs: int) -> None:
         raise RuntimeError(f"more than {graphs} graphs")

@@ -113,7 +113,7 @@ def test_launch_cost_is_measured_on_an_idle_device(grouped: bool, monkeypatch: p
     monkeypatch.setattr(timing, "time", clocks)
     monkeypatch.setattr(timing, "seconds_of", read)
     monkeypatch.setattr(timing, "synchronize", lambda _: done.append("wait"))
-    monkeypatch.setattr(timing, "_cycles_per_second", lambda _: 1000.0)
+    monkeypatch.setattr(timing, "_cycles_per_second", lambda *_: 1000.0)
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: done.append(f"spin {cycles}"))
     monkeypatch.setattr(dist, "all_reduce", lambda _: done.append("meet"))
     assert launch_cost(step, CPU, grouped=grouped) == (1.0, 30.0)
