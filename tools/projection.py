@@ -12,7 +12,7 @@ from ddpperf.analysis.projection import Excess, all_reduce_seconds, project, sen
 from ddpperf.results import units
 from ddpperf.results.samples import Measured
 from perf.test_projection import NORMAL, excess
-from tools.tables import ROOT, all_reduces, is_plain, markdown
+from tools.tables import ROOT, all_reduces, cases, is_plain, markdown
 
 FEWER, MORE = 2, 4
 BATCHES = (128, 512)
@@ -29,7 +29,7 @@ def projection_table(runs: str) -> str:
     scaling, parts = benchmarks(first), benchmarks(second)
     twos = {
         spec: t
-        for spec, t in all_reduces(first).items()
+        for spec, t in all_reduces(cases(first)).items()
         if is_plain(spec) and spec.captured and spec.world_size == FEWER
     }
     lines = choose_envelope([spec.nbytes for spec in twos], list(twos.values()))

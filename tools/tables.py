@@ -224,13 +224,13 @@ def versus(run: str, folder: str) -> str:
     CUDA graph. All all-reduces are in place.
     """
     rows = []
-    for spec, ours in all_reduces(run).items():
+    for spec, ours in all_reduces(cases(run)).items():
         output = ROOT / folder / f"{spec.world_size}{'-graph' * spec.captured}.txt"
         if is_plain(spec) and (output.exists() or not spec.captured):  # not every machine has graph calls
             theirs = median(in_place(output)[spec.nbytes])
-            cases = [format_bytes(spec.nbytes), str(spec.world_size), spec.execution, units.seconds(ours)]
-            cases += [units.seconds(theirs), f"{ours / theirs:.3f}", f"{(ours - theirs) * 1e6:+.1f} us"]
-            rows.append(cases)
+            row = [format_bytes(spec.nbytes), str(spec.world_size), spec.execution, units.seconds(ours)]
+            row += [units.seconds(theirs), f"{ours / theirs:.3f}", f"{(ours - theirs) * 1e6:+.1f} us"]
+            rows.append(row)
     return markdown(("size", "GPUs", "execution", "here", "nccl-tests", "ratio", "difference"), rows)
 
 
@@ -240,7 +240,7 @@ def algorithms_table(run: str) -> str:
     The other algorithms have the speedup over NCCL.
     """
     by_call: dict[tuple[int, int], dict[str, float]] = {}
-    for spec, seconds in all_reduces(run).items():
+    for spec, seconds in all_reduces(cases(run)).items():
         if spec.captured and spec.in_place:
             name = "NCCL" if is_plain(spec) else spec.algorithm
             by_call.setdefault((spec.nbytes, spec.world_size), {})[name] = seconds
@@ -255,14 +255,16 @@ def algorithms_table(run: str) -> str:
     return markdown(("size", "devices", "NCCL", *names, "the fastest"), rows)
 
 
-def all_reduces(run: str) -> dict[AllReduceSpec, float]:
-    """Return the median time, in seconds, of each all-reduce that a stored run measured."""
-    times: dict[AllReduceSpec, float] = {}
-    for benchmark in json.loads((ROOT / run).read_text())["benchmarks"]:
-        measured = Measured.from_json(benchmark["extra_info"]["ddpperf"])
-        if isinstance(measured.spec, AllReduceSpec):
-            times.setdefault(measured.spec, median(measured.all_step_seconds()))
-    return times
+def all_reduces(found: Sequence[Case]) -> dict[AllReduceSpec, float]:
+    """Return the time, in seconds, of each all-reduce: the median over the cases that measured it.
+
+    Cases of A/B runs do not count.
+    """
+    times: dict[AllReduceSpec, list[float]] = {}
+    for case in found:
+        if isinstance(case.measured.spec, AllReduceSpec) and not case.side:
+            times.setdefault(case.measured.spec, []).append(case.seconds)
+    return {spec: median(seconds) for spec, seconds in times.items()}
 
 
 def is_plain(spec: AllReduceSpec) -> bool:
