@@ -9,7 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,7 +20,7 @@ from ddpperf.report.text import markdown_table, without_file
 from ddpperf.report.warnings import warnings_of
 from ddpperf.results import units
 from ddpperf.results.samples import Measured
-from ddpperf.specs import AllReduceSpec, RunSpec, format_bytes
+from ddpperf.specs import AllReduceSpec, RunSpec, Spec, format_bytes
 from ddpperf.specs.strategy import CAPTURED_EXECUTIONS
 from ddpperf.verdict.two_stage_test import Finding
 from perf.common.recipes import read_recipes
@@ -33,6 +33,17 @@ OVER_RUNS = ("test_execution", "test_weak_scaling", "test_epoch_scaling")  # the
 def cases(run: str) -> list[Case]:
     """Return the measured tests of a stored run."""
     return cases_of(json.loads((ROOT / run).read_text()))
+
+
+def one(found: Sequence[Case], test: str, **attributes: Any) -> Case:
+    """Return the only case of a test function whose spec has these attributes."""
+    (case,) = (case for case in of_functions(found, test) if has_attributes(case.measured.spec, attributes))
+    return case
+
+
+def has_attributes(spec: Spec, attributes: Mapping[str, Any]) -> bool:
+    """Return whether a spec has all of these attributes."""
+    return all(getattr(spec, name, None) == value for name, value in attributes.items())
 
 
 def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]], below: Sequence[str] = ()) -> str:
