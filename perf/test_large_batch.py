@@ -140,19 +140,17 @@ def train(measure: Measure, spec: RunSpec, recipe: Recipe, kind: str) -> list[Me
     """Train by a recipe once for each seed, and compare it with the first recipe of its kind."""
     baseline, *_ = read_recipes(measure.machine.device, kind)
     runs = by_seed(measure, spec, recipe.seeds)
-    if recipe == baseline:
-        learned(measure, runs)
-        note_epochs(measure, recipe, runs)
-        compare_with_reports(measure, recipe, runs)
-        return runs
-    small_runs = references(measure, "baseline", baseline.like(whole_batches(spec, recipe)), runs)
+    small_runs = []
+    if recipe != baseline:
+        small_runs = references(measure, "baseline", baseline.like(whole_batches(spec, recipe)), runs)
     learned(measure, runs)
-    compare(measure, "accuracy_over_baseline", runs, small_runs)
+    if small_runs:
+        compare(measure, "accuracy_over_baseline", runs, small_runs)
     note_epochs(measure, recipe, runs)
     compare_with_reports(measure, recipe, runs)
-    for name, report, theirs in recipe.reported_losses(baseline):
-        if spec.data != "synthetic":
-            of_set = runs[0].samples[0].set
+    if small_runs and spec.data != "synthetic":
+        of_set = runs[0].samples[0].set
+        for name, report, theirs in recipe.reported_losses(baseline):
             ours = mean(last(small_runs, of_set, name)) - mean(last(runs, of_set, name))
             what = f"{recipe.name}: {name.replace('_', ' ')} lost to batch {baseline.global_batch_size}"
             measure.note(f"{what}: {100 * ours:.1f} points here, {100 * theirs:.1f} in report {report}")
