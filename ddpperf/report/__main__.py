@@ -36,9 +36,9 @@ from ddpperf.report.questions import report_tables
 from ddpperf.report.summary import summary_lines, verdict_lines
 from ddpperf.results.outcomes import Outcome, OutcomeKind
 from ddpperf.results.stored_runs import (
-    SCHEMA,
     NoBaseline,
     Storage,
+    header_of,
     newest_run,
     read_document,
     require_replaceable,
@@ -52,11 +52,7 @@ from ddpperf.verdict.thresholds import read_threshold_file
 def load(path: Path) -> dict[str, Any]:
     """Return the document of a stored run; raise NoBaseline for any other file."""
     document: dict[str, Any] = read_document(path)
-    header = document.get("ddpperf") if isinstance(document, dict) else None
-    if not isinstance(header, dict):
-        raise NoBaseline(f"{path} was not saved by ddpperf; name a file in .ddpperf/runs or perf/baselines")
-    if (schema := header.get("schema")) != SCHEMA:
-        raise NoBaseline(f"{path} has schema {schema!r}, this ddpperf reads {SCHEMA}; measure again")
+    header_of(document, path)
     return document
 
 
