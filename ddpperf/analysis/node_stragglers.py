@@ -18,13 +18,12 @@ class SlowNode:
     """The slowest node of a run, compared with the fastest node.
 
     node, fastest: the numbers of the two nodes. slower: by which fraction the slowest node's times
-    are longer. error: the standard error of `slower`.
+    are longer.
     """
 
     node: int
     fastest: int
     slower: float
-    error: float
 
 
 def node_seconds(ranks: Sequence[float], node_size: int) -> list[float]:
@@ -65,4 +64,4 @@ def slow_node(measurements: Sequence[Sequence[Sequence[float]]], node_size: int)
     difference = mean(found)
     if difference <= max(limit, math.log1p(LEAST_SLOWER)):
         return None
-    return SlowNode(node=node, fastest=fastest, slower=math.expm1(difference), error=error)
+    return SlowNode(node=node, fastest=fastest, slower=math.expm1(difference))
