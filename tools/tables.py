@@ -51,7 +51,7 @@ def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]], below: Sequ
     return "\n".join([*markdown_table(headings, rows), "", *below])
 
 
-def block(run: str, *, first: bool = False) -> str:
+def block(run: str, *, first: bool) -> str:
     """Return the summary of a stored test run as a Markdown code block.
 
     first: show only the first test of each test file.
