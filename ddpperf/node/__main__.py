@@ -23,7 +23,7 @@ from ddpperf.foreign_text import printable
 from ddpperf.machine.hardware import visible_gpus
 from ddpperf.machine.network import Interface, find_interface, interface_to
 from ddpperf.node.agent import Agent, ContactLost, handle_ending
-from ddpperf.node.agreed import KEY_FILE, PORT
+from ddpperf.node.defaults import KEY_FILE, PORT
 from ddpperf.node.facts import facts
 from ddpperf.node.handshake import connect, parse_key, read_key
 from ddpperf.workers import channel
