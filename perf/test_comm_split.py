@@ -25,7 +25,6 @@ from ddpperf.results.samples import Measured
 from ddpperf.specs import (
     DATA_PARALLEL_PARTS,
     BucketReplaySpec,
-    Model,
     TraceSpec,
     TrainingSpec,
     measured_as,
@@ -34,9 +33,10 @@ from perf.common import core
 from perf.common.calls import link_utilization
 from perf.common.nodes import node_spread
 from perf.common.training_metrics import training_metrics
-from perf.common.trainings import RESNET50_BATCH, measured_also_as, resnet50, training
+from perf.common.trainings import measured_also_as, resnet50, resnet50_step, training
 
 TRACED = ("compute_seconds", "copy_seconds", "idle_seconds", "traced_step_seconds")
+NO_TRACE = "no trace: the profiler saw no communication; --worker-logs DIR keeps its messages"
 
 
 def splits(options: Options) -> Iterator[Case]:
@@ -50,13 +50,7 @@ def splits(options: Options) -> Iterator[Case]:
         for batch_size in options.batch_sizes if world_size > 1 else ():
             for execution in dict.fromkeys((options.executions[0], "eager")):
                 yield measured_also_as(BucketReplaySpec, options, world_size, batch_size, execution)
-    yield from resnet50(options, partial(deeper, options), least=2)
-
-
-def deeper(options: Options, model: Model, world_size: int) -> Case:
-    """Return the training spec of a ResNet-50 in the first execution mode."""
-    execution = options.executions[0]
-    return measured_also_as(BucketReplaySpec, options, world_size, RESNET50_BATCH, execution, model=model)
+    yield from resnet50(options, partial(resnet50_step, BucketReplaySpec, options), least=2)
 
 
 @pytest.mark.specs(cases=splits, core=core.comm_split)
@@ -101,7 +95,7 @@ def test_comm_split(measure: Measure, spec: TrainingSpec) -> None:
         measure.metric("overlap_fraction", {name: split.overlap_fraction for name, split in traces.items()})
         compared(measure, tN, trace, differences, traces)
     else:
-        measure.note("no trace: the profiler saw no communication; --worker-logs DIR keeps its messages")
+        measure.note(NO_TRACE)
     across = measure.machine.crosses_nodes(spec.world_size)
     node_size = measure.machine.links.node if across else None
     late = {last_rank(differences[name], traces.get(name), tN[name], node_size) for name in tN}
@@ -193,6 +187,14 @@ def compared(
     """
     profiled = trace.counter("traced_step_seconds")
     apart = {name: disagreement(differences[name], traces[name], tN[name], profiled[name]) for name in traces}
+    store_disagreement(measure, apart)
+
+
+def store_disagreement(measure: Measure, apart: Mapping[str, tuple[float, str]]) -> None:
+    """Store by which fraction of the step two methods disagree, and warn of what explains it.
+
+    apart: the fraction and the warning, or "", of each process set.
+    """
     measure.metric("method_disagreement", {name: fraction for name, (fraction, _) in apart.items()})
     for _, reason in apart.values():
         if reason:
@@ -265,7 +267,7 @@ def test_data_parallel_split(measure: Measure, spec: TrainingSpec) -> None:
     if traces := traced_by_set(trace):
         data_parallel_trace(measure, trace, traces, exposed, tN)
     else:
-        measure.note("no trace: the profiler saw no communication; --worker-logs DIR keeps its messages")
+        measure.note(NO_TRACE)
     if ddp_traces := traced_by_set(ddp_trace):
         measure.metric(
             "ddp_traced_exposed_comm_seconds", {name: split.exposed for name, split in ddp_traces.items()}
@@ -311,10 +313,7 @@ def data_parallel_trace(
         )
         for name, split in traces.items()
     }
-    measure.metric("method_disagreement", {name: fraction for name, (fraction, _) in apart.items()})
-    for _, reason in apart.values():
-        if reason:
-            measure.warn(reason)
+    store_disagreement(measure, apart)
     if unassigned := max(trace.counter("unassigned_operations").values()):
         what = f"{unassigned:g} kernels and copies per step"
         measure.warn(f"{what} have no launch in the trace, so they count as computation")

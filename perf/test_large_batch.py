@@ -20,6 +20,7 @@ from ddpperf.specs import RunSpec, is_custom_model
 from perf.common import core
 from perf.common.recipes import Recipe, find_recipe, read_recipes
 from perf.common.training_metrics import cost_metrics, usage_metrics
+from perf.common.whole_trainings import by_seed, references, training_seconds
 
 CONFIDENCE = 0.95
 FIGURES = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
@@ -139,19 +140,17 @@ def train(measure: Measure, spec: RunSpec, recipe: Recipe, kind: str) -> list[Me
     """Train by a recipe once for each seed, and compare it with the first recipe of its kind."""
     baseline, *_ = read_recipes(measure.machine.device, kind)
     runs = by_seed(measure, spec, recipe.seeds)
-    if recipe == baseline:
-        learned(measure, runs)
-        note_epochs(measure, recipe, runs)
-        compare_with_reports(measure, recipe, runs)
-        return runs
-    small_runs = references(measure, "baseline", baseline.like(whole_batches(spec, recipe)), runs)
+    small_runs = []
+    if recipe != baseline:
+        small_runs = references(measure, "baseline", baseline.like(whole_batches(spec, recipe)), runs)
     learned(measure, runs)
-    compare(measure, "accuracy_over_baseline", runs, small_runs)
+    if small_runs:
+        compare(measure, "accuracy_over_baseline", runs, small_runs)
     note_epochs(measure, recipe, runs)
     compare_with_reports(measure, recipe, runs)
-    for name, report, theirs in recipe.reported_losses(baseline):
-        if spec.data != "synthetic":
-            of_set = runs[0].samples[0].set
+    if small_runs and spec.data != "synthetic":
+        of_set = runs[0].samples[0].set
+        for name, report, theirs in recipe.reported_losses(baseline):
             ours = mean(last(small_runs, of_set, name)) - mean(last(runs, of_set, name))
             what = f"{recipe.name}: {name.replace('_', ' ')} lost to batch {baseline.global_batch_size}"
             measure.note(f"{what}: {100 * ours:.1f} points here, {100 * theirs:.1f} in report {report}")
@@ -161,11 +160,6 @@ def train(measure: Measure, spec: RunSpec, recipe: Recipe, kind: str) -> list[Me
 def whole_batches(spec: RunSpec, recipe: Recipe) -> RunSpec:
     """Return a training spec without the accumulation that its recipe has."""
     return spec if recipe.images_at_once is None else dataclasses.replace(spec, accumulation_steps=1)
-
-
-def references(measure: Measure, name: str, spec: RunSpec, runs: list[Measured]) -> list[Measured]:
-    """Measure another training with the seeds of some runs."""
-    return [measure.reference(f"{name}, seed={run.spec.seed}", of_seed(spec, run)) for run in runs]
 
 
 def note_epochs(measure: Measure, recipe: Recipe, runs: list[Measured]) -> None:
@@ -195,20 +189,6 @@ def compare_with_reports(measure: Measure, recipe: Recipe, runs: list[Measured])
         theirs = " and ".join(f"{accuracy:.2%} in report {report}" for report, accuracy in by_report.items())
         what = f"{recipe.name}: {name.replace('_', ' ')} after {spec.epochs} epochs"
         measure.note(f"{what}: {ours:.2%} here, {theirs}")
-
-
-def of_seed(spec: RunSpec, run: Measured) -> RunSpec:
-    return dataclasses.replace(spec, seed=run.spec.seed)
-
-
-def by_seed(measure: Measure, spec: RunSpec, count: int) -> list[Measured]:
-    """Run the same training once for each of `count` random seeds, and return the measurements."""
-    first = measure(spec)
-    seeds = range(spec.seed + 1, spec.seed + count)
-    return [
-        first,
-        *(measure.reference(f"seed={seed}", dataclasses.replace(spec, seed=seed)) for seed in seeds),
-    ]
 
 
 def learned(measure: Measure, runs: list[Measured]) -> None:
@@ -245,12 +225,6 @@ def learned(measure: Measure, runs: list[Measured]) -> None:
     usage_metrics(measure, runs[0])
     if any(max(sample.counters["resumed_epochs"]) for run in runs for sample in run.samples):
         measure.warn("the training was resumed from a checkpoint")
-
-
-def training_seconds(runs: list[Measured]) -> dict[str, float]:
-    """Return the seconds of a training, averaged over its random seeds, for each process set."""
-    sets = [sample.set for sample in runs[0].samples]
-    return {of_set: mean(sum(slowest(run, run.of_set(of_set))) for run in runs) for of_set in sets}
 
 
 def skipped_steps(sample: Sample) -> float:
@@ -301,12 +275,6 @@ def diverged_epoch(run: Measured, sample: Sample) -> int:
     return next((epoch for epoch, found in enumerate(losses, 1) if not all(map(math.isfinite, found))), 0)
 
 
-def slowest(run: Measured, sample: Sample) -> list[float]:
-    """Return the seconds that each epoch of a training took on its slowest rank."""
-    assert isinstance(run.spec, RunSpec)
-    return [max(sample.counters[f"train_seconds_{epoch}"]) for epoch in range(1, run.spec.epochs + 1)]
-
-
 @pytest.mark.specs(cases=on_all_devices, core=core.never)
 def test_same_result_on_more_devices(measure: Measure, spec: RunSpec) -> None:
     """Do several devices reach the accuracy of one device with the same global batch size?
@@ -324,10 +292,7 @@ def test_same_result_on_more_devices(measure: Measure, spec: RunSpec) -> None:
         measure.warn("all devices reach another accuracy than one device, by more than seeds explain")
     unscaled = spec.rate / spec.world_size  # the linear scaling rule at the batch size of one rank
     for name, changed in (("without_set_epoch", {"set_epoch": False}), ("unscaled_rate", {"rate": unscaled})):
-        others = [
-            measure.reference(f"{name}, seed={run.spec.seed}", dataclasses.replace(run.spec, **changed))
-            for run in runs
-        ]
+        others = references(measure, name, dataclasses.replace(spec, **changed), runs)
         compare(measure, f"accuracy_{name}", others, runs)
 
 

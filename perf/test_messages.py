@@ -12,6 +12,7 @@ from ddpperf.plugin.cases import Case, if_valid, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results import units
+from ddpperf.results.metrics import MESSAGE_KINDS
 from ddpperf.specs import MessagesSpec, TrainingSpec, measured_as
 
 VARIANTS: tuple[dict[str, Any], ...] = (
@@ -21,7 +22,6 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {"strategy": "zero1"},
     {"strategy": "fsdp"},
 )
-KINDS = ("gradients", "buffers", "parameters", "metrics", "control", "other")
 STARTS = ("initial state", "control", "other")
 
 
@@ -50,7 +50,7 @@ def counted(options: Options, **fields: Any) -> TrainingSpec:
 def test_messages(measure: Measure, spec: MessagesSpec) -> None:
     """How many messages does a training step send, and does it send each gradient exactly once?"""
     ledger = measure(spec)
-    for prefix, kinds in (("", KINDS), ("start ", STARTS)):
+    for prefix, kinds in (("", MESSAGE_KINDS), ("start ", STARTS)):
         for kind in kinds:
             nbytes, messages = (ledger.counter(f"{prefix}{kind}: {what}") for what in ("bytes", "messages"))
             if nbytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from statistics import mean
 
 import pytest
 
@@ -12,12 +11,12 @@ from ddpperf.machine.hardware import computes_bf16
 from ddpperf.plugin.cases import Case, if_valid, named, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
-from ddpperf.results.samples import Measured
 from ddpperf.specs import Precision, RunSpec, TrainingSpec, is_custom_model
 from perf.common import core, gate
 from perf.common.recipes import Recipe, read_recipes
 from perf.common.training_metrics import speedup_over, training_metrics
-from perf.test_large_batch import compare, learned, of_seed, slowest
+from perf.common.whole_trainings import by_seed, references, training_seconds
+from perf.test_large_batch import compare, learned
 
 GPU_PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp16")
 CPU_PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
@@ -89,20 +88,11 @@ def test_precision(measure: Measure, spec: TrainingSpec) -> None:
 @pytest.mark.specs(cases=trainings, core=core.never)
 def test_precision_accuracy(measure: Measure, spec: RunSpec) -> None:
     """Which accuracy does a whole training reach in one precision, and how much faster is it?"""
-    seeds = range(spec.seed, spec.seed + SEEDS[measure.machine.device])
-    own, *others = (dataclasses.replace(spec, seed=seed) for seed in seeds)
-    runs = [measure(own), *(measure.reference(f"seed={other.seed}", other) for other in others)]
+    runs = by_seed(measure, spec, SEEDS[measure.machine.device])
     learned(measure, runs)
     for base in slower_precisions(spec.precision, measure.machine.device):
-        based = dataclasses.replace(spec, precision=base)
-        bases = [measure.reference(f"{base}, seed={run.spec.seed}", of_seed(based, run)) for run in runs]
-        ours, theirs = train_seconds(runs), train_seconds(bases)
+        bases = references(measure, base, dataclasses.replace(spec, precision=base), runs)
+        ours, theirs = training_seconds(runs), training_seconds(bases)
         measure.metric(f"speedup_over_{base}", {of_set: theirs[of_set] / t for of_set, t in ours.items()})
         if base == "fp32":
             compare(measure, "accuracy_over_fp32", runs, bases)
-
-
-def train_seconds(runs: list[Measured]) -> dict[str, float]:
-    """Return the seconds of a training without its evaluations, by process set: the mean over seeds."""
-    sets = [sample.set for sample in runs[0].samples]
-    return {of_set: mean(sum(slowest(run, run.of_set(of_set))) for run in runs) for of_set in sets}

@@ -27,14 +27,13 @@ from ddpperf.specs import (
     EpochPartsSpec,
     EpochSpec,
     Execution,
-    Model,
     PartsSpec,
     TrainingSpec,
     measured_as,
 )
 from perf.common import core
 from perf.common.training_metrics import cost_metrics, training_metrics
-from perf.common.trainings import RESNET50_BATCH, measured_also_as, resnet50, training
+from perf.common.trainings import measured_also_as, resnet50, resnet50_step, training
 
 AGREEMENT = 0.02  # the sum of the parts may differ from the step by this fraction without a note
 CPU_EPOCH_STEPS = 4  # on all ranks, in an epoch of test_epoch_breakdown without --epoch-images
@@ -50,13 +49,7 @@ def steps(options: Options) -> Iterator[Case]:
             too = ("eager",) if batch_size == min(options.batch_sizes) else ()
             for execution in dict.fromkeys((options.executions[0], *too)):
                 yield measured_also_as(PartsSpec, options, world_size, batch_size, execution)
-    yield from resnet50(options, partial(deeper, options))
-
-
-def deeper(options: Options, model: Model, world_size: int) -> Case:
-    """Return the training spec of a ResNet-50 in the first execution mode."""
-    execution = options.executions[0]
-    return measured_also_as(PartsSpec, options, world_size, RESNET50_BATCH, execution, model=model)
+    yield from resnet50(options, partial(resnet50_step, PartsSpec, options))
 
 
 @pytest.mark.specs(cases=steps, core=core.step_breakdown)

@@ -15,7 +15,8 @@ from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import RunSpec
 from perf.common.recipes import rate_id, read_recipes, tuning_seeds
-from perf.test_large_batch import by_seed, learned
+from perf.common.whole_trainings import by_seed
+from perf.test_large_batch import learned
 
 FIRST_SEED = 1000  # not a seed of the tests, because the best of several rates is partly luck
 

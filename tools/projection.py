@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from ddpperf.analysis.backend_protocols import choose_envelope
 from ddpperf.analysis.projection import Excess, all_reduce_seconds, project, sending_error, sending_seconds
+from ddpperf.report.cases import Case
 from ddpperf.results import units
 from ddpperf.results.samples import Measured
 from perf.test_projection import NORMAL, excess
-from tools.tables import ROOT, all_reduces, is_plain, markdown
+from tools.tables import all_reduces, cases, is_plain, markdown, one
 
 FEWER, MORE = 2, 4
 BATCHES = (128, 512)
@@ -26,23 +25,24 @@ def projection_table(runs: str) -> str:
     devices.
     """
     first, second = runs.split(" and ")
-    scaling, parts = benchmarks(first), benchmarks(second)
+    scaling, parts = cases(first), cases(second)
     twos = {
         spec: t
-        for spec, t in all_reduces(first).items()
+        for spec, t in all_reduces(scaling).items()
         if is_plain(spec) and spec.captured and spec.world_size == FEWER
     }
     lines = choose_envelope([spec.nbytes for spec in twos], list(twos.values()))
     rows = []
     for batch in BATCHES:
         weak = {N: captured_step(scaling, "test_weak_scaling", N, batch) for N in (FEWER, MORE)}
-        split = captured_step(parts, "test_comm_split", FEWER, batch)["references"]
-        alone = captured_step(parts, "test_step_breakdown", 1, batch)["references"]
-        measured = {N: over_one_device(stored, stored["references"]) for N, stored in weak.items()}
-        sent = [nbytes[0] for name, nbytes in counters(split["replay"]).items() if name.startswith("bucket")]
+        split = captured_step(parts, "test_comm_split", FEWER, batch)
+        alone = captured_step(parts, "test_step_breakdown", 1, batch)
+        measured = {N: over_one_device(case.measured, case) for N, case in weak.items()}
+        replayed = split.references["replay"].samples[0].counters
+        sent = [nbytes[0] for name, nbytes in replayed.items() if name.startswith("bucket")]
         projected = project(
             {FEWER: measured[FEWER]},
-            over_one_device(split["local"], split),
+            over_one_device(split.references["local"], split),
             partial(
                 sending_seconds,
                 partial(all_reduce_seconds, {FEWER: lines.envelope}, node=MORE),
@@ -52,7 +52,7 @@ def projection_table(runs: str) -> str:
                 network=None,
             ),
             MORE,
-            hideable=min(counters(alone["parts"])["backward_seconds"]),
+            hideable=min(alone.references["parts"].samples[0].counters["backward_seconds"]),
             error=sending_error({FEWER: NORMAL * lines.held_out_error}, MORE, node=MORE),
         )
         there = measured[MORE].seconds
@@ -64,39 +64,25 @@ def projection_table(runs: str) -> str:
     return markdown(headings, rows)
 
 
-def benchmarks(run: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((ROOT / run).read_text())["benchmarks"]
-    return found
-
-
-def captured_step(run: list[dict[str, Any]], test: str, world_size: int, batch_size: int) -> dict[str, Any]:
-    """Return the stored measurement of a ResNet-18 step in a CUDA graph.
+def captured_step(found: Sequence[Case], test: str, world_size: int, batch_size: int) -> Case:
+    """Return the case of a ResNet-18 step in a CUDA graph.
 
     test: the name of the test function that measured the step.
     """
-    fields = {
-        "world_size": world_size,
-        "per_rank_batch_size": batch_size,
-        "model": "resnet18_cifar",
-        "execution": "graph",
-        "strategy": "ddp" if world_size > 1 else "single",
-    }
-    (found,) = (
-        benchmark["extra_info"]["ddpperf"]
-        for benchmark in run
-        if benchmark["name"].startswith(f"{test}[")
-        and fields.items() <= benchmark["extra_info"]["ddpperf"]["spec"].items()
+    return one(
+        found,
+        test,
+        world_size=world_size,
+        per_rank_batch_size=batch_size,
+        model="resnet18_cifar",
+        execution="graph",
+        strategy="ddp" if world_size > 1 else "single",
     )
-    stored: dict[str, Any] = found
-    return stored
 
 
-def over_one_device(longer: Mapping[str, Any], references: Mapping[str, Any]) -> Excess:
-    """Return a step's extra time compared with one device, in the first process set of the run."""
-    step = Measured.from_json(dict(longer))
-    return excess(step, Measured.from_json(references["one_device"]), step.samples[0].set)
+def over_one_device(step: Measured, case: Case) -> Excess:
+    """Return a step's extra time compared with one device, in the first process set of the run.
 
-
-def counters(reference: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the counters, such as peak memory, of a reference measurement's first process set."""
-    return Measured.from_json(dict(reference)).samples[0].counters
+    case: the case that measured the step, either itself or as a reference.
+    """
+    return excess(step, case.references["one_device"], step.samples[0].set)

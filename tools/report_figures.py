@@ -12,7 +12,7 @@ from typing import Any
 
 from ddpperf.results import metrics
 from ddpperf.specs import Spec, format_bytes
-from tools.tables import ROOT, markdown
+from tools.tables import ROOT, has_attributes, markdown
 
 TIME = "time"  # the time of a test itself, which every stored test has
 RECIPE = "recipe"  # the name of a training recipe, by which a row may be selected
@@ -76,9 +76,7 @@ def is_row(spec: Spec, row: Mapping[str, Any], recipe: str = "") -> bool:
     recipe: the name of the training recipe, which a row may name besides attributes of the spec.
     """
     attributes = {name: value for name, value in row.items() if name != RECIPE}
-    return row.get(RECIPE, recipe) == recipe and all(
-        getattr(spec, name, None) == value for name, value in attributes.items()
-    )
+    return row.get(RECIPE, recipe) == recipe and has_attributes(spec, attributes)
 
 
 def read_figures(path: str = "perf/reports.toml") -> list[Figure]:

@@ -9,28 +9,17 @@ from typing import Any
 
 from ddpperf.analysis.scaling import amdahl_speedup, fit_amdahl, fit_gustafson, gustafson_speedup
 from ddpperf.report.cases import Case, of_functions
+from ddpperf.report.questions.question import training_of
 from ddpperf.results import units
-from ddpperf.specs import AllReduceSpec, RunSpec, TrainingSpec, format_bytes
+from ddpperf.specs import AllReduceSpec, RunSpec, format_bytes
 from tools.plain_timing import PARTS, WAYS
-from tools.report_figures import is_row
-from tools.tables import ROOT, cases, markdown, work
+from tools.tables import ROOT, cases, has_attributes, markdown, one, work
 
 BATCH = 128  # the batch size of the tables that show one batch size
 BUFFER = 2**30  # the bytes of the all_reduces
 CAPTURED = {"execution": "graph", "model": "resnet18_cifar", "strategy": "ddp"}
 EAGER = {"execution": "eager", "model": "resnet18_cifar"}
 MILLISECONDS = "{:.3f}".format
-
-
-def one(found: Sequence[Case], test: str, **fields: Any) -> Case:
-    """Return the only case of a test function whose spec has these attributes."""
-    (case,) = (case for case in of_functions(found, test) if is_row(case.measured.spec, fields))
-    return case
-
-
-def training(case: Case) -> TrainingSpec:
-    assert isinstance(case.measured.spec, TrainingSpec)
-    return case.measured.spec
 
 
 def value(case: Case, metric: str) -> float:
@@ -41,7 +30,7 @@ def value(case: Case, metric: str) -> float:
 
 def single_device_seconds(case: Case) -> float:
     """Return t(1) of the case: the step time of the slowest device alone."""
-    return median(case.references["one_device"].slowest_device_seconds(training(case).world_size).values())
+    return median(case.references["one_device"].slowest_device_seconds(training_of(case).world_size).values())
 
 
 def world_sizes(found: Sequence[Case], test: str) -> list[int]:
@@ -85,7 +74,7 @@ def speedups(found: Sequence[Case], N: int) -> list[float]:
     weak = one(found, "test_weak_scaling", world_size=N, per_rank_batch_size=BATCH, **CAPTURED)
     strong = one(found, "test_strong_scaling", world_size=N, global_batch_size=BATCH, **CAPTURED)
     t1, tN = single_device_seconds(weak), weak.seconds
-    spec = training(weak)
+    spec = training_of(weak)
     epochs = spec.one_device().steps_per_epoch * t1 / (spec.steps_per_epoch * tN)
     return [N * t1 / tN, t1 / tN, epochs, N * epochs, single_device_seconds(strong) / strong.seconds, epochs]
 
@@ -117,8 +106,8 @@ def epoch_ends_table(run: str) -> str:
     """
     rows = []
     for case in of_functions(cases(run), "test_weak_scaling"):
-        spec = training(case)
-        if spec.world_size == 1 or not is_row(spec, CAPTURED):
+        spec = training_of(case)
+        if spec.world_size == 1 or not has_attributes(spec, CAPTURED):
             continue
         alone = spec.one_device()
         lost = alone.images_per_epoch / spec.images_per_epoch - 1
@@ -164,7 +153,7 @@ def busy_table(run: str) -> str:
     """Return a Markdown table of how busy a GPU is in a step, and of its model FLOPs utilization."""
     rows = [
         (
-            str(training(case).world_size),
+            str(training_of(case).world_size),
             *step_of(case),
             units.percent(value(case, "gpu_busy_fraction")),
             units.percent(value(case, "mfu")),
@@ -195,7 +184,7 @@ def communications_table(run: str) -> str:
 
 
 def step_of(case: Case) -> tuple[str, str]:
-    spec = training(case)
+    spec = training_of(case)
     return spec.execution, str(spec.per_rank_batch_size)
 
 
@@ -206,7 +195,7 @@ def bandwidths_table(run: str) -> str:
     """
     rows = []
     for case in of_functions(cases(run), "test_comm_split"):
-        spec = training(case)
+        spec = training_of(case)
         N, S = spec.world_size, value(case, "communicated_bytes_per_epoch") / spec.steps_per_epoch
         sent = 2 * (N - 1) / N * S  # bytes that a rank of a ring sends in a step
         epoch = value(case, "epoch_seconds")
@@ -270,7 +259,8 @@ def data_parallel_table(run: str) -> str:
 def precisions_table(run: str) -> str:
     """Return a Markdown table of the step times in fp32, tf32, bf16 and fp16, with their ratios."""
     found = cases(run)
-    batches = sorted({training(case).per_rank_batch_size for case in of_functions(found, "test_precision")})
+    trained = of_functions(found, "test_precision")
+    batches = sorted({training_of(case).per_rank_batch_size for case in trained})
     rows = []
     for batch in batches:
         steps = {

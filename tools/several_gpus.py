@@ -32,8 +32,8 @@ from ddpperf.report.cases import Case, cases_of, of_functions
 from ddpperf.report.text import function_of
 from ddpperf.results import units
 from ddpperf.results.stored_runs import NoBaseline, read_document
-from ddpperf.specs import AllReduceSpec, TrainingSpec, format_bytes
-from tools.tables import ROOT, in_place, is_plain, markdown
+from ddpperf.specs import TrainingSpec, format_bytes
+from tools.tables import ROOT, all_reduces, in_place, is_plain, markdown
 
 THIS_PYTHON = f"--against={sys.executable}"
 SCALING = ["perf/test_scaling.py", "perf/test_projection.py"]
@@ -218,15 +218,6 @@ def fastest_all_reduces(cases: Cases) -> Iterator[Row]:
             fastest = min(by_algorithm, key=by_algorithm.__getitem__)
             value = f"{units.factor(nccl / by_algorithm[fastest])} ({fastest})"
             yield "NCCL over the fastest other", f"{N} devices, {format_bytes(nbytes)}", value
-
-
-def all_reduces(cases: Cases) -> dict[AllReduceSpec, float]:
-    """Return the time of each all-reduce, the median over the runs."""
-    times: dict[AllReduceSpec, list[float]] = {}
-    for case in cases:
-        if isinstance(case.measured.spec, AllReduceSpec) and not case.side:
-            times.setdefault(case.measured.spec, []).append(case.seconds)
-    return {spec: median(seconds) for spec, seconds in times.items()}
 
 
 def over_nccl_tests(cases: Cases, folder: Path) -> Iterator[Row]:

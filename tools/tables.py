@@ -9,7 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,7 +20,7 @@ from ddpperf.report.text import markdown_table, without_file
 from ddpperf.report.warnings import warnings_of
 from ddpperf.results import units
 from ddpperf.results.samples import Measured
-from ddpperf.specs import AllReduceSpec, RunSpec, format_bytes
+from ddpperf.specs import AllReduceSpec, RunSpec, Spec, format_bytes
 from ddpperf.specs.strategy import CAPTURED_EXECUTIONS
 from ddpperf.verdict.two_stage_test import Finding
 from perf.common.recipes import read_recipes
@@ -35,12 +35,23 @@ def cases(run: str) -> list[Case]:
     return cases_of(json.loads((ROOT / run).read_text()))
 
 
+def one(found: Sequence[Case], test: str, **attributes: Any) -> Case:
+    """Return the only case of a test function whose spec has these attributes."""
+    (case,) = (case for case in of_functions(found, test) if has_attributes(case.measured.spec, attributes))
+    return case
+
+
+def has_attributes(spec: Spec, attributes: Mapping[str, Any]) -> bool:
+    """Return whether a spec has all of these attributes."""
+    return all(getattr(spec, name, None) == value for name, value in attributes.items())
+
+
 def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]], below: Sequence[str] = ()) -> str:
     """Return a Markdown table. below: lines below it, such as footnotes."""
     return "\n".join([*markdown_table(headings, rows), "", *below])
 
 
-def block(run: str, *, first: bool = False) -> str:
+def block(run: str, *, first: bool) -> str:
     """Return the summary of a stored test run as a Markdown code block.
 
     first: show only the first test of each test file.
@@ -224,13 +235,13 @@ def versus(run: str, folder: str) -> str:
     CUDA graph. All all-reduces are in place.
     """
     rows = []
-    for spec, ours in all_reduces(run).items():
+    for spec, ours in all_reduces(cases(run)).items():
         output = ROOT / folder / f"{spec.world_size}{'-graph' * spec.captured}.txt"
         if is_plain(spec) and (output.exists() or not spec.captured):  # not every machine has graph calls
             theirs = median(in_place(output)[spec.nbytes])
-            cases = [format_bytes(spec.nbytes), str(spec.world_size), spec.execution, units.seconds(ours)]
-            cases += [units.seconds(theirs), f"{ours / theirs:.3f}", f"{(ours - theirs) * 1e6:+.1f} us"]
-            rows.append(cases)
+            row = [format_bytes(spec.nbytes), str(spec.world_size), spec.execution, units.seconds(ours)]
+            row += [units.seconds(theirs), f"{ours / theirs:.3f}", f"{(ours - theirs) * 1e6:+.1f} us"]
+            rows.append(row)
     return markdown(("size", "GPUs", "execution", "here", "nccl-tests", "ratio", "difference"), rows)
 
 
@@ -240,7 +251,7 @@ def algorithms_table(run: str) -> str:
     The other algorithms have the speedup over NCCL.
     """
     by_call: dict[tuple[int, int], dict[str, float]] = {}
-    for spec, seconds in all_reduces(run).items():
+    for spec, seconds in all_reduces(cases(run)).items():
         if spec.captured and spec.in_place:
             name = "NCCL" if is_plain(spec) else spec.algorithm
             by_call.setdefault((spec.nbytes, spec.world_size), {})[name] = seconds
@@ -255,14 +266,16 @@ def algorithms_table(run: str) -> str:
     return markdown(("size", "devices", "NCCL", *names, "the fastest"), rows)
 
 
-def all_reduces(run: str) -> dict[AllReduceSpec, float]:
-    """Return the median time, in seconds, of each all-reduce that a stored run measured."""
-    times: dict[AllReduceSpec, float] = {}
-    for benchmark in json.loads((ROOT / run).read_text())["benchmarks"]:
-        measured = Measured.from_json(benchmark["extra_info"]["ddpperf"])
-        if isinstance(measured.spec, AllReduceSpec):
-            times.setdefault(measured.spec, median(measured.all_step_seconds()))
-    return times
+def all_reduces(found: Sequence[Case]) -> dict[AllReduceSpec, float]:
+    """Return the time, in seconds, of each all-reduce: the median over the cases that measured it.
+
+    Cases of A/B runs do not count.
+    """
+    times: dict[AllReduceSpec, list[float]] = {}
+    for case in found:
+        if isinstance(case.measured.spec, AllReduceSpec) and not case.side:
+            times.setdefault(case.measured.spec, []).append(case.seconds)
+    return {spec: median(seconds) for spec, seconds in times.items()}
 
 
 def is_plain(spec: AllReduceSpec) -> bool:

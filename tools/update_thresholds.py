@@ -21,6 +21,7 @@ from statistics import median
 from typing import Any, get_args
 
 from ddpperf.analysis.statistics import FEWEST_ROUNDS, relative_iqr
+from ddpperf.report.text import function_of
 from ddpperf.results.metrics import Better
 from ddpperf.results.stored_runs import Storage
 from ddpperf.results.units import counted
@@ -121,7 +122,7 @@ def read(path: Path, storage: Storage) -> Run | None:
     environment = document["ddpperf"]["environment"]
     metrics: dict[Case, dict[str, float]] = {}
     for benchmark in document["benchmarks"]:
-        test = benchmark["fullname"].rpartition("::")[2].partition("[")[0]
+        test = function_of(benchmark["fullname"])
         case = (test, measured[benchmark["fullname"]].spec)
         if case in metrics:
             raise ValueError(f"{path} has two cases of {test} with the same spec; remove one of them")

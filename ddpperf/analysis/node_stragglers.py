@@ -6,11 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, mean, stdev
+from typing import TypeVar
 
 from ddpperf.analysis.statistics import median_and_error
 
 LEAST_SLOWER = 0.02  # equal GPUs differ by 1%, and new processes on one GPU by up to 0.7%
 MISTAKES = 0.05  # the probability that nodes of equal speed are reported
+Seconds = TypeVar("Seconds", float, tuple[float, float])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,20 +20,19 @@ class SlowNode:
     """The slowest node of a run, compared with the fastest node.
 
     node, fastest: the numbers of the two nodes. slower: by which fraction the slowest node's times
-    are longer. error: the standard error of `slower`.
+    are longer.
     """
 
     node: int
     fastest: int
     slower: float
-    error: float
 
 
-def node_seconds(ranks: Sequence[float], node_size: int) -> list[float]:
+def node_seconds(ranks: Sequence[Seconds], node_size: int) -> list[Seconds]:
     """Return the seconds of each node, which are those of its slowest rank.
 
-    ranks: the seconds of each rank. Consecutive `node_size` ranks are on one node. A synchronized
-    step waits for the slowest rank, so that rank decides.
+    ranks: the seconds of each rank, alone or each with its error. Consecutive `node_size` ranks are
+    on one node. A synchronized step waits for the slowest rank, so that rank decides.
     """
     return [max(ranks[first : first + node_size]) for first in range(0, len(ranks), node_size)]
 
@@ -49,7 +50,7 @@ def slow_node(measurements: Sequence[Sequence[Sequence[float]]], node_size: int)
     times, errors = [], []  # [measurement][node]
     for rounds in measurements:
         ranks = [median_and_error(seconds) for seconds in zip(*rounds, strict=True)]
-        slowest = [max(ranks[first : first + node_size]) for first in range(0, len(ranks), node_size)]
+        slowest = node_seconds(ranks, node_size)
         times.append([math.log(seconds) for seconds, _ in slowest])
         errors.append([error / seconds for seconds, error in slowest])
     if not times or len(times[0]) < 2:
@@ -65,4 +66,4 @@ def slow_node(measurements: Sequence[Sequence[Sequence[float]]], node_size: int)
     difference = mean(found)
     if difference <= max(limit, math.log1p(LEAST_SLOWER)):
         return None
-    return SlowNode(node=node, fastest=fastest, slower=math.expm1(difference), error=error)
+    return SlowNode(node=node, fastest=fastest, slower=math.expm1(difference))

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ddpperf
 from ddpperf.errors import Refused
-from ddpperf.machine.child_process import describe_status, run_child
+from ddpperf.machine.child_process import describe_status, package_path, run_child
 from ddpperf.regular_files import open_regular, read_text
 from ddpperf.temporary import PrivateFolder
 
@@ -170,10 +169,8 @@ def _decode(source: _Source, path: Path, say: Callable[[str], None]) -> Data:
 def _run_decoder(source: _Source, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
     """Decode images in a child process into out/images.pt, and return a summary of them."""
     command = [sys.executable, "-P", "-m", "ddpperf.data.decode", source.kind, str(source.folder), str(out)]
-    package_parent = str(Path(ddpperf.__file__).parents[1])
-    path = os.pathsep.join(filter(None, (package_parent, os.environ.get("PYTHONPATH"))))
     try:
-        finished = run_child(command, {"PYTHONPATH": path}, SILENT_SECONDS, on_line=say)
+        finished = run_child(command, {"PYTHONPATH": package_path()}, SILENT_SECONDS, on_line=say)
     except subprocess.TimeoutExpired as error:
         what = f"decoding the images of {source.folder} made no progress for {SILENT_SECONDS} s"
         raise Refused(f"{what}; check the disk, or name another folder") from error

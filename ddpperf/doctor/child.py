@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import ddpperf
 from ddpperf.errors import MAX_LETTERS
-from ddpperf.machine.child_process import describe_status, run_child
+from ddpperf.machine.child_process import describe_status, package_path, run_child
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +28,9 @@ class Report:
 
 def run_program(module: str, *arguments: str, seconds: float) -> Report:
     """Run a module as a program, and return the facts that it printed, one JSON object in a line."""
-    path = os.pathsep.join([str(Path(ddpperf.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", module, *arguments]
     try:
-        ended = run_child(command, {"PYTHONPATH": path}, seconds)
+        ended = run_child(command, {"PYTHONPATH": package_path()}, seconds)
     except OSError as error:
         return Report(facts={}, problem=f"could not be started ({error.strerror})")
     except subprocess.TimeoutExpired as error:

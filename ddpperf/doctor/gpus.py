@@ -13,7 +13,7 @@ from typing import Any
 
 from ddpperf.doctor.findings import Finding, Subject, bad, good, warn
 from ddpperf.machine.gpu_watch import SM_CLOCK, read_state
-from ddpperf.machine.hardware import Gpu, first_unmapped, load_nvml, query_nvml
+from ddpperf.machine.hardware import Gpu, first_unmapped, gpu_handles, load_nvml, query_nvml
 from ddpperf.machine.links import pcie_rate
 from ddpperf.results import units
 
@@ -24,12 +24,6 @@ UNCORRECTED, VOLATILE = 1, 0  # NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATIL
 DEVICES, DRIVER_FILES = Path("/dev"), "nvidia[0-9]*"  # one for each GPU
 
 Handles = Mapping[int, Any]  # the driver's handle of each GPU, by its number in CUDA's order
-
-
-def gpu_handles(gpus: Sequence[Gpu]) -> Handles:
-    """Return the driver's handles of the GPUs that the driver still knows."""
-    handles = {index: query_nvml("nvmlDeviceGetHandleByUUID", gpu.uuid) for index, gpu in enumerate(gpus)}
-    return {index: handle for index, handle in handles.items() if handle is not None}
 
 
 def present_gpus(gpus: Sequence[Gpu]) -> list[Finding]:
@@ -68,7 +62,7 @@ def _why_no_driver() -> str:
 
 def gpu_settings(gpus: Sequence[Gpu]) -> list[Finding]:
     """Return the links and the settings of the GPUs, which stay as they are during a test run."""
-    handles = gpu_handles(gpus)
+    handles = gpu_handles(gpu.uuid for gpu in gpus)
     if not handles:
         return []
     links = {index: _nvlink_text(gpus[index], handle) for index, handle in handles.items()}
@@ -124,7 +118,7 @@ def gpu_disturbances(gpus: Sequence[Gpu]) -> list[Finding]:
 
     A test run watches both in each round, so a run needs no such findings at its start.
     """
-    handles = gpu_handles(gpus)
+    handles = gpu_handles(gpu.uuid for gpu in gpus)
     if not handles:
         return []
     return [

@@ -20,11 +20,11 @@ from typing import Any
 
 from ddpperf.doctor.child import Report, run_program
 from ddpperf.doctor.findings import Finding, Subject, bad, good, late, warn
-from ddpperf.doctor.gpus import gpu_handles, loaded_clocks
+from ddpperf.doctor.gpus import loaded_clocks
 from ddpperf.errors import first_line
 from ddpperf.machine.compiler import compiler_problem
 from ddpperf.machine.gpu_watch import SM_CLOCK
-from ddpperf.machine.hardware import Gpu, query_nvml, visible_gpus
+from ddpperf.machine.hardware import Gpu, gpu_handles, query_nvml, visible_gpus
 from ddpperf.workers.interpreter import MIN_TORCH, release
 
 LOAD_SECONDS = 0.5  # clocks reach their height within 0.1 s
@@ -189,7 +189,7 @@ def _tried_gpus() -> dict[str, Any]:
         while time.monotonic() < end:
             for tensor in tensors:
                 tensor.add_(1)
-        handles = gpu_handles(visible_gpus()).items()
+        handles = gpu_handles(gpu.uuid for gpu in visible_gpus()).items()
         kinds = "nvmlDeviceGetClockInfo", "nvmlDeviceGetMaxClockInfo"
         clocks = [(i, *(query_nvml(kind, handle, SM_CLOCK) for kind in kinds)) for i, handle in handles]
         for index in range(len(tensors)):

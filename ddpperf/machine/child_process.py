@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
+import ddpperf
 from ddpperf.temporary import PrivateFolder
 
 LIBC = ctypes.CDLL(None)
@@ -71,6 +72,16 @@ def run_child(
                 kill_group(process)
                 status = process.wait()
         return subprocess.CompletedProcess(command, status, end_of(output), end_of(errors))
+
+
+def package_path() -> str:
+    """Return the PYTHONPATH of a child process that imports this ddpperf.
+
+    The folders of this process's PYTHONPATH follow. If there are none, nothing follows, because an
+    empty entry would stand for the current folder.
+    """
+    inherited = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([str(Path(ddpperf.__file__).parents[1]), *([inherited] if inherited else [])])
 
 
 def die_with_parent() -> None:

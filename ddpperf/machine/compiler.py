@@ -64,7 +64,7 @@ def _compiles(compiler: str, name: str, seconds: float) -> bool:
     return False
 
 
-def check_inductor(options: str, option: str = "--spec") -> None:
+def check_inductor(options: str, option: str) -> None:
     """Raise Refused if torch's compiler does not know one of the given options.
 
     options: the names of the options, joined by +. option: the option of ddpperf that named them. A

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddpperf.machine.hardware import load_nvml, query_nvml
+from ddpperf.machine.hardware import gpu_handles, load_nvml, query_nvml
 from ddpperf.results.notes import Note, info, warning
 
 POWER_CAP = "power cap"
@@ -92,8 +92,7 @@ class GpuWatch:
 
     def __init__(self, uuids: Sequence[str]) -> None:
         load_nvml()
-        handles = {gpu: query_nvml("nvmlDeviceGetHandleByUUID", uuid) for gpu, uuid in enumerate(uuids)}
-        self._handles = {gpu: handle for gpu, handle in handles.items() if handle is not None}
+        self._handles = gpu_handles(uuids)
         self._last = self._states()
         self._before = {gpu: state.processes for gpu, state in self._last.items()}
         self._own: set[int] = set()

@@ -14,7 +14,7 @@ import platform
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -84,6 +84,12 @@ def query_nvml(function: str, *arguments: Any) -> Any | None:
 
         return getattr(pynvml, function)(*arguments)
     return None
+
+
+def gpu_handles(uuids: Iterable[str]) -> dict[int, Any]:
+    """Return NVML's handles of the GPUs that the driver still knows, by their place in `uuids`."""
+    handles = {place: query_nvml("nvmlDeviceGetHandleByUUID", uuid) for place, uuid in enumerate(uuids)}
+    return {place: handle for place, handle in handles.items() if handle is not None}
 
 
 def visible_gpus() -> list[Gpu]:

@@ -51,7 +51,7 @@ def interfaces() -> list[Interface]:
     return found
 
 
-def find_interface(requested: str | None, option: str = "--interface") -> Interface:
+def find_interface(requested: str | None) -> Interface:
     """Return the interface with this name or address; without a request, that of the default route.
 
     Raises Refused if there is no such interface.
@@ -59,15 +59,15 @@ def find_interface(requested: str | None, option: str = "--interface") -> Interf
     up = interfaces()
     names = ", ".join(f"{one.name} ({one.address})" for one in up) or "none"
     if requested is None:
-        address = _default_address()
+        address = _source_address(ANYWHERE)
         for one in up:
             if one.address == address:
                 return one
-        raise Refused(f"no network interface has a default route, found {names}; name one with {option}")
+        raise Refused(f"no network interface has a default route, found {names}; name one with --interface")
     for one in up:
         if requested in (one.name, one.address):
             return one
-    what = f"{option} {requested} is no network interface that is up"
+    what = f"--interface {requested} is no network interface that is up"
     raise Refused(f"{what}, found {names}; name one of these")
 
 
@@ -75,10 +75,6 @@ def interface_to(address: str) -> Interface | None:
     """Return the interface through which this node sends to `address`, or None."""
     mine = _source_address((address, ANYWHERE[1]))
     return next((one for one in interfaces() if one.address == mine), None)
-
-
-def _default_address() -> str | None:
-    return _source_address(ANYWHERE)
 
 
 def _source_address(to: tuple[str, int]) -> str | None:

@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -22,9 +23,9 @@ from ddpperf.foreign_text import printable
 from ddpperf.machine.hardware import visible_gpus
 from ddpperf.machine.network import Interface, find_interface, interface_to
 from ddpperf.node.agent import Agent, ContactLost, handle_ending
-from ddpperf.node.agreed import KEY_FILE, PORT
+from ddpperf.node.defaults import KEY_FILE, PORT
 from ddpperf.node.facts import facts
-from ddpperf.node.handshake import AuthenticationError, connect, parse_key, read_key
+from ddpperf.node.handshake import connect, parse_key, read_key
 from ddpperf.workers import channel
 
 REFUSED, LOST = 2, 3
@@ -86,8 +87,6 @@ def _run(given: argparse.Namespace) -> None:
     hello = {
         "name": given.name,
         "interface": interface.name,
-        "address": interface.address,
-        "host": socket.gethostname(),
         "facts": {device: facts(device, gpus) for device in ("cpu", "cuda")},
     }
     try:

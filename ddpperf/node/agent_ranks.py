@@ -7,11 +7,12 @@ import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from multiprocessing import AuthenticationError
 from pathlib import Path
 
 from ddpperf.errors import Refused
 from ddpperf.foreign_text import shortened
-from ddpperf.node.handshake import AuthenticationError, connect
+from ddpperf.node.handshake import connect
 from ddpperf.specs import DATA_VARIABLE
 from ddpperf.temporary import PrivateFolder
 from ddpperf.workers import channel

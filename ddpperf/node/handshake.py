@@ -131,6 +131,3 @@ def shut_down(connection: Connection) -> None:
         connected = socket.socket(fileno=os.dup(connection.fileno()))
         with connected:
             connected.shutdown(socket.SHUT_RDWR)
-
-
-__all__ = ["AuthenticationError", "accept", "connect", "make_key", "parse_key", "read_key", "shut_down"]

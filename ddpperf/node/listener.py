@@ -13,11 +13,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection
 
 from ddpperf.errors import Refused
 from ddpperf.machine.network import Interface
-from ddpperf.node.handshake import HANDSHAKE_SECONDS, AuthenticationError, accept
+from ddpperf.node.handshake import HANDSHAKE_SECONDS, accept
 from ddpperf.workers import channel
 from ddpperf.workers.channel import Message
 

@@ -12,13 +12,11 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
 
-import ddpperf
 from ddpperf.errors import MAX_LETTERS, Refused
 from ddpperf.foreign_text import printable
-from ddpperf.machine.child_process import describe_status, die_with_parent
+from ddpperf.machine.child_process import describe_status, die_with_parent, package_path
 from ddpperf.node.hostfile import Host
 
 MAX_PRINTED_BYTES = 2**26  # ssh is killed if a node prints more
@@ -110,10 +108,8 @@ def destination(host: Host) -> list[str]:
 
 def agent_command(host: Host, join: str) -> str:
     """Return the line for a host's shell that starts the agent in this folder with this ddpperf."""
-    package = str(Path(ddpperf.__file__).parents[1])
-    path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
     agent = ["-m", "ddpperf.node", "--join", join, "--key", "-", "--name", str(host)]
-    command = ["exec", "env", f"PYTHONPATH={path}", sys.executable, *agent]
+    command = ["exec", "env", f"PYTHONPATH={package_path()}", sys.executable, *agent]
     return f"cd {shlex.quote(os.getcwd())} && {shlex.join(command)}"
 
 

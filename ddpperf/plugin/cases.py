@@ -234,7 +234,7 @@ def _training_words(spec: TrainingSpec, options: Options) -> list[str]:
         words.append(f"{spec.input}{spec.loader_workers if spec.input == 'dataloader' else ''}")
     if isinstance(spec, RunSpec):
         words.append(f"lr{spec.rate:g}")
-        changed = [name for name in OF_RECIPE if _differs(spec, RunSpec, name)]
+        changed = [name for name in NAMED_IN_ID if _differs(spec, RunSpec, name)]
         words += [_recipe_word(name).format(getattr(spec, name)) for name in changed]
     return words
 
@@ -257,7 +257,7 @@ def _strategy_words(spec: Any) -> str:
 
 
 # The hyperparameters that a test id names if they are not RunSpec's defaults.
-OF_RECIPE = (
+NAMED_IN_ID = (
     *("optimizer", "schedule", "grow_from", "momentum", "weight_decay", "label_smoothing", "cutout"),
     *("cutmix", "crop_padding", "uncropped_epochs", "average_weights", "clip_norm", "nesterov"),
     *("decay_vectors", "set_epoch", "seed"),

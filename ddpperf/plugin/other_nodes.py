@@ -10,7 +10,7 @@ from typing import Any
 
 from ddpperf.errors import Refused
 from ddpperf.machine.hardware import Gpu
-from ddpperf.node.agreed import KEY_FILE
+from ddpperf.node.defaults import KEY_FILE
 from ddpperf.node.facts import facts, machine_id
 from ddpperf.node.handshake import make_key, read_key
 from ddpperf.node.joining import Joining

@@ -24,10 +24,10 @@ from ddpperf.report.exports import (
     CURVES_BEGINS,
     PROMETHEUS_BEGINS,
     UTILIZATION_BEGINS,
-    write_csv,
-    write_curves,
-    write_prometheus,
-    write_utilization,
+    csv_text,
+    curves_csv_text,
+    prometheus_text,
+    utilization_text,
 )
 from ddpperf.report.page import PAGE_BEGINS, write_page
 from ddpperf.report.plots import write_plots
@@ -36,12 +36,13 @@ from ddpperf.report.questions import report_tables
 from ddpperf.report.summary import summary_lines, verdict_lines
 from ddpperf.results.outcomes import Outcome, OutcomeKind
 from ddpperf.results.stored_runs import (
-    SCHEMA,
     NoBaseline,
     Storage,
+    header_of,
     newest_run,
     read_document,
     require_replaceable,
+    write_atomically,
 )
 from ddpperf.verdict.confirmed_comparison import answer_of
 from ddpperf.verdict.exit_status import decide
@@ -52,11 +53,7 @@ from ddpperf.verdict.thresholds import read_threshold_file
 def load(path: Path) -> dict[str, Any]:
     """Return the document of a stored run; raise NoBaseline for any other file."""
     document: dict[str, Any] = read_document(path)
-    header = document.get("ddpperf") if isinstance(document, dict) else None
-    if not isinstance(header, dict):
-        raise NoBaseline(f"{path} was not saved by ddpperf; name a file in .ddpperf/runs or perf/baselines")
-    if (schema := header.get("schema")) != SCHEMA:
-        raise NoBaseline(f"{path} has schema {schema!r}, this ddpperf reads {SCHEMA}; measure again")
+    header_of(document, path)
     return document
 
 
@@ -137,6 +134,9 @@ def main() -> int:
     return 0
 
 
+Write = Callable[[Path, dict[str, Any], History], Path]  # writes a stored run to a file or folder
+
+
 @dataclass(frozen=True, kw_only=True)
 class Output:
     """A file or folder to write, and the function that writes a stored run there.
@@ -146,29 +146,22 @@ class Output:
 
     path: Path
     is_export: bool
-    write: Callable[[Path, dict[str, Any], History], Path]
+    write: Write
+
+
+def _export(content: Callable[[dict[str, Any]], str]) -> Write:
+    """Return the function that writes an export. content: returns the text of a stored run's export."""
+    return lambda path, document, history: write_atomically(path, content(document))
 
 
 def _requested(given: argparse.Namespace) -> list[Output]:
     """Return the requested outputs; raise Refused if one of them would replace something else."""
     outputs = (
         ("-o", given.output, PAGE_BEGINS, "pages", write_page),
-        ("--csv", given.csv, CSV_BEGINS, "exports", lambda path, run, kept: write_csv(path, run)),
-        ("--curves", given.curves, CURVES_BEGINS, "exports", lambda path, run, kept: write_curves(path, run)),
-        (
-            "--utilization",
-            given.utilization,
-            UTILIZATION_BEGINS,
-            "exports",
-            lambda path, run, kept: write_utilization(path, run),
-        ),
-        (
-            "--prometheus",
-            given.prometheus,
-            PROMETHEUS_BEGINS,
-            "exports",
-            lambda path, run, kept: write_prometheus(path, run),
-        ),
+        ("--csv", given.csv, CSV_BEGINS, "exports", _export(csv_text)),
+        ("--curves", given.curves, CURVES_BEGINS, "exports", _export(curves_csv_text)),
+        ("--utilization", given.utilization, UTILIZATION_BEGINS, "exports", _export(utilization_text)),
+        ("--prometheus", given.prometheus, PROMETHEUS_BEGINS, "exports", _export(prometheus_text)),
     )
     if given.gpu_hour_price is not None and not (given.tables or given.output):
         raise Refused("--gpu-hour-price adds costs to --tables and to the page of -o, got neither; add one")

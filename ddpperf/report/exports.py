@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -18,7 +17,6 @@ from ddpperf.report.curves import BY_EPOCH, curve_points
 from ddpperf.report.facets import timed_work
 from ddpperf.results import metrics
 from ddpperf.results.outcomes import OutcomeKind, Status
-from ddpperf.results.stored_runs import write_atomically
 
 CSV_BEGINS = b"datetime,hardware,commit,verdict,test,"
 CURVES_BEGINS = b"datetime,hardware,commit,verdict,epoch,"
@@ -133,16 +131,6 @@ def _csv(document: Mapping[str, Any], names: Sequence[str], rows: Iterable[Mappi
     return output.getvalue()
 
 
-def write_csv(path: Path, document: Mapping[str, Any]) -> Path:
-    """Write all metrics of a stored run to a CSV file; raise OSError if that fails."""
-    return write_atomically(path, csv_text(document))
-
-
-def write_curves(path: Path, document: Mapping[str, Any]) -> Path:
-    """Write losses and accuracies by epoch to a CSV file; raise OSError if that fails."""
-    return write_atomically(path, curves_csv_text(document))
-
-
 def utilization_text(document: Mapping[str, Any]) -> str:
     """Return the utilization over time of epochs and trainings as CSV, with one line for each value.
 
@@ -167,13 +155,8 @@ def utilization_text(document: Mapping[str, Any]) -> str:
     return output.getvalue()
 
 
-def write_utilization(path: Path, document: Mapping[str, Any]) -> Path:
-    """Write the utilization over time to a CSV file; raise OSError if that fails."""
-    return write_atomically(path, utilization_text(document))
-
-
-def write_prometheus(path: Path, document: Mapping[str, Any]) -> Path:
-    """Write a stored run as a text file for the textfile collector of Prometheus' node exporter.
+def prometheus_text(document: Mapping[str, Any]) -> str:
+    """Return a stored run as text for the textfile collector of Prometheus' node exporter.
 
     Each metric is a gauge with the labels `hardware` and `test`. ddpperf_verdict is 1 for the verdict
     of the run, and 0 for the other verdicts. ddpperf_run_timestamp_seconds is the time of the run.
@@ -207,4 +190,4 @@ def write_prometheus(path: Path, document: Mapping[str, Any]) -> Path:
         name = f"metric_{name}" if name in OWN_GAUGES else name
         text = f"{UNITS.get(value.unit, value.unit)}, the median over process sets"
         gauge(name, text, "test").labels(hardware, _utf8(value.test)).set(value.value)
-    return write_atomically(path, generate_latest(registry))
+    return generate_latest(registry).decode()

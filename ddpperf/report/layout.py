@@ -18,7 +18,7 @@ MOST_LINES = 2  # of a sentence
 GAP = "  "
 
 
-def table_lines(table: Table, width: int, *, notes: bool = False) -> list[str]:
+def table_lines(table: Table, width: int, *, notes: bool) -> list[str]:
     """Return the lines of a table, without the last columns if they do not fit the width.
 
     A table of one row becomes a sentence. notes: whether explanations follow.

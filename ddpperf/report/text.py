@@ -18,7 +18,7 @@ def function_of(test: str) -> str:
     return test.rpartition("::")[-1].partition("[")[0]
 
 
-def format_metric(name: str, value: float, unit: str = "") -> str:
+def format_metric(name: str, value: float, unit: str) -> str:
     """Return a metric's heading and value as text.
 
     A metric of another test suite is shown with its name and unit.

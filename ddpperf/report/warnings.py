@@ -7,12 +7,11 @@ from typing import Any
 
 from ddpperf.analysis.statistics import FEWEST_ROUNDS, drift, relative_iqr, spread_over_ranks
 from ddpperf.results.notes import NoteKind
-from ddpperf.results.samples import Measured
+from ddpperf.results.samples import SLOW_PACE, Measured
 
 NOISY_IQR = 0.25
 ONE_DEVICE = "one_device"  # the reference measurement of the single-device step time
 UNEQUAL_DEVICES = 0.10  # equal devices that do the same work alone differ by 1%
-SLOW_PACE = 1.08  # ratio of a kernel's times in a small CUDA graph; 1.2 on an H200 at the slow pace
 
 
 def warnings_of(stored: dict[str, Any]) -> list[str]:

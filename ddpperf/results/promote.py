@@ -13,7 +13,14 @@ from pathlib import Path
 
 from ddpperf.command import Parser, print_lines, refused
 from ddpperf.errors import quoted
-from ddpperf.results.stored_runs import NoBaseline, Storage, is_baseline, newest_run, read_document
+from ddpperf.results.stored_runs import (
+    NoBaseline,
+    Storage,
+    header_of,
+    is_baseline,
+    newest_run,
+    read_document,
+)
 
 HARDWARE_KEY = re.compile(r"[\w+-]+")
 
@@ -26,13 +33,11 @@ def promote(root: Path, run: Path | None = None, name: str = "baseline") -> Path
     """
     run = run or newest_run(root)
     document = read_document(run)
-    header = document.get("ddpperf") if isinstance(document, dict) else None
-    if not isinstance(header, dict):
-        raise NoBaseline(f"{run} was not saved by ddpperf; name a file below .ddpperf/runs")
+    header = header_of(document, run)
     if "against" in header:
         raise NoBaseline(f"{run} is an A/B run, which cannot be a baseline; name a run without A/B options")
-    key = str(header.get("hardware_key", ""))
-    if key and not HARDWARE_KEY.fullmatch(key):  # it names a folder, which must not be elsewhere
+    key = header["hardware_key"]
+    if not HARDWARE_KEY.fullmatch(key):  # it names a folder, which must not be elsewhere
         raise NoBaseline(f"{run} is damaged (its hardware_key is {quoted(key)}); name another run")
     storage = Storage(root=root, hardware_key=key)
     measured = storage.load(run).measured

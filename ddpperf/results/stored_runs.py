@@ -187,18 +187,10 @@ class Storage:
 
     def read(self, document: Any, path: Path) -> Baseline:
         """Return a stored run from its JSON; raise NoBaseline as `load` does. path: its file."""
-        try:
-            header = document["ddpperf"]
-            schema, key = header["schema"], header["hardware_key"]
-        except (KeyError, TypeError) as error:
-            why = f"no {error}" if isinstance(error, KeyError) else "it holds something else"
-            advice = f"name a file below {self.runs}"
-            raise NoBaseline(f"{path} was not saved by ddpperf ({why}); {advice}") from error
-        if schema != SCHEMA:
-            advice = "save a baseline anew"
-            raise NoBaseline(f"{path} has schema {quoted(schema)}, this ddpperf reads {SCHEMA}; {advice}")
+        header = header_of(document, path)
+        key = header["hardware_key"]
         if key != self.hardware_key:
-            there, here = short(str(key)), f"this is {self.hardware_key}; save a baseline here"
+            there, here = short(key), f"this is {self.hardware_key}; save a baseline here"
             raise NoBaseline(f"{path} was measured on {there}, {here}")
         if "against" in header:
             raise NoBaseline(f"{path} is an A/B run, and this run has one side; name a run of one side")
@@ -269,6 +261,21 @@ def read_document(path: Path) -> Any:
         why = error.strerror if isinstance(error, OSError) else first_line(error)
         advice = "name another, or save one anew"
         raise NoBaseline(f"the baseline {path} cannot be read ({why}); {advice}") from error
+
+
+def header_of(document: Any, path: Path) -> dict[str, Any]:
+    """Return the part of a stored run that ddpperf wrote; raise NoBaseline for any other JSON.
+
+    path: the file of the run. The hardware_key of the returned part is text.
+    """
+    header: Any = document.get("ddpperf") if isinstance(document, dict) else None
+    if not isinstance(header, dict) or "schema" not in header:
+        raise NoBaseline(f"{path} was not saved by ddpperf; name a file in .ddpperf/runs or perf/baselines")
+    if (schema := header["schema"]) != SCHEMA:
+        raise NoBaseline(f"{path} has schema {quoted(schema)}, this ddpperf reads {SCHEMA}; measure again")
+    if not isinstance(key := header.get("hardware_key"), str):
+        raise NoBaseline(f"{path} is damaged (its hardware_key is {quoted(key)}); name another run")
+    return header
 
 
 def _numbered(folder: Path) -> list[Path]:

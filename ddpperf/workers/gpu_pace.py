@@ -15,9 +15,10 @@ import time
 
 import torch
 
+from ddpperf.results.samples import SLOW_PACE
+
 KERNELS = 200  # in the timed graph
 REPLAYS = 30
-SLOW_PACE = 1.08  # times the fast pace; the slow pace is 1.2 times the fast pace on an H200
 
 
 class GpuPace:

@@ -46,6 +46,15 @@ def resnet50(options: Options, case_of: Callable[[Model, int], Case], *, least: 
                 yield case_of(model, world_size)
 
 
+def resnet50_step(kind: type[Kind], options: Options, model: Model, world_size: int) -> Case:
+    """Return the training spec of a ResNet-50 in the first execution mode, or a skipped test.
+
+    kind: the spec class of the instrument that measures it, too.
+    """
+    execution = options.executions[0]
+    return measured_also_as(kind, options, world_size, RESNET50_BATCH, execution, model=model)
+
+
 def training(options: Options, world_size: int, batch_size: int, execution: Execution) -> dict[str, Any]:
     """Return the fields of a training spec for a world size, a batch size and an execution mode.
 

@@ -17,7 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ddpperf.report.__main__ import main as report
-from ddpperf.report.exports import CSV_BEGINS, CURVES_BEGINS, PROMETHEUS_BEGINS, csv_text, write_prometheus
+from ddpperf.report.exports import CSV_BEGINS, CURVES_BEGINS, PROMETHEUS_BEGINS, csv_text, prometheus_text
 from tests.canned import CannedSuite
 from tests.project import REPOSITORY
 
@@ -141,9 +141,9 @@ def test_csv_has_the_time_of_a_step() -> None:
 # --- Prometheus
 
 
-def test_prometheus_reads_the_file(tmp_path: Path) -> None:
-    document = stored(CPU)
-    path = write_prometheus(tmp_path / "run.prom", document)
+def test_prometheus_reads_the_file(run: Run, tmp_path: Path) -> None:
+    document, path = stored(CPU), tmp_path / "run.prom"
+    assert run(report, CPU, "--prometheus", "run.prom").returncode == 0
     assert path.read_bytes().startswith(PROMETHEUS_BEGINS)
     assert path.stat().st_mode & 0o444 == 0o444, "the node exporter is another user"
     families = {family.name: family for family in text_string_to_metric_families(path.read_text())}
@@ -158,7 +158,7 @@ def test_prometheus_reads_the_file(tmp_path: Path) -> None:
     assert len(families["ddpperf_test_passed"].samples) == len(document["benchmarks"])
 
 
-def test_odd_names_are_escaped(tmp_path: Path) -> None:
+def test_odd_names_are_escaped() -> None:
     document = stored(CPU)
     first = document["benchmarks"][0]
     odd = 'perf/test_a.py::test_a["\\\n"]'
@@ -169,7 +169,7 @@ def test_odd_names_are_escaped(tmp_path: Path) -> None:
         "unit": "1/s",
         "by_set": {"A1": 1.0},
     }
-    text = write_prometheus(tmp_path / "run.prom", document).read_text()
+    text = prometheus_text(document)
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert families["ddpperf_tokens_s"].samples[0].labels["test"] == odd
 
@@ -194,18 +194,18 @@ def test_failed_tests_are_exported_as_zero(run: Run, tmp_path: Path) -> None:
     assert (refused.returncode, "holds no measured test; name another run" in refused.stderr) == (4, True)
 
 
-def test_torch_of_an_ab_run_is_the_candidates(tmp_path: Path) -> None:
+def test_torch_of_an_ab_run_is_the_candidates() -> None:
     document = stored(GATE)
     document["ddpperf"]["against"]["candidate"]["torch"] = "9.9"
-    text = write_prometheus(tmp_path / "run.prom", document).read_text()
+    text = prometheus_text(document)
     assert 'torch="9.9"' in text
 
 
-def test_metric_with_the_name_of_a_gauge_is_kept(tmp_path: Path) -> None:
+def test_metric_with_the_name_of_a_gauge_is_kept() -> None:
     document = stored(CPU)
     found = document["benchmarks"][0]["extra_info"]["ddpperf"]["metrics"]
     found["run_info"] = {"value": 5.0, "unit": "1", "by_set": {"A1": 5.0}}
-    text = write_prometheus(tmp_path / "run.prom", document).read_text()
+    text = prometheus_text(document)
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert families["ddpperf_metric_run_info"].samples[0].value == 5
     assert families["ddpperf_run_info"].samples[0].value == 1

@@ -11,7 +11,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
-from multiprocessing import Pipe
+from multiprocessing import AuthenticationError, Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from ddpperf.errors import Refused
 from ddpperf.machine.network import Interface, find_interface
 from ddpperf.node.__main__ import LOST, REFUSED, main
 from ddpperf.node.agent_ranks import AgentRanks
-from ddpperf.node.handshake import AuthenticationError, connect, make_key, read_key
+from ddpperf.node.handshake import connect, make_key, read_key
 from ddpperf.node.joined_node import JoinedNode
 from ddpperf.node.joining import Joining
 from ddpperf.node.listener import MOST_STRANGERS, Listener

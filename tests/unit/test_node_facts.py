@@ -80,7 +80,9 @@ def test_slow_node_is_found_with_its_excess() -> None:
     assert found is not None
     assert found.node == 1
     assert found.slower == pytest.approx(0.12, abs=0.005)
-    assert 0 < found.error < 0.003
+    small = slow_node([rounds(1.0, 1.0, 1.0, 1.03, 1.01, 1.0, seed=seed) for seed in range(3)], 2)
+    assert small is not None, "the noise is below 0.3%"
+    assert small.node == 1
 
 
 def test_equal_nodes_are_seldom_slow() -> None:

@@ -288,8 +288,13 @@ def test_command_finds_a_slower_run(tmp_path: Path) -> None:
         ("[1, 2]", "was not saved by ddpperf"),
         ("{", "cannot be read"),
         ('{"ddpperf": {"schema": 1}, "benchmarks": []}', "has schema 1, this ddpperf reads 2"),
-        ('{"ddpperf": {"schema": 2}, "benchmarks": []}', "holds no measured test"),
-        ('{"ddpperf": {"schema": 2}, "benchmarks": [{"fullname": "x"}]}', "is damaged"),
+        (f'{{"ddpperf": {{"schema": "{"x" * 4000}"}}}}', "has schema 'xxx"),
+        ('{"ddpperf": {"schema": 2}}', "is damaged (its hardware_key is None); name another run"),
+        ('{"ddpperf": {"schema": 2, "hardware_key": "cpu2"}, "benchmarks": []}', "holds no measured test"),
+        (
+            '{"ddpperf": {"schema": 2, "hardware_key": "cpu2"}, "benchmarks": [{"fullname": "x"}]}',
+            "is damaged",
+        ),
     ],
 )
 def test_other_files_are_refused_in_one_sentence(tmp_path: Path, content: str, words: str) -> None:
@@ -299,6 +304,7 @@ def test_other_files_are_refused_in_one_sentence(tmp_path: Path, content: str, w
     assert finished.returncode == 4
     assert words in finished.stderr
     assert len(finished.stderr.splitlines()) == 1
+    assert len(finished.stderr.replace(str(run), "run.json")) < 200
     assert not (tmp_path / "report.html").exists()
 
 

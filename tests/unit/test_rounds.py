@@ -293,7 +293,7 @@ def test_gpu_watch_warns_of_rounds_that_count(
         GpuState(monotonic_seconds=at, reasons=frozenset({reason} - {""}))
         for at, reason in enumerate(["", "temperature", *reasons, *[""] * 6])
     )
-    monkeypatch.setattr(gpu_watch, "query_nvml", lambda *_: states)
+    monkeypatch.setattr(gpu_watch, "gpu_handles", lambda uuids: {0: states})
     monkeypatch.setattr(gpu_watch, "read_state", lambda handle: handle.popleft())
     watch = GpuWatch(["GPU-a"])
     checks.answer = watch.look

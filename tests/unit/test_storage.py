@@ -263,6 +263,9 @@ def with_seconds(seconds: float | int) -> dict[str, Any]:
     return damaged_sample(seconds=[[seconds]])
 
 
+NOT_SAVED = r"was not saved by ddpperf; name a file in \.ddpperf/runs or perf/baselines$"
+
+
 def damaged_stats(**change: object) -> dict[str, Any]:
     (benchmark,) = run_of()["benchmarks"]
     return run_of() | {"benchmarks": [benchmark | {"stats": STATS | change}]}
@@ -279,10 +282,15 @@ def other(**header: object) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ({}, r"was not saved by ddpperf \(no 'ddpperf'\); name a file below"),
-        ([], r"was not saved by ddpperf .*; name a file below"),
-        *((other(schema=schema), rf"has schema {schema}, this ddpperf reads {SCHEMA}; save a baseline anew$")
+        ({}, NOT_SAVED),
+        ([], NOT_SAVED),
+        ({"ddpperf": 1}, NOT_SAVED),
+        ({"ddpperf": {}}, NOT_SAVED),
+        *((other(schema=schema), rf"has schema {schema}, this ddpperf reads {SCHEMA}; measure again$")
           for schema in (SCHEMA + 1, SCHEMA - 1)),
+        (other(schema="x" * 4000), rf"has schema 'xx.*xx', this ddpperf reads {SCHEMA}; measure again$"),
+        *((other(hardware_key=key), r"is damaged \(its hardware_key is .*\); name another run$")
+          for key in (None, 7, ["x" * 400])),
         (other(hardware_key="h200x8"), r"was measured on h200x8, this is h200x4; save a baseline here$"),
         (run_of() | {"benchmarks": {"t": 1}}, r"is damaged \(TypeError"),
         ({"ddpperf": run_of()["ddpperf"]},

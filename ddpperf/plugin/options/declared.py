@@ -12,7 +12,7 @@ from typing import Any, get_args
 import pytest
 
 from ddpperf.command import PRICE, PRICES, hour_price
-from ddpperf.node.agreed import KEY_FILE, PORT
+from ddpperf.node.defaults import KEY_FILE, PORT
 from ddpperf.plugin.options import values
 from ddpperf.plugin.options.values import Parser, choice, number, several, whole_number
 from ddpperf.specs import CommHook, Execution, Model, Precision

@@ -10,7 +10,7 @@ from typing import Any
 from ddpperf.data.cache import Data
 from ddpperf.machine.hardware import Links
 from ddpperf.machine.network import Interface
-from ddpperf.node.agreed import KEY_FILE, PORT
+from ddpperf.node.defaults import KEY_FILE, PORT
 from ddpperf.node.hostfile import Hostfile
 from ddpperf.plugin.options.sides import Sides
 from ddpperf.plugin.options.spec_fields import fitting

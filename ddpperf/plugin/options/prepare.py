@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import get_args
 
-import ddpperf
 from ddpperf.command import say
 from ddpperf.data import cache
 from ddpperf.errors import Refused
-from ddpperf.machine.child_process import run_child
+from ddpperf.machine.child_process import package_path, run_child
 from ddpperf.machine.compiler import check_inductor, compiler_reason
 from ddpperf.plugin.options.checks import check_images
 from ddpperf.plugin.options.options import Options
@@ -125,9 +123,8 @@ def check_model(options: Options) -> None:
         return
     batch_size = min(2, min(options.batch_sizes) // int(options.spec_fields.get("accumulation_steps", 1)))
     command = [sys.executable, "-m", "ddpperf.training.check_model", model, str(batch_size)]
-    path = os.pathsep.join([str(Path(ddpperf.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     try:
-        ended = run_child(command, {FUNCTIONS_VARIABLE: model, "PYTHONPATH": path}, MODEL_SECONDS)
+        ended = run_child(command, {FUNCTIONS_VARIABLE: model, "PYTHONPATH": package_path()}, MODEL_SECONDS)
     except subprocess.TimeoutExpired as error:
         raise Refused(f"--model {model} trained no step in {MODEL_SECONDS} s; train it by itself") from error
     lines = ended.stderr.strip().splitlines()

@@ -20,7 +20,7 @@ from ddpperf.data.cache import prepare as prepare_data
 from ddpperf.errors import Refused
 from ddpperf.machine.hardware import Links
 from ddpperf.machine.network import Interface, find_interface, interfaces
-from ddpperf.node.agreed import PORT
+from ddpperf.node.defaults import PORT
 from ddpperf.node.hostfile import read_hostfile
 from ddpperf.plugin.options.checks import check_benchmark_options, check_options, check_root, slower_ratio
 from ddpperf.plugin.options.declared import AB_OPTIONS, GROUPS, OPTIONS, WrongValue
