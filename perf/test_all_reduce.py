@@ -17,7 +17,7 @@ from ddpperf.analysis.two_links import NodeCall, two_links_and_error
 from ddpperf.plugin.cases import Case, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
-from ddpperf.results.samples import BASE, CANDIDATE, Measured
+from ddpperf.results.samples import Measured
 from ddpperf.specs import AllReduceSpec, CollectiveKind, CollectiveSpec, format_bytes
 from perf.common import core, gate
 from perf.common.calls import (
@@ -36,10 +36,10 @@ from perf.common.calls import (
     too_few,
     warn_if_undetermined,
 )
+from perf.common.sides import SIDES
 
 ONE_RANK = "a collective needs two ranks or more; pass --world-sizes 1,2"
 COLLECTIVE_SIZES, GPU_COLLECTIVE_SIZES = (2**24,), (2**20, 2**24, 2**28)
-SIDES = {BASE: "base", CANDIDATE: "candidate"}
 KINDS: tuple[CollectiveKind, ...] = ("reduce_scatter", "all_gather", "broadcast", "all_to_all")
 
 
