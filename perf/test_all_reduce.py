@@ -17,7 +17,7 @@ from ddpperf.analysis.two_links import NodeCall, two_links_and_error
 from ddpperf.plugin.cases import Case, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
-from ddpperf.results.samples import BASE, CANDIDATE, Measured
+from ddpperf.results.samples import Measured
 from ddpperf.specs import AllReduceSpec, CollectiveKind, CollectiveSpec, format_bytes
 from perf.common import core, gate
 from perf.common.calls import (
@@ -36,10 +36,10 @@ from perf.common.calls import (
     too_few,
     warn_if_undetermined,
 )
+from perf.common.sides import SIDES
 
 ONE_RANK = "a collective needs two ranks or more; pass --world-sizes 1,2"
 COLLECTIVE_SIZES, GPU_COLLECTIVE_SIZES = (2**24,), (2**20, 2**24, 2**28)
-SIDES = {BASE: "base", CANDIDATE: "candidate"}
 KINDS: tuple[CollectiveKind, ...] = ("reduce_scatter", "all_gather", "broadcast", "all_to_all")
 
 
@@ -169,10 +169,12 @@ def call_metrics(measure: Measure, call: Measured, busbw_of: Callable[[float], f
     measure.metric("algbw_bytes_per_second", {name: algbw(nbytes, t) for name, t in seconds.items()})
     measure.metric("busbw_bytes_per_second", busbw)
     kind = call.spec.kind if isinstance(call.spec, CollectiveSpec) else call.spec.algorithm
-    rates, factor = measure.machine.link_rates, 1.0
+    rates = measure.machine.link_rates
+    factor: float | None = 1.0
     if rates is not None and rates.cross_nodes(N):
         factor = crossing_factor(kind, N, measure.machine.links.node)
-    link_utilization(measure, {name: factor * rate for name, rate in busbw.items()}, N)
+    if factor is not None:
+        link_utilization(measure, {name: factor * rate for name, rate in busbw.items()}, N)
     kernels = {
         sample.set: min(sample.counters.get("kernel_seconds", ()), default=0.0) for sample in call.samples
     }

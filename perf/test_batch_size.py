@@ -15,6 +15,7 @@ from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
 from ddpperf.specs import EpochSpec, TrainingSpec, is_custom_model
 from perf.common import core
+from perf.common.sides import sets_by_side
 from perf.common.training_metrics import training_metrics
 
 CPU_BATCHES, GPU_BATCHES = (32, 128, 512), (32, 128, 512, 2048)  # images per step of the epochs
@@ -82,18 +83,24 @@ def test_batch_size(measure: Measure, spec: EpochSpec) -> None:
 @pytest.mark.specs(cases=one_epoch_with_most_workers, core=core.never)
 def test_loader_workers(measure: Measure, spec: EpochSpec) -> None:
     """How many DataLoader workers are needed so that loading takes less than 5% of an epoch?"""
-    epochs = {spec.loader_workers: measure(spec)}
+    epoch = measure(spec)
+    epochs = {spec.loader_workers: epoch}
     without = measure.reference("without_loading", without_loading(spec))
     for workers in WORKERS[: WORKERS.index(spec.loader_workers)]:
         epochs[workers] = measure.reference(f"workers={workers}", loaded(spec, workers))
     fractions = {workers: loading_fractions(epochs[workers], without) for workers in sorted(epochs)}
     for workers, fraction in fractions.items():
         measure.metric(f"loading_fraction_with_{workers}_workers", fraction)
-    enough = enough_workers({workers: median(fraction.values()) for workers, fraction in fractions.items()})
-    if enough is None:
-        measure.warn(f"loading limits the epoch even with {spec.loader_workers} workers")
-    else:
-        measure.metric("enough_workers", {name: float(enough) for name in fractions[enough]})
+    enough: dict[str, float] = {}  # by process set
+    for side, names in sets_by_side(epoch).items():
+        medians = {N: median(fraction[name] for name in names) for N, fraction in fractions.items()}
+        if (least := enough_workers(medians)) is not None:
+            enough |= dict.fromkeys(names, float(least))
+        else:
+            of = f", {side}" if side else ""
+            measure.warn(f"loading limits the epoch even with {spec.loader_workers} workers{of}")
+    if len(enough) == len(epoch.samples):
+        measure.metric("enough_workers", enough)
 
 
 def fixed_batches(options: Options) -> Iterator[Case]:

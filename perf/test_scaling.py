@@ -38,6 +38,7 @@ from ddpperf.specs import EpochSpec, Model, TrainingSpec, is_custom_model
 from ddpperf.specs.strategy import CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, DDP_OPTIONS
 from perf.common import core, gate
 from perf.common.nodes import node_spread
+from perf.common.sides import sets_by_side
 from perf.common.training_metrics import cost_metrics, training_metrics
 from perf.common.trainings import (
     RESNET50_BATCH,
@@ -265,10 +266,11 @@ def law_metrics(
     """Fit Amdahl's or Gustafson's law to measured speedups, and store the serial fraction.
 
     The interval of the fraction, the measured speedups, and the predictions for up to 32 devices
-    are stored, too.
+    are stored, too. Base and candidate of an A/B run have their own fits.
     cases: the training spec of each smaller world size.
     """
-    seconds = {spec.world_size: measure(spec).median_step_seconds()}
+    step = measure(spec)
+    seconds = {spec.world_size: step.median_step_seconds()}
     seconds |= {
         N: measure.reference(f"world_size={N}", case).median_step_seconds() for N, case in cases.items()
     }
@@ -277,35 +279,41 @@ def law_metrics(
     speedups = {name: [speedup_of(t1[name], seconds[N][name], N) for N in sizes] for name in sets}
     fractions = {name: fit(sizes, speedups[name]).value for name in sets}
     measure.metric("serial_fraction", fractions)
-    together = fit_sets(fit, sizes, list(speedups.values()))
-    if math.isfinite(together.high):
-        measure.metric("serial_fraction_low", dict.fromkeys(sets, together.low))
-        measure.metric("serial_fraction_high", dict.fromkeys(sets, together.high))
+    sides = sets_by_side(step)
+    fits = {side: fit_sets(fit, sizes, [speedups[name] for name in names]) for side, names in sides.items()}
+    together = {name: fits[side] for side, names in sides.items() for name in names}
+    if all(math.isfinite(estimate.high) for estimate in fits.values()):
+        measure.metric("serial_fraction_low", {name: together[name].low for name in sets})
+        measure.metric("serial_fraction_high", {name: together[name].high for name in sets})
     for place, N in enumerate(sizes):
         measure.metric(f"speedup_of_{N}", {name: speedups[name][place] for name in sets})
     cores, ranks = core_count(), measure.machine.ranks_here(spec.world_size)
     if measure.machine.device == "cpu" and ranks > cores:
         shared = f"{ranks} ranks share {cores} cores"
         measure.warn(f"{shared}, so the law describes these cores and predicts nothing about more of them")
-    if reason := not_predictable(together.value):
-        measure.note(f"{reason}, so nothing is predicted")
+    impossible = {side: reason for side, one in fits.items() if (reason := not_predictable(one.value))}
+    for side, reason in impossible.items():
+        measure.note(f"{f'{side}: ' if side else ''}{reason}, so nothing is predicted")
+    if impossible:
         return
     for N in sorted({*sizes, *PREDICTED_DEVICES}):
         predictions(measure, law, N, fractions, together)
 
 
 def predictions(
-    measure: Measure, law: Law, N: int, fractions: Mapping[str, float], together: Estimate
+    measure: Measure, law: Law, N: int, fractions: Mapping[str, float], together: Mapping[str, Estimate]
 ) -> None:
     """Store the speedup and the efficiency that a law predicts for N devices.
 
-    fractions: the serial fraction of each process set. together: their estimate, which has the
-    interval. No interval is stored if the measured speedups give none.
+    fractions: the serial fraction of each process set. together: for each process set, the estimate
+    from all process sets of its side, which has the interval. No interval is stored if the measured
+    speedups give none.
     """
-    predicted = predicted_speedup(law, together, N)
-    ends = {"_low": predicted.low, "_high": predicted.high} if math.isfinite(predicted.high) else {}
+    predicted = {name: predicted_speedup(law, estimate, N) for name, estimate in together.items()}
     values = {"": {name: law(min(max(fraction, 0.0), 1.0), N) for name, fraction in fractions.items()}}
-    values |= {end: dict.fromkeys(fractions, bound) for end, bound in ends.items()}
+    if all(math.isfinite(speedup.high) for speedup in predicted.values()):
+        values["_low"] = {name: speedup.low for name, speedup in predicted.items()}
+        values["_high"] = {name: speedup.high for name, speedup in predicted.items()}
     for end, speedup in values.items():
         measure.metric(f"predicted_speedup_of_{N}{end}", speedup)
         by_set = {name: efficiency(found, N) for name, found in speedup.items()}

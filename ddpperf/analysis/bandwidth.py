@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+# Of these calls, a node's bytes are those that busbw counts, as in a flat ring.
+LIKE_A_RING = ("backend", "ring", "reduce_scatter", "all_gather", "broadcast")
+
 
 def algbw(S: float, t: float) -> float:
     """Return the algorithm bandwidth of S bytes in t seconds, S / t, in bytes per second."""
@@ -32,14 +35,18 @@ def collective_busbw(kind: str, S: float, t: float, N: int) -> float:
     return algbw(S, t) * (1.0 if kind == "broadcast" else (N - 1) / N)
 
 
-def crossing_factor(kind: str, N: int, node_size: int) -> float:
+def crossing_factor(kind: str, N: int, node_size: int) -> float | None:
     """Return the bytes that leave a node over the bytes that busbw counts, on several nodes.
 
-    kind: "hierarchical" for that all-reduce. node_size: the number of ranks L of each of N / L nodes.
+    kind: the algorithm of an all-reduce, or the kind of another collective. node_size: the number of
+    ranks L of each of N / L nodes.
     In a flat ring a node sends what one of its ranks sends, so that the factor is 1. Hierarchical
     all-reduces send less: 2(M-1)/M buffers of M nodes. In an all-to-all each of L ranks sends
-    (N-L)/N of its buffer to other nodes.
+    (N-L)/N of its buffer to other nodes. Returns None for other algorithms. There the busiest node
+    sends or receives other numbers of bytes, which depend on the order of the ranks.
     """
     if kind == "hierarchical":
         return (N - node_size) / (N - 1)
-    return node_size * (N - node_size) / (N - 1) if kind == "all_to_all" else 1.0
+    if kind == "all_to_all":
+        return node_size * (N - node_size) / (N - 1)
+    return 1.0 if kind in LIKE_A_RING else None

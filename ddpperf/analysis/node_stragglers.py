@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, mean, stdev
+from statistics import mean, stdev
 from typing import TypeVar
 
 from ddpperf.analysis.statistics import median_and_error
@@ -43,10 +43,14 @@ def slow_node(measurements: Sequence[Sequence[Sequence[float]]], node_size: int)
     The input is seconds[measurement][round][rank], of steps in which no rank waits for another. In
     a synchronized step each rank waits for the last one, so its times are equal on all nodes and
     show no slow node. Nodes are compared by the mean over the measurements of the logarithm of
-    their times. The error is that of the medians, or that from the differences between the
-    measurements, whichever is larger. The limit allows for the choice among all pairs of ranks
-    (Bonferroni). A node that is slower by less than `LEAST_SLOWER` is never returned.
+    their times. The difference must exceed two limits by Student's t: the error of the medians of
+    all rounds, and the error from the differences between several measurements. The limits allow
+    for the choice among all pairs of ranks, and among all pairs of nodes (Bonferroni). One
+    measurement does not show how much measurements differ. A node that is slower by less than
+    `LEAST_SLOWER` is never returned.
     """
+    from scipy.stats import t  # imported here because it takes 0.5 s
+
     times, errors = [], []  # [measurement][node]
     for rounds in measurements:
         ranks = [median_and_error(seconds) for seconds in zip(*rounds, strict=True)]
@@ -60,10 +64,12 @@ def slow_node(measurements: Sequence[Sequence[Sequence[float]]], node_size: int)
     found = [of_nodes[node] - of_nodes[fastest] for of_nodes in times]
     within = math.hypot(*(error for of_nodes in errors for error in (of_nodes[node], of_nodes[fastest])))
     between = stdev(found) * math.sqrt(len(found)) if len(found) > 1 else 0.0
-    error = max(within, between) / len(found)
-    pairs = math.comb(len(times[0]) * node_size, 2)
-    limit = NormalDist().inv_cdf(1 - MISTAKES / 2 / pairs) * error
+    nodes, fewest = len(times[0]), min(map(len, measurements))
+    limits = [math.log1p(LEAST_SLOWER)]
+    for part, choices, freedom in ((within, nodes * node_size, fewest - 1), (between, nodes, len(found) - 1)):
+        if freedom:
+            limits.append(t.isf(MISTAKES / 2 / math.comb(choices, 2), freedom) * part / len(found))
     difference = mean(found)
-    if difference <= max(limit, math.log1p(LEAST_SLOWER)):
+    if difference <= max(limits):
         return None
     return SlowNode(node=node, fastest=fastest, slower=math.expm1(difference))

@@ -14,13 +14,18 @@ from ddpperf.specs import BucketReplaySpec
 
 BucketMessage = tuple[int, torch.dtype]  # number of elements and their data type
 ROOM = {torch.float16: 12}  # exponents below and above 0 that sums may reach; 120 for other types
+MOST_ROUNDED = 0.25  # a missing all_reduce is an error of at least 1/2
 
 
 class BucketReplay(Measurement):
     """Measurement in which each step all_reduces buffers with the sizes of DDP's buckets.
 
-    Elements of rank r start as (1 + r) * 2**-ROOM. After k steps an element is world_size**(k-1)
-    times the sum of all ranks' start values, so that a missing all_reduce is noticed.
+    Elements start as 2**-ROOM on even ranks and as 3 * 2**-ROOM on odd ranks. After k steps an
+    element is world_size**(k-1) times the sum of all ranks' start values, so that a missing
+    all_reduce is noticed. If world_size is a power of two, the sums are, too. No addition then
+    rounds, and elements must be exact. Else rounds are so short that rounding cannot hide a missing
+    all_reduce. With comm_hook "avg" an element stays the mean of the start values, so that only a
+    round without any all_reduce is noticed.
     """
 
     def __init__(
@@ -31,10 +36,14 @@ class BucketReplay(Measurement):
         self.buffers = [torch.empty(count, dtype=dtype, device=device) for count, dtype in messages]
         self.operation = dist.ReduceOp.AVG if spec.comm_hook == "avg" else dist.ReduceOp.SUM
         self.growth = 1 if spec.comm_hook == "avg" else spec.world_size
-        room = min(ROOM.get(dtype, 120) for _, dtype in messages)
-        self.start = (1 + rank) * 2.0**-room
-        self.sum = 2.0**-room * spec.world_size * (spec.world_size + 1) / 2
+        N, room = spec.world_size, min(ROOM.get(dtype, 120) for _, dtype in messages)
+        self.start = (1 + 2 * (rank % 2)) * 2.0**-room
+        self.sum = (N + 2 * (N // 2)) * 2.0**-room
         self.max_iterations = max(1, int(2 * room / math.log2(self.growth)) - 4) if self.growth > 1 else 1000
+        eps = max(torch.finfo(dtype).eps for _, dtype in messages)
+        self.exact = N & (N - 1) == 0 and N * eps <= 1  # each type has all whole numbers up to 2 / eps
+        if not self.exact:  # a round has an untimed step, too
+            self.max_iterations = max(1, min(self.max_iterations, int(MOST_ROUNDED / (N * eps)) - 1))
         self.run: Callable[[], None] = self.send
 
     def send(self) -> None:
@@ -62,7 +71,8 @@ class BucketReplay(Measurement):
         for number, buffer in enumerate(self.buffers):
             expected = first * self.growth ** (steps - 1)
             found = tuple(map(float, buffer.float().aminmax()))
-            tolerance = steps * self.spec.world_size * torch.finfo(buffer.dtype).eps
+            rounding = steps * self.spec.world_size * torch.finfo(buffer.dtype).eps
+            tolerance = 0.0 if self.exact else rounding
             if not all(abs(value / expected - 1) <= tolerance for value in found):  # a NaN is wrong, too
                 why = f"{found} after {steps} steps, where {expected} was expected"
                 raise ArithmeticError(f"message {number} is wrong: {why}")

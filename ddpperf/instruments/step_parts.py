@@ -194,17 +194,21 @@ class PartedSteps(TrainingMeasurement):
         gradient_sync_seconds exists only if there are other ranks. loading_seconds exists only with
         a DataLoader, and so does loading_wait_seconds, the time in which the CPU waits for a batch.
         flops are those of a forward and backward pass, as torch counts them for matrix products and
-        convolutions. Rounds with fewer steps than the longest round are left out, because they only
-        calibrated the number of steps.
-        If all rounds have one step, the first of several rounds is left out. Epochs have few rounds,
-        so that the medians of the parts would not add up to the median epoch. Of epochs, the parts
-        are therefore those of the median epoch.
+        convolutions.
+        Rounds with another number of steps than the last round are left out, because they only
+        calibrated the number of steps. Such trial rounds have 1, 4, 16 and so on steps. The last of
+        them may have as many steps as the timed rounds. So the first of several rounds is left out if
+        it may be a trial round. Epochs have no trial rounds. They have few rounds, so that the medians
+        of the parts would not add up to the median epoch. Of epochs, the parts are therefore those of
+        the median epoch.
         """
-        most = max(steps for steps, _ in self.rounds)
-        counted = [parts for steps, parts in self.rounds if steps == most]
-        counted = counted[1:] if most == 1 and len(counted) > 1 else counted
+        numbers = [steps for steps, _ in self.rounds]
+        last = numbers[-1]
+        counted = [parts for steps, parts in self.rounds if steps == last]
         if not self.spec.repeats:
             counted = _middle(counted)
+        elif len(counted) > 1 and (last == 1 or last / 4 in numbers):
+            counted = counted[1:]
         missing = set() if self.spec.grouped else {"gradient_sync"}
         missing |= set() if self.spec.input == "dataloader" else {"loading", "loading_wait"}
         names = [name for name in (*PARTS, "loading_wait") if name not in missing]

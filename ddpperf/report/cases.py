@@ -84,7 +84,13 @@ class Case:
 
     @property
     def link_bytes_per_second(self) -> float | None:
-        """The rate of the link that a collective's link_utilization refers to, or None."""
+        """The rate of the link that a collective's link_utilization refers to, or None.
+
+        Between nodes, two collectives use the link for other numbers of bytes than busbw counts.
+        """
+        named = self.properties.get("algorithm"), self.properties.get("collective")
+        if "hierarchical" in named or "all_to_all" in named:
+            return None
         used, busbw = self.value("link_utilization"), self.value("busbw_bytes_per_second")
         return busbw / used if used and busbw else None
 

@@ -314,7 +314,7 @@ _ALL = (
     _ratio("reported_test_accuracy_{report}", "test accuracy of report {report}", units.percent),
     *_interval(_ratio("accuracy_over_fp32", "accuracy over fp32's", units.change)),
     *_interval(_ratio("accuracy_over_one_device", "accuracy over one device's", units.change)),
-    *_interval(_ratio("accuracy_without_set_epoch", "accuracy lost without set_epoch", units.change)),
+    *_interval(_ratio("accuracy_without_set_epoch", "accuracy without set_epoch", units.change)),
     *_interval(_ratio("accuracy_unscaled_rate", "accuracy by the unscaled rate", units.change)),
     # Utilization over time, and energy
     *_over_time(_ratio("gpu_utilization", "GPU utilization", units.percent)),

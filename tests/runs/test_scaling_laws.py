@@ -197,7 +197,7 @@ class FakeMeasure:
         self.specs.append(spec)
         N = spec.world_size
         samples = tuple(
-            Sample(set=name, side="A", torch="2", seconds=((self._seconds(name, N),) * max(SIZES),))
+            Sample(set=name, side=name[0], torch="2", seconds=((self._seconds(name, N),) * max(SIZES),))
             for name in self._sets
         )
         return Measured(spec=spec, iterations=1, samples=samples)
@@ -267,6 +267,30 @@ def test_predictions_of_sets_share_their_interval(test, law, work) -> None:  # t
         assert by_set == pytest.approx({name: law(share, N) for name, share in shares.items()})
         low, high = (measure.metrics[f"predicted_speedup_of_{N}_{end}"]["A2"] for end in ("low", "high"))
         assert (low, high) == pytest.approx((law(0.11 + half, N), N), rel=1e-4), "0 is the least fraction"
+
+
+@by_law
+def test_base_and_candidate_have_their_own_intervals(test, law, work) -> None:  # type: ignore[no-untyped-def]
+    """The serial fraction of the candidate is four times that of the base."""
+    shares = {"A1": 0.05, "B1": 0.2, "A2": 0.052, "B2": 0.202}
+    measure = FakeMeasure(lambda name, N: work(N) / law(shares[name], N), tuple(shares))
+    test(measure, EIGHT)
+    half = 12.7062 * 0.001  # Student's t of one degree of freedom, times the standard error
+    low, high = (measure.metrics[f"serial_fraction_{end}"] for end in ("low", "high"))
+    middle = {"A1": 0.051, "B1": 0.201, "A2": 0.051, "B2": 0.201}
+    assert low == pytest.approx({name: share - half for name, share in middle.items()}, rel=1e-4)
+    assert high == pytest.approx({name: share + half for name, share in middle.items()}, rel=1e-4)
+    slowest = {name: law(share + half, 32) for name, share in middle.items()}
+    assert measure.metrics["predicted_speedup_of_32_low"] == pytest.approx(slowest, rel=1e-4)
+
+
+def test_impossible_fraction_names_its_side() -> None:
+    shares = {"A1": 0.1, "B1": -0.02}
+    measure = FakeMeasure(lambda name, N: N / gustafson_speedup(shares[name], N), tuple(shares))
+    test_scaling.test_gustafson(measure, EIGHT)  # type: ignore[arg-type]
+    (note,) = measure.notes
+    assert note.startswith("candidate: a serial fraction of -2.0% means")
+    assert not measure.metrics.keys() & set(PREDICTED)
 
 
 @by_law

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ddpperf.results.outcomes import Outcome, OutcomeKind, Status
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec, CollectiveSpec, EpochSpec, SamplerSpec, Spec, TrainingSpec
-from ddpperf.verdict.ab import MOST_ADVISED, Decision, Row, ab_answer
+from ddpperf.verdict.ab import MOST_ADVISED, Decision, Row, ab_answer, control_problems
 from ddpperf.verdict.estimates import Control, MetricEstimates, estimates_of
 from ddpperf.verdict.exit_status import decide
 from ddpperf.verdict.settings import read_decision
@@ -297,6 +297,16 @@ def test_noisy_negative_control_is_no_verdict() -> None:
     status, (reason,) = judged(0.9, 1.0, 1.12)
     assert status is Status.NO_VERDICT
     assert reason.startswith("the negative control is too noisy: 0.8")
+
+
+@pytest.mark.parametrize(("upper", "noisy"), [(1.16, False), (1.17, True)])
+def test_negative_controls_noise_is_a_fraction(upper: float, noisy: bool) -> None:
+    """The tolerance on CPUs is exp(0.15) - 1, which is 16.2%. The logarithm of 1.17 is 0.157."""
+    control = row(Decision(suite(), read_decision({})["cpu"]), "negative control")
+    assert control.tolerance == pytest.approx(0.1618, abs=1e-4)
+    wide = replace(control, ratio=0.99, low=0.99 / upper, high=0.99 * upper)
+    _, problems = control_problems([wide], positive_needed=False)
+    assert bool(problems) == noisy
 
 
 def test_failed_control_ranks_between_failure_and_regression() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddpperf.analysis.bandwidth import all_reduce_busbw, crossing_factor
 from ddpperf.analysis.cost_models import counts
 from ddpperf.collectives.algorithms import ALGORITHMS
 from ddpperf.specs.collective import MOST_PIECES, PIECE_BYTES
@@ -90,6 +92,27 @@ def test_nodes_exchange_a_piece_while_summing_others() -> None:
             index for index, sent in enumerate(transport.events) if sent and sent[0] // 2 != rank // 2
         )
         assert transport.events[:first].count(None) == 1
+
+
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, "hierarchical"])
+@pytest.mark.parametrize(("nodes", "node_size"), [(2, 2), (4, 2), (2, 4), (3, 2)])
+def test_crossing_factor_counts_the_busiest_node(nodes: int, node_size: int, algorithm: str) -> None:
+    """Bytes that a node sends to or receives from other nodes, over the bytes that busbw counts."""
+    N, count = nodes * node_size, 240
+    factor = crossing_factor(algorithm, N, node_size)
+    if factor is None:
+        assert algorithm not in ("ring", "hierarchical")
+        return
+    buffers = buffers_of(N, count, torch.float32)
+    one_level = algorithm != "hierarchical"
+    transports = reduced(algorithm, buffers) if one_level else reduced_on_nodes(node_size, buffers)
+    crossing: Counter[tuple[str, int]] = Counter()
+    for transport in transports:
+        for receiver, elements in filter(None, transport.events):
+            sending, receiving = transport.rank // node_size, receiver // node_size
+            if sending != receiving:
+                crossing += Counter({("sent", sending): elements, ("received", receiving): elements})
+    assert max(crossing.values()) / all_reduce_busbw(count, 1.0, N) == pytest.approx(factor)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4, 6, 8])

@@ -22,6 +22,7 @@ from perf.test_all_reduce import call_metrics, model_metrics
 from perf.test_all_reduce import test_fastest_all_reduce as fastest_all_reduce
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
+LINK_OF_NODES = LinkRate(bytes_per_second=2048.0, source="eth10", kind=RateKind.NOMINAL)
 
 
 def call(*rounds: float, kernels: tuple[float, ...] = ()) -> Measured:
@@ -50,12 +51,23 @@ def test_link_between_nodes_carries_a_nodes_bytes(kind: Any, bytes_of_node: int)
     else:
         size = 2 if kind == "hierarchical" else 0
         spec = AllReduceSpec(world_size=4, nbytes=1024, algorithm=kind, node_size=size)
-    link = LinkRate(bytes_per_second=2048.0, source="eth10", kind=RateKind.NOMINAL)
-    rates = LinkRates(None, node_size=2, between=link)
+    rates = LinkRates(None, node_size=2, between=LINK_OF_NODES)
     measure = measure_on(Machine(links=Links(node=2), link_rates=rates))
     factor = 1.5 if isinstance(spec, AllReduceSpec) else 0.75
     call_metrics(measure, dataclasses.replace(call(1.0), spec=spec), lambda t: 1024 * factor / t)
     assert measure.metrics["link_utilization"]["value"] == pytest.approx(bytes_of_node / 2048)
+
+
+@pytest.mark.parametrize("algorithm", ["gather_broadcast", "recursive_doubling", "halving_doubling", "tree"])
+def test_unknown_bytes_between_nodes_use_no_link(algorithm: Any) -> None:
+    """In a tree on two nodes of two ranks the busiest node sends 2/3 of what busbw says."""
+    rates = LinkRates([], 4096.0, node_size=2, between=LINK_OF_NODES)
+    for world_size, known in ((2, True), (4, False)):
+        measure = measure_on(Machine(links=Links(node=2), link_rates=rates))
+        spec = AllReduceSpec(world_size=world_size, nbytes=1024, algorithm=algorithm)
+        call_metrics(measure, dataclasses.replace(call(1.0), spec=spec), lambda t: 1024 / t)
+        assert "busbw_bytes_per_second" in measure.metrics
+        assert ("link_utilization" in measure.metrics) == known
 
 
 def test_times_within_their_errors_are_as_fast() -> None:

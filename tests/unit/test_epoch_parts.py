@@ -138,11 +138,12 @@ def test_other_inputs_have_no_loading(gpu: Gpu) -> None:
     assert counters["data_seconds"] > SPENT["data"]  # what the GPU waits for, as in PartsSpec
 
 
+@pytest.mark.parametrize("steps", [1, STEPS])
 @pytest.mark.parametrize("rounds", [3, 4])
-def test_parts_are_those_of_the_median_epoch(rounds: int, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_are_those_of_the_median_epoch(rounds: int, steps: int, gpu: Gpu) -> None:
     """Medians of each part would not add up to an epoch: 1 + 1 + 1 s of three epochs of 5 s."""
     marks = PartMarks(torch.device("cuda"))
-    steps = PartedSteps(MeasuredStep(TrainingStep(SPEC, rank=0, device=CPU)), marks)
+    parted = PartedSteps(MeasuredStep(TrainingStep(SPEC, rank=0, device=CPU)), marks)
     epochs = [
         {"loading": 3.0, "data": 1.0},
         {"data": 3.2, "loading": 1.0},
@@ -150,8 +151,8 @@ def test_parts_are_those_of_the_median_epoch(rounds: int, gpu: Gpu, monkeypatch:
         {"forward": 0.1},
     ]
     nothing = dict.fromkeys((*PARTS, "loading_wait"), 0.0)
-    steps.rounds = [(STEPS, nothing | epoch) for epoch in epochs[:rounds]]
-    found = seconds(steps.finish())
+    parted.rounds = [(steps, nothing | epoch) for epoch in epochs[:rounds]]
+    found = seconds(parted.finish())
     assert sum(found.values()) == pytest.approx({3: 4.2, 4: (4.0 + 4.2) / 2}[rounds])
 
 

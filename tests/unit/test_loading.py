@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpperf.analysis.batch_size import LEAST_FRACTION, enough_workers, loading_fraction
+from ddpperf.results.samples import Measured, Sample
+from ddpperf.specs import EpochSpec, Spec
+from perf.test_batch_size import test_loader_workers as loader_workers
 from tests.generated import BOUNDED, seconds
 
 shares = st.dictionaries(st.integers(0, 64), st.floats(-1, 1))
@@ -56,3 +61,66 @@ def test_fewer_than_enough_workers_are_insufficient(
     )
     fewer = [workers for workers in by_workers if enough is None or workers < enough]
     assert not fewer or by_workers[max(fewer)] >= LEAST_FRACTION
+
+
+class FakeMeasure:
+    """A `measure` fixture whose epochs take 1 s, and longer by the fraction of a side and its workers."""
+
+    def __init__(self, fractions: dict[str, dict[int, float]]) -> None:
+        self.fractions = fractions
+        self.metrics: dict[str, Mapping[str, float]] = {}
+        self.warnings: list[str] = []
+        self.warn = self.warnings.append
+
+    def __call__(self, spec: EpochSpec) -> Measured:
+        def seconds_of(side: str) -> float:
+            loads = spec.input == "dataloader"
+            return 1 / (1 - self.fractions[side][spec.loader_workers]) if loads else 1.0
+
+        samples = [
+            Sample(set=f"{side}{number}", side=side, torch="2", seconds=((seconds_of(side),),))
+            for number in (1, 2)
+            for side in self.fractions
+        ]
+        return Measured(spec=spec, iterations=1, samples=tuple(samples))
+
+    def reference(self, name: str, spec: Spec) -> Measured:
+        assert isinstance(spec, EpochSpec), name
+        return self(spec)
+
+    def metric(self, name: str, by_set: Mapping[str, float]) -> None:
+        self.metrics[name] = by_set
+
+
+BASE = {0: 0.3, 1: 0.02, 2: 0.01}
+EPOCH = EpochSpec(
+    world_size=1,
+    per_rank_batch_size=4,
+    strategy="single",
+    epoch_images=64,
+    input="dataloader",
+    loader_workers=2,
+)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "enough", "warnings"),
+    [
+        (BASE, {"A1": 1, "B1": 1, "A2": 1, "B2": 1}, []),
+        ({0: 0.3, 1: 0.2, 2: 0.01}, {"A1": 1, "B1": 2, "A2": 1, "B2": 2}, []),
+        ({0: 0.3, 1: 0.2, 2: 0.15}, None, ["loading limits the epoch even with 2 workers, candidate"]),
+    ],
+)
+def test_base_and_candidate_need_their_own_workers(
+    candidate: dict[int, float], enough: dict[str, int] | None, warnings: list[str]
+) -> None:
+    measure = FakeMeasure({"A": BASE, "B": candidate})
+    loader_workers(measure, EPOCH)  # type: ignore[arg-type]
+    assert measure.metrics.get("enough_workers") == enough
+    assert measure.warnings == warnings
+
+
+def test_single_side_is_not_named() -> None:
+    measure = FakeMeasure({"A": dict.fromkeys(BASE, 0.5)})
+    loader_workers(measure, EPOCH)  # type: ignore[arg-type]
+    assert measure.warnings == ["loading limits the epoch even with 2 workers"]

@@ -34,6 +34,12 @@ def test_unknown_name_is_a_key_error(name: str) -> None:
         metrics.find(name)
 
 
+def test_no_signed_change_is_headed_as_a_loss() -> None:
+    """Under the heading "accuracy lost", a change of -1% would read as a gain."""
+    changes = [metric for metric in metrics.registered() if metric.format is units.change]
+    assert [metric.heading for metric in changes if "lost" in metric.heading] == []
+
+
 def test_each_name_belongs_to_one_metric() -> None:
     names = [metric.name for metric in metrics.registered()]
     assert len(set(names)) == len(names)

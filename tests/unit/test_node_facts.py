@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from typing import Any
 
@@ -46,7 +47,9 @@ def rounds(*ranks: float, spread: float = 0.002, seed: int = 0) -> Rounds:
     return tuple(tuple(noise.gauss(rank, spread * rank) for rank in ranks) for _ in range(10))
 
 
-def document(*measurements: tuple[Spec, Rounds], nodes: list[dict[str, Any]] | None) -> dict[str, Any]:
+def document(
+    *measurements: tuple[Spec, Rounds], nodes: list[dict[str, Any]] | None, device: str = "cpu"
+) -> dict[str, Any]:
     """A stored run whose tests measured these specs."""
     benchmarks = []
     for number, (spec, seconds) in enumerate(measurements):
@@ -61,7 +64,7 @@ def document(*measurements: tuple[Spec, Rounds], nodes: list[dict[str, Any]] | N
         "ddpperf": {
             "hardware_key": "2xcpu2-eth10",
             "environment": environment if nodes is None else environment | {"nodes": nodes},
-            "options": {"rounds": 10, "device": "cpu"},
+            "options": {"rounds": 10, "device": device},
             "outcomes": {test["fullname"]: {"kind": "passed", "reason": ""} for test in benchmarks},
             "verdict": {"status": "PASS", "reasons": ["good"]},
         },
@@ -89,6 +92,32 @@ def test_equal_nodes_are_seldom_slow() -> None:
     """Of 300 runs of 4 equal, noisy nodes, at most 5% may name one."""
     runs = [[rounds(*[1.0] * 8, spread=0.1, seed=2 * run + test) for test in range(2)] for run in range(300)]
     assert sum(slow_node(run, 2) is not None for run in runs) <= 15
+
+
+@pytest.mark.parametrize(("nodes", "node_size"), [(2, 1), (4, 2)])
+@pytest.mark.parametrize(
+    ("measurements", "spread", "offset"), [(1, 0.05, 0.0), (2, 0.02, 0.03), (3, 0.02, 0.03), (5, 0.02, 0.03)]
+)
+def test_equal_nodes_are_reported_by_5_percent(
+    nodes: int, node_size: int, measurements: int, spread: float, offset: float
+) -> None:
+    """Of 400 runs with 7 rounds, within three standard errors. Each measurement has its own offset."""
+    noise = random.Random(5)
+
+    def measured() -> list[list[float]]:
+        offsets = [math.exp(noise.gauss(0, offset)) for _ in range(nodes * node_size)]
+        return [[one * math.exp(noise.gauss(0, spread)) for one in offsets] for _ in range(7)]
+
+    runs = ([measured() for _ in range(measurements)] for _ in range(400))
+    assert sum(slow_node(run, node_size) is not None for run in runs) <= 20 + 3 * 4.4
+
+
+def test_two_measurements_find_a_slow_node_of_8_ranks() -> None:
+    """They differ by 0.1%, and 12% is more than Student's t of one degree of freedom times that."""
+    ranks = [1.0] * 8 + [1.12] * 8
+    found = slow_node([rounds(*ranks), rounds(*ranks, seed=1)], 8)
+    assert found is not None
+    assert found.node == 1
 
 
 def test_nodes_that_differ_by_one_percent_are_equal() -> None:
@@ -280,15 +309,24 @@ def test_lost_node_is_named_with_the_reason() -> None:
 
 def test_slow_node_is_named_in_the_summary() -> None:
     slow = (ALONE, rounds(1.0, 1.0, 1.12, 1.12))
-    (sentence,) = node_facts(document(slow, slow, nodes=[HERE, OTHER]))[2:]
+    (sentence,) = node_facts(document(slow, slow, nodes=[HERE, OTHER], device="cuda"))[2:]
     assert sentence == "node 1 (b) is 12% slower than the fastest node, node 0 (a), by t(1) of 1 step"
     assert len(node_facts(document((ALONE, rounds(1.0, 1.0, 1.0, 1.0)), nodes=[HERE, OTHER]))) == 2
 
 
+def test_slow_node_of_cpus_needs_two_measurements() -> None:
+    slow, larger = rounds(1.0, 1.0, 1.12, 1.12), dataclasses.replace(ALONE, per_rank_batch_size=4)
+    again = rounds(1.0, 1.0, 1.12, 1.12, seed=1)
+    assert len(node_facts(document((ALONE, slow), nodes=[HERE, OTHER]))) == 2
+    (sentence,) = node_facts(document((ALONE, slow), (larger, again), nodes=[HERE, OTHER]))[2:]
+    assert sentence.endswith(", by t(1) of 2 steps")
+
+
 def test_waiting_ranks_show_no_slow_node() -> None:
-    assert len(node_facts(document((DDP, rounds(1.0, 1.0, 1.5, 1.5)), nodes=[HERE, OTHER]))) == 2
+    waiting = (DDP, rounds(1.0, 1.0, 1.5, 1.5))
+    assert len(node_facts(document(waiting, nodes=[HERE, OTHER], device="cuda"))) == 2
     few = (ALONE, rounds(1.0, 1.0, 1.5, 1.5)[:3])
-    assert len(node_facts(document(few, nodes=[HERE, OTHER]))) == 2, "too few rounds"
+    assert len(node_facts(document(few, nodes=[HERE, OTHER], device="cuda"))) == 2, "too few rounds"
 
 
 def test_run_without_nodes_has_no_line() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ddpperf.analysis.bandwidth import crossing_factor
 from ddpperf.report.__main__ import main
 from ddpperf.report.page import page
 from ddpperf.report.plots import pictures_of
@@ -28,6 +29,7 @@ GPU = ROOT / "perf" / "baselines" / "h200x4" / "0005_forms.json"
 LARGE_BATCH = ROOT / "perf" / "baselines" / "h200x2" / "0002_large_batch.json"
 GATE = ROOT / "docs" / "gate" / "cpu2-epyc-25-17-1-selected.json"
 LAWS = ROOT / "docs" / "own_ddp" / "h200x4.json"
+NODES = ROOT / "docs" / "nodes" / "2xcpu2-epyc-25-17-1-eth10.json"  # 2 nodes of 2 ranks
 RUNS = (CPU, GPU, GATE)
 
 
@@ -153,6 +155,22 @@ def test_scaling_picture_shows_the_stored_speedups() -> None:
         if test["name"].startswith(("test_weak", "test_strong")) and "speedup" in found["metrics"]:
             speedup = round(found["metrics"]["speedup"]["value"], 9)
             assert (float(found["spec"]["world_size"]), speedup) in drawn
+
+
+def test_all_reduce_picture_has_the_known_links_only() -> None:
+    """One link is between the nodes, the other one inside them."""
+    document = stored(NODES)
+    for test in document["benchmarks"]:
+        found = test["extra_info"]["ddpperf"]
+        if found["spec"].get("algorithm") == "hierarchical" and "link_utilization" in found["metrics"]:
+            used = found["metrics"]["busbw_bytes_per_second"]["value"] / 1.25e9
+            factor = crossing_factor("hierarchical", found["spec"]["world_size"], 2)
+            found["metrics"]["link_utilization"]["value"] = factor * used
+    (picture,) = [picture for picture in pictures_of(document) if picture.name == "all_reduce"]
+    (axes,) = picture.figure.axes
+    lines = [line for line in axes.get_lines() if line.get_label() == "link"]
+    links = {link["bytes_per_second"] / 1e9 for link in document["ddpperf"]["environment"]["links"]}
+    assert sorted(float(np.max(line.get_ydata())) for line in lines) == pytest.approx(sorted(links), rel=1e-3)
 
 
 @pytest.mark.parametrize("law", ["amdahl", "gustafson"])

@@ -160,6 +160,24 @@ def test_all_steps_count_without_an_untimed_step(clock: Clock) -> None:
     assert [steps for steps, _ in training.rounds] == [2, 2, 2]
 
 
+@pytest.mark.parametrize(
+    ("rounds", "forward"),
+    [
+        ([(1, 5.0), (4, 9.0), (2, 1.0), (2, 2.0), (2, 3.0)], 2.0),  # the trial of 4 steps was disturbed
+        ([(1, 5.0), (4, 9.0), (4, 1.0), (4, 2.0)], 1.5),
+        ([(1, 9.0), (1, 1.0), (1, 2.0)], 1.5),
+        ([(1, 5.0), (4, 9.0), (8, 1.0), (8, 2.0), (8, 6.0)], 2.0),
+        ([(4, 1.0), (4, 2.0), (4, 6.0)], 2.0),  # another process set had the trial rounds
+        ([(1, 5.0), (4, 1.0)], 1.0),
+    ],
+)
+def test_trial_rounds_are_left_out(rounds: list[tuple[int, float]], forward: float) -> None:
+    training = parted(SINGLE)
+    nothing = dict.fromkeys((*PARTS, "loading_wait"), 0.0)
+    training.rounds = [(steps, nothing | {"forward": seconds}) for steps, seconds in rounds]
+    assert training.finish()["forward_seconds"] == forward
+
+
 def test_one_process_has_no_gradient_sync(clock: Clock) -> None:
     assert "gradient_sync_seconds" not in trained(SINGLE)
 
