@@ -1,1 +1,1 @@
-"""Clocks, profiler traces and message counters that measure a training step without changing it."""
+"""Timers, profiler traces and message counters for training steps."""

@@ -68,7 +68,7 @@ class ProgressLine:
         self._print(f"{harmless(line)}\n")
 
     def show(self, text: str) -> None:
-        """Show a text in the progress line until the next one, at most once a second."""
+        """Show a text in the progress line until the next one, at most once in REDRAW_SECONDS."""
         now = time.monotonic()
         if self.shown_at_all and now - self._drawn > REDRAW_SECONDS:
             self._draw(text, now)

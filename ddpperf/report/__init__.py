@@ -1,1 +1,1 @@
-"""Conversion of a stored run to text and Markdown."""
+"""Conversion of a stored run to text, Markdown, HTML, pictures, CSV and Prometheus files."""

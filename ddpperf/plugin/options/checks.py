@@ -180,6 +180,7 @@ LISTING_OPTIONS = ("collectonly", "setuponly", "showfixtures", "show_fixtures_pe
 TABLE_OPTIONS = {
     "--benchmark-columns",
     "--benchmark-group-by",
+    "--benchmark-histogram",
     "--benchmark-name",
     "--benchmark-sort",
     "--benchmark-time-unit",
@@ -225,7 +226,7 @@ def check_measuring_options(config: pytest.Config) -> None:
 
 
 def table_options(config: pytest.Config) -> Collection[str]:
-    """Return the options of the command line that format pytest-benchmark's own table."""
+    """Return the options of the command line that format or draw pytest-benchmark's own table."""
     return _typed(config) & TABLE_OPTIONS
 
 

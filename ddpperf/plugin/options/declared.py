@@ -271,7 +271,11 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "all GPUs of a node; on CPUs 2; on one node the largest world size",
         ),
         Option("--node-latency", LATENCY, "Latency of a message between nodes in predictions."),
-        Option("--node-bandwidth", BANDWIDTH, "Bandwidth of a device to other nodes in predictions."),
+        Option(
+            "--node-bandwidth",
+            BANDWIDTH,
+            "Bandwidth of a device to other nodes, for predictions and for link utilization.",
+        ),
     ),
 }
 OPTIONS = {option.name: option for options in GROUPS.values() for option in options}

@@ -1,6 +1,7 @@
 """Reading of the command line into one `Options` object.
 
-Reading is fast and has no side effects.
+Reading changes nothing. For runs on several nodes it reads the hostfile, and may look up the name in
+MASTER_ADDR by DNS.
 """
 
 from __future__ import annotations
