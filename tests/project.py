@@ -107,11 +107,9 @@ class Marked:
         mark = f"\0TMPDIR={self.folder}".encode()
         found = {}
         for entry in Path("/proc").iterdir():
-            try:
-                if entry.name.isdecimal() and mark in b"\0" + (entry / "environ").read_bytes():
+            with contextlib.suppress(OSError):  # the process has ended
+                if entry.name.isdecimal() and mark in b"\0" + _environment(entry):
                     found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except OSError:
-                continue  # the process has ended
         return found
 
     def ranks(self) -> list[int]:
@@ -133,11 +131,12 @@ class Marked:
 
     def assert_nothing_left(self, within_seconds: float = 2.0) -> None:
         """Check that no process of this test lives, and that it left no temporary files or semaphores."""
-        wait_until(lambda: not self.processes(), within_seconds, lambda: f"left running: {self.processes()}")
-        wait_until(
-            lambda: not self.shared_memory(), within_seconds, lambda: f"left shared: {self.shared_memory()}"
-        )
-        assert [path for path in self.folder.iterdir() if not path.name.startswith("pytest-of-")] == []
+
+        def left() -> list[str]:
+            files = [path.name for path in self.folder.iterdir() if not path.name.startswith("pytest-of-")]
+            return [*self.processes().values(), *self.shared_memory(), *files]
+
+        wait_until(lambda: not left(), within_seconds, lambda: f"left: {left()}")
 
     def clean(self) -> None:
         for process in self.processes():
@@ -185,6 +184,18 @@ def wait_while_it_runs(
         return condition()
 
     wait_until(met, HANG_SECONDS, lambda: otherwise)
+
+
+def _environment(process: Path) -> bytes:
+    """Return a process's variables, b"" if it has ended.
+
+    A thread that starts another program first ends all other threads, of which one is read for the process.
+    """
+    for file in (process / "environ", *process.glob("task/*/environ")):
+        with contextlib.suppress(OSError):
+            if found := file.read_bytes():
+                return found
+    return b""
 
 
 def _handle_interrupts() -> None:

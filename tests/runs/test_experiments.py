@@ -209,7 +209,7 @@ def test_each_precision_learns(real_run: Run) -> None:
 def test_bf16_learns_on_every_cpu(project: Project) -> None:
     with_experiments(project)
     options = ("--precision", "bf16", "--model", "resnet10_cifar", "--batch-sizes", "8", "--rounds", "1")
-    finished = project.run("perf/test_precision.py", *options)
+    finished = project.run("perf/test_precision.py::test_precision", *options)
     finished.assert_one_sentence(0, "PASS: 2 tests measured")
     losses = {
         stored["spec"]["precision"]: metric(stored, "loss_after_5_steps")
