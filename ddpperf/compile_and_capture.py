@@ -98,7 +98,7 @@ def capture(step: Callable[[], None], execution: str) -> torch.cuda.CUDAGraph:
     default stream, which cannot be captured. Raises CannotTrain if the step waits for the GPU.
     """
     graph = torch.cuda.CUDAGraph()
-    _take_streams_up_to_the_current_one()
+    _take_streams_past_the_current_one()
     try:
         with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
             step()
@@ -111,14 +111,16 @@ def capture(step: Callable[[], None], execution: str) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def _take_streams_up_to_the_current_one() -> None:
-    """Make the current stream the last one that torch's pool hands out again.
+def _take_streams_past_the_current_one() -> None:
+    """Make the current stream the last but one that torch's pool hands out again.
 
     torch runs each callback of a collective, such as those of DDP's communication hooks, on the next
-    stream of its pool. If that were the step's own stream, all kernels of the step that follow would
-    wait for the collective, in each replay of the graph.
+    stream of its pool. On the step's own stream, all kernels of the step that follow would wait for
+    the collective, in each replay of the graph. The stream after it is often that of a hook, which
+    is built next. This holds for the first 30 callbacks of a captured step, which are as many buckets.
     """
     own = torch.cuda.current_stream()
     for _ in range(POOL_STREAMS):
         if torch.cuda.Stream() == own:
+            torch.cuda.Stream()
             return

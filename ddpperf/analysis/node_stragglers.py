@@ -37,19 +37,24 @@ def node_seconds(ranks: Sequence[Seconds], node_size: int) -> list[Seconds]:
     return [max(ranks[first : first + node_size]) for first in range(0, len(ranks), node_size)]
 
 
-def slow_node(measurements: Sequence[Sequence[Sequence[float]]], node_size: int) -> SlowNode | None:
+def slow_node(
+    measurements: Sequence[Sequence[Sequence[float]]], node_size: int, offset: float
+) -> SlowNode | None:
     """Return the slowest node if it is slower than the fastest node by more than the noise.
 
     The input is seconds[measurement][round][rank], of steps in which no rank waits for another. In
     a synchronized step each rank waits for the last one, so its times are equal on all nodes and
     show no slow node. Nodes are compared by the mean over the measurements of the logarithm of
-    their times. The difference must exceed two limits by Student's t: the error of the medians of
-    all rounds, and the error from the differences between several measurements. The limits allow
-    for the choice among all pairs of ranks, and among all pairs of nodes (Bonferroni). One
-    measurement does not show how much measurements differ. A node that is slower by less than
+    their times.
+    offset: the usual standard deviation by which all rounds of a measurement on one rank are longer
+    or shorter, as a fraction.
+    The difference must exceed two limits: that of Student's t for the error of the medians of all
+    rounds, among all pairs of ranks, and that of the normal distribution for the offsets of the
+    measurements, among all pairs of nodes (Bonferroni). Few measurements may agree by chance, so
+    the offsets never count as smaller than the usual ones. A node that is slower by less than
     `LEAST_SLOWER` is never returned.
     """
-    from scipy.stats import t  # imported here because it takes 0.5 s
+    from scipy.stats import norm, t  # imported here because it takes 0.5 s
 
     times, errors = [], []  # [measurement][node]
     for rounds in measurements:
@@ -62,14 +67,15 @@ def slow_node(measurements: Sequence[Sequence[Sequence[float]]], node_size: int)
     means = [mean(of_node) for of_node in zip(*times, strict=True)]
     node, fastest = means.index(max(means)), means.index(min(means))
     found = [of_nodes[node] - of_nodes[fastest] for of_nodes in times]
-    within = math.hypot(*(error for of_nodes in errors for error in (of_nodes[node], of_nodes[fastest])))
-    between = stdev(found) * math.sqrt(len(found)) if len(found) > 1 else 0.0
-    nodes, fewest = len(times[0]), min(map(len, measurements))
-    limits = [math.log1p(LEAST_SLOWER)]
-    for part, choices, freedom in ((within, nodes * node_size, fewest - 1), (between, nodes, len(found) - 1)):
-        if freedom:
-            limits.append(t.isf(MISTAKES / 2 / math.comb(choices, 2), freedom) * part / len(found))
+    nodes, n = len(means), len(found)
+    within = math.hypot(*(error for of_nodes in errors for error in (of_nodes[node], of_nodes[fastest]))) / n
+    between = max(stdev(found) if n > 1 else 0.0, math.sqrt(2) * offset) / math.sqrt(n)
+    freedom = min(map(len, measurements)) - 1
     difference = mean(found)
-    if difference <= max(limits):
+    if difference <= max(
+        math.log1p(LEAST_SLOWER),
+        t.isf(MISTAKES / 2 / math.comb(nodes * node_size, 2), freedom) * within,
+        norm.isf(MISTAKES / 2 / math.comb(nodes, 2)) * between,
+    ):
         return None
     return SlowNode(node=node, fastest=fastest, slower=math.expm1(difference))

@@ -14,7 +14,8 @@ from ddpperf.specs import BucketReplaySpec
 
 BucketMessage = tuple[int, torch.dtype]  # number of elements and their data type
 ROOM = {torch.float16: 12}  # exponents below and above 0 that sums may reach; 120 for other types
-MOST_ROUNDED = 0.25  # a missing all_reduce is an error of at least 1/2
+# A missing all_reduce is an error of at least 2/5 (the first one, on 3 ranks: 3 for 5).
+MOST_ROUNDED, MOST_TOLERATED = 0.25, 0.375
 
 
 class BucketReplay(Measurement):
@@ -72,7 +73,7 @@ class BucketReplay(Measurement):
             expected = first * self.growth ** (steps - 1)
             found = tuple(map(float, buffer.float().aminmax()))
             rounding = steps * self.spec.world_size * torch.finfo(buffer.dtype).eps
-            tolerance = 0.0 if self.exact else rounding
+            tolerance = 0.0 if self.exact else min(rounding, MOST_TOLERATED)
             if not all(abs(value / expected - 1) <= tolerance for value in found):  # a NaN is wrong, too
                 why = f"{found} after {steps} steps, where {expected} was expected"
                 raise ArithmeticError(f"message {number} is wrong: {why}")

@@ -117,8 +117,9 @@ def test_capture_and_launch_costs_are_counted() -> None:
 
 
 def test_no_callback_of_a_captured_collective_is_on_the_stream_of_the_step() -> None:
-    """The step would wait there. Callbacks take the streams of torch's pool in turn."""
+    """Nor on that of a hook, which is built next. Callbacks take the streams of torch's pool in turn."""
     numbers, used = torch.ones(1, device=GPU), []
+    own, of_hook = torch.cuda.Stream(), torch.cuda.Stream()
 
     def note(done: torch.futures.Future[list[Tensor]]) -> list[Tensor]:
         used.append(torch.cuda.current_stream())
@@ -127,16 +128,18 @@ def test_no_callback_of_a_captured_collective_is_on_the_stream_of_the_step() -> 
     def step() -> None:
         sent: torch.futures.Future[list[Tensor]] = torch.futures.Future(devices=[GPU])
         sent.set_result([numbers])
-        for _ in range(5):
+        for _ in range(30):
             sent.then(note).wait()
 
     for taken_before in range(POOL_STREAMS):
         for _ in range(taken_before):
             torch.cuda.Stream()
         used.clear()
-        capture(step, "graph")
-        assert len(used) == 5
-        assert torch.cuda.current_stream() not in used
+        with torch.cuda.stream(own):
+            capture(step, "graph")
+        assert len(used) == 30
+        assert own not in used
+        assert of_hook not in used
 
 
 def test_a_measurement_frees_its_memory() -> None:

@@ -18,7 +18,7 @@ TYPES: dict[CommHook, torch.dtype] = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
-CASES = [(hook, N) for hook in TYPES for N in (2, 3, 4, 6, 7, 8, 16, 24, 32)]
+CASES = [(hook, N) for hook in TYPES for N in (2, 3, 4, 6, 7, 8, 16, 24, 32, 96)]
 
 
 class Ranks:

@@ -17,7 +17,7 @@ from ddpperf.machine.network import Interface
 from ddpperf.plugin.cases import possible
 from ddpperf.plugin.devices import Devices
 from ddpperf.plugin.measure_fixture import Measure
-from ddpperf.report.nodes import node_facts
+from ddpperf.report.nodes import OFFSETS, node_facts
 from ddpperf.report.summary import next_step, summary_lines
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import EpochSpec, Spec, TrainingSpec
@@ -39,6 +39,7 @@ OTHER = {
     "round_trip_seconds": 0.001,
 }
 Rounds = tuple[tuple[float, ...], ...]
+GPU_OFFSET = OFFSETS["cuda"]
 
 
 def rounds(*ranks: float, spread: float = 0.002, seed: int = 0) -> Rounds:
@@ -79,11 +80,11 @@ def test_slowest_rank_decides_a_nodes_time() -> None:
 
 
 def test_slow_node_is_found_with_its_excess() -> None:
-    found = slow_node([rounds(1.0, 1.0, 1.0, 1.12, 1.01, 1.0, seed=seed) for seed in range(3)], 2)
+    found = slow_node([rounds(1.0, 1.0, 1.0, 1.12, 1.01, 1.0, seed=seed) for seed in range(3)], 2, GPU_OFFSET)
     assert found is not None
     assert found.node == 1
     assert found.slower == pytest.approx(0.12, abs=0.005)
-    small = slow_node([rounds(1.0, 1.0, 1.0, 1.03, 1.01, 1.0, seed=seed) for seed in range(3)], 2)
+    small = slow_node([rounds(1.0, 1.0, 1.0, 1.03, 1.01, 1.0, seed=seed) for seed in range(3)], 2, GPU_OFFSET)
     assert small is not None, "the noise is below 0.3%"
     assert small.node == 1
 
@@ -91,12 +92,13 @@ def test_slow_node_is_found_with_its_excess() -> None:
 def test_equal_nodes_are_seldom_slow() -> None:
     """Of 300 runs of 4 equal, noisy nodes, at most 5% may name one."""
     runs = [[rounds(*[1.0] * 8, spread=0.1, seed=2 * run + test) for test in range(2)] for run in range(300)]
-    assert sum(slow_node(run, 2) is not None for run in runs) <= 15
+    assert sum(slow_node(run, 2, 0.0) is not None for run in runs) <= 15
 
 
 @pytest.mark.parametrize(("nodes", "node_size"), [(2, 1), (4, 2)])
 @pytest.mark.parametrize(
-    ("measurements", "spread", "offset"), [(1, 0.05, 0.0), (2, 0.02, 0.03), (3, 0.02, 0.03), (5, 0.02, 0.03)]
+    ("measurements", "spread", "offset"),
+    [(1, 0.05, 0.0), (1, 0.02, 0.03), (2, 0.02, 0.03), (3, 0.02, 0.03), (5, 0.02, 0.03)],
 )
 def test_equal_nodes_are_reported_by_5_percent(
     nodes: int, node_size: int, measurements: int, spread: float, offset: float
@@ -109,26 +111,27 @@ def test_equal_nodes_are_reported_by_5_percent(
         return [[one * math.exp(noise.gauss(0, spread)) for one in offsets] for _ in range(7)]
 
     runs = ([measured() for _ in range(measurements)] for _ in range(400))
-    assert sum(slow_node(run, node_size) is not None for run in runs) <= 20 + 3 * 4.4
+    assert sum(slow_node(run, node_size, offset) is not None for run in runs) <= 20 + 3 * 4.4
 
 
-def test_two_measurements_find_a_slow_node_of_8_ranks() -> None:
-    """They differ by 0.1%, and 12% is more than Student's t of one degree of freedom times that."""
-    ranks = [1.0] * 8 + [1.12] * 8
-    found = slow_node([rounds(*ranks), rounds(*ranks, seed=1)], 8)
+@pytest.mark.parametrize("nodes", [2, 4, 8])
+@pytest.mark.parametrize("measurements", [1, 2, 3])
+def test_few_measurements_find_a_slow_node_of_8_ranks(measurements: int, nodes: int) -> None:
+    ranks = [1.0] * 8 * (nodes - 1) + [1.12] * 8
+    found = slow_node([rounds(*ranks, seed=seed) for seed in range(measurements)], 8, GPU_OFFSET)
     assert found is not None
-    assert found.node == 1
+    assert found.node == nodes - 1
 
 
 def test_nodes_that_differ_by_one_percent_are_equal() -> None:
-    assert slow_node([rounds(1.0, 1.01, spread=1e-5)], 1) is None
-    assert slow_node([rounds(1.0, 1.03, spread=1e-5)], 1) is not None
+    assert slow_node([rounds(1.0, 1.01, spread=1e-5)], 1, GPU_OFFSET) is None
+    assert slow_node([rounds(1.0, 1.03, spread=1e-5)], 1, GPU_OFFSET) is not None
 
 
 def test_contradicting_measurements_name_no_node() -> None:
     opposite = [rounds(1.0, 1.2, spread=1e-4), rounds(1.1, 1.0, spread=1e-4)]
-    assert slow_node(opposite, 1) is None
-    assert slow_node([], 1) is None
+    assert slow_node(opposite, 1, GPU_OFFSET) is None
+    assert slow_node([], 1, GPU_OFFSET) is None
 
 
 def test_node_spread_is_stored_across_nodes_only() -> None:
@@ -314,11 +317,12 @@ def test_slow_node_is_named_in_the_summary() -> None:
     assert len(node_facts(document((ALONE, rounds(1.0, 1.0, 1.0, 1.0)), nodes=[HERE, OTHER]))) == 2
 
 
-def test_slow_node_of_cpus_needs_two_measurements() -> None:
-    slow, larger = rounds(1.0, 1.0, 1.12, 1.12), dataclasses.replace(ALONE, per_rank_batch_size=4)
-    again = rounds(1.0, 1.0, 1.12, 1.12, seed=1)
-    assert len(node_facts(document((ALONE, slow), nodes=[HERE, OTHER]))) == 2
-    (sentence,) = node_facts(document((ALONE, slow), (larger, again), nodes=[HERE, OTHER]))[2:]
+def test_slow_node_of_cpus_is_slower_than_their_usual_offsets() -> None:
+    """The limit is 8.7% with one measurement, and 6.1% with two."""
+    first, again = rounds(1.0, 1.0, 1.075, 1.075), rounds(1.0, 1.0, 1.075, 1.075, seed=1)
+    larger = dataclasses.replace(ALONE, per_rank_batch_size=4)
+    assert len(node_facts(document((ALONE, first), nodes=[HERE, OTHER]))) == 2
+    (sentence,) = node_facts(document((ALONE, first), (larger, again), nodes=[HERE, OTHER]))[2:]
     assert sentence.endswith(", by t(1) of 2 steps")
 
 
