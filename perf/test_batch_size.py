@@ -76,8 +76,9 @@ def test_batch_size(measure: Measure, spec: EpochSpec) -> None:
     if spec.input != "fixed":
         fraction = loading_fractions(epoch, measure.reference("without_loading", without_loading(spec)))
         measure.metric("loading_fraction", fraction)
-        if median(fraction.values()) >= LEAST_FRACTION:
-            measure.warn("loading limits the epoch")
+        for side, names in sets_by_side(epoch).items():
+            if median(fraction[name] for name in names) >= LEAST_FRACTION:
+                measure.warn("loading limits the epoch" + (f", {side}" if side else ""))
 
 
 @pytest.mark.specs(cases=one_epoch_with_most_workers, core=core.never)

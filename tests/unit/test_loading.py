@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ddpperf.analysis.batch_size import LEAST_FRACTION, enough_workers, loading_fraction
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import EpochSpec, Spec
+from perf.test_batch_size import test_batch_size as batch_size
 from perf.test_batch_size import test_loader_workers as loader_workers
 from tests.generated import BOUNDED, seconds
 
@@ -117,6 +118,24 @@ def test_base_and_candidate_need_their_own_workers(
     measure = FakeMeasure({"A": BASE, "B": candidate})
     loader_workers(measure, EPOCH)  # type: ignore[arg-type]
     assert measure.metrics.get("enough_workers") == enough
+    assert measure.warnings == warnings
+
+
+@pytest.mark.parametrize(
+    ("fractions", "warnings"),
+    [
+        ({"A": BASE, "B": {2: 0.2}}, ["loading limits the epoch, candidate"]),
+        ({"A": {2: 0.2}, "B": BASE}, ["loading limits the epoch, base"]),
+        ({"A": {2: 0.2}}, ["loading limits the epoch"]),
+        ({"A": BASE, "B": BASE}, []),
+    ],
+)
+def test_an_epoch_that_loading_limits_is_named_with_its_side(
+    fractions: dict[str, dict[int, float]], warnings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perf.test_batch_size.training_metrics", lambda measure, epoch: None)
+    measure = FakeMeasure(fractions)
+    batch_size(measure, EPOCH)  # type: ignore[arg-type]
     assert measure.warnings == warnings
 
 
