@@ -271,11 +271,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "all GPUs of a node; on CPUs 2; on one node the largest world size",
         ),
         Option("--node-latency", LATENCY, "Latency of a message between nodes in predictions."),
-        Option(
-            "--node-bandwidth",
-            BANDWIDTH,
-            "Bandwidth of a device to other nodes, for predictions and for link utilization.",
-        ),
+        Option("--node-bandwidth", BANDWIDTH, "Bandwidth of a device's link to other nodes."),
     ),
 }
 OPTIONS = {option.name: option for options in GROUPS.values() for option in options}
