@@ -128,15 +128,17 @@ def strong_laws(options: Options) -> Iterator[Case]:
 def epochs(options: Options) -> Iterator[Case]:
     """Yield the epochs to measure for each world size, in descending order of world size.
 
-    They have the largest batch size per rank and the fastest execution mode of --executions.
+    They have the largest batch size per rank, and the first and the fastest execution mode of
+    --executions.
     """
     if not is_custom_model(options.model):
         for world_size in reversed(options.world_sizes):
-            fields = training(options, world_size, max(options.batch_sizes), options.fastest_execution)
-            fields["input"] = "device"
-            yield options.epoch(**fields)
-            for own_fields in own_ddp(options, fields):
-                yield options.epoch(**own_fields)
+            for execution in dict.fromkeys((options.executions[0], options.fastest_execution)):
+                fields = training(options, world_size, max(options.batch_sizes), execution)
+                fields["input"] = "device"
+                yield options.epoch(**fields)
+                for own_fields in own_ddp(options, fields):
+                    yield options.epoch(**own_fields)
 
 
 def own_ddp(options: Options, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
