@@ -294,9 +294,9 @@ def _cpu_change(now: Measured, then: Measured) -> Change:
 
 
 def _usual_spread(then: Measured, now: Measured, settings: DecisionSettings) -> float:
-    if isinstance(now.spec, Call | RunSpec):
-        return settings.call_spread
     quiet = all(_spread_of(run.all_step_seconds()) < settings.quiet_iqr for run in (then, now))
+    if isinstance(now.spec, RunSpec) or (isinstance(now.spec, Call) and not (quiet and now.spec.captured)):
+        return settings.call_spread
     return settings.run_spread if quiet else settings.noisy_run_spread
 
 

@@ -16,7 +16,7 @@ from ddpperf.report.summary import summary_lines
 from ddpperf.results.outcomes import Outcome, OutcomeKind, Status
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.results.stored_runs import MOST_READ, SCHEMA, Baseline, PastRun, Storage
-from ddpperf.specs import Spec, TrainingSpec
+from ddpperf.specs import AllReduceSpec, CallExecution, Spec, TrainingSpec
 from ddpperf.verdict.confirmed_comparison import answer_of
 from ddpperf.verdict.exit_status import decide
 from ddpperf.verdict.run_history import Spread, bounds
@@ -85,6 +85,34 @@ def test_quiet_tests_have_narrower_limits(
     assert (given.suspect_limit, given.limit) == (None, 1.5), "one limit for all, if one is given"
 
 
+@pytest.mark.parametrize(
+    ("execution", "rounds", "usual"),
+    [
+        ("graph", QUIET, GPU.run_spread),
+        ("graph", NOISY, GPU.call_spread),
+        ("eager", QUIET, GPU.call_spread),
+    ],
+)
+def test_quiet_collectives_in_a_graph_have_narrower_limits(
+    execution: CallExecution, rounds: tuple[float, ...], usual: float
+) -> None:
+    spec = AllReduceSpec(world_size=2, nbytes=1024, execution=execution)
+    run = {"t": measured(*rounds, spec=spec)}
+    change = compared(run, run).changes["t"]
+    assert (change.suspect_limit, change.limit) == pytest.approx(limits(usual))
+
+
+def test_one_stored_run_shows_three_percent_in_a_large_gpu_suite() -> None:
+    """So a quiet test in a CUDA graph needs no second measurement unless it looks slower."""
+    then = {
+        f"t{number}": measured(*QUIET, spec=dataclasses.replace(SPEC, per_rank_batch_size=number + 2))
+        for number in range(100)
+    }
+    assert compared(then, then).to_confirm() == []
+    late = {**then, "t7": measured(*(1.03 * t for t in QUIET), spec=then["t7"].spec)}
+    assert compared(late, then).to_confirm() == ["t7"]
+
+
 def test_history_moves_the_limits_of_a_test() -> None:
     other = measured(
         9.0, spec=TrainingSpec(world_size=1, per_rank_batch_size=16, strategy="single", execution="graph")
@@ -113,7 +141,7 @@ def test_unconfirmed_suspect_is_no_failure() -> None:
     """Its ratio is within the strict limit, which alone decides without an A/B run."""
     other = dataclasses.replace(SPEC, per_rank_batch_size=16)
     then = {"t": measured(*QUIET), "u": measured(*QUIET, spec=other)}
-    suspect = measured(*(1.0197 * t for t in QUIET))
+    suspect = measured(*(1.0175 * t for t in QUIET))
     comparison = compared({"t": suspect, "u": then["u"]}, then)
     assert (set(comparison.looks_slower), comparison.slower) == ({"t"}, {})
     outcomes = dict.fromkeys(then, Outcome(kind=OutcomeKind.PASSED))
