@@ -55,7 +55,9 @@ from tools.tables import (
 DOCS = ROOT / "docs"
 PICTURED = DOCS / "h200x4.md"
 # Pages with stored runs of single files of perf/. A whole test run does not replace these runs.
-OF_ONE_FILE = tuple(DOCS / f"{page}.md" for page in ("h200x2", "large_batches", "all_reduce", "nodes"))
+OF_ONE_FILE = tuple(
+    DOCS / f"{page}.md" for page in ("h100x2", "h200x2", "large_batches", "all_reduce", "nodes")
+)
 OTHERS = tuple(
     DOCS / f"{page}.md" for page in ("cpu2", "images", "gate", "own_ddp", "experiments", "reports")
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -146,13 +147,22 @@ def test_noisy_and_missing_metrics_are_left_out(script: ModuleType, tmp_path: Pa
 def test_too_few_runs_give_no_threshold(script: ModuleType, tmp_path: Path) -> None:
     commit(tmp_path, {("test_sum", SUM): {"busbw_bytes_per_second": 1}})
     assert script.made(tmp_path).endswith(
-        "\n\n# h200x4: no thresholds, because 5 runs are needed, found 1 run on 1 machine.\n"
+        "\n\n# h200x4: no thresholds, because 3 runs are needed, found 1 run on 1 machine.\n"
     )
     commit(tmp_path, {("test_sum", SUM): {"busbw_bytes_per_second": 1}}, host="b")
     assert script.made(tmp_path).endswith(
-        "\n\n# h200x4: no thresholds, because 5 runs are needed, found 2 runs on 2 machines.\n"
+        "\n\n# h200x4: no thresholds, because 3 runs are needed, found 2 runs on 2 machines.\n"
     )
     assert written(script, tmp_path) == written(script, tmp_path / "elsewhere") == []
+
+
+def test_three_runs_are_enough_in_a_cuda_graph(script: ModuleType, tmp_path: Path) -> None:
+    captured = dataclasses.replace(training(), execution="graph")
+    for factor in QUIET[:3]:
+        values = {"images_per_second": 1000 * factor}
+        commit(tmp_path, {("test_weak", captured): values, ("test_weak", training()): values})
+    (one,) = written(script, tmp_path)
+    assert (one.where["execution"], dict(one.bounds)) == ("graph", {"images_per_second": 921})
 
 
 def test_slowed_or_disturbed_runs_are_ignored(script: ModuleType, tmp_path: Path) -> None:
