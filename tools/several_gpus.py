@@ -5,11 +5,13 @@
 Each part is a test run in a fresh process; the most important part is measured first. For each part,
 the folder gets the output (NAME.txt) and the stored run (NAME.json). A part whose stored run is in
 the folder is not measured again, so that several calls can share the work. When the seconds are
-over, the part that runs is interrupted, and keeps what it has measured. The table shows all stored
-runs in the folder.
+over, the part that runs is interrupted. What it has measured is kept as NAME-interrupted.json, and
+the next call measures the part again. The table shows all stored runs in the folder.
+core-compared compares with core-1, which must be in the folder.
 
 --nccl-tests names the folder of nccl-tests' programs. The all-reduces of nccl-tests are then
-measured, too, eager and in a CUDA graph (N.txt and N-graph.txt for N GPUs).
+measured, too, eager and in a CUDA graph (N.txt and N-graph.txt for N GPUs), unless the folder has
+them.
 """
 
 from __future__ import annotations
@@ -31,13 +33,14 @@ from ddpperf.machine.child_process import die_with_parent
 from ddpperf.report.cases import Case, cases_of, of_functions
 from ddpperf.report.text import function_of
 from ddpperf.results import units
+from ddpperf.results.samples import SLOW_PACE
 from ddpperf.results.stored_runs import NoBaseline, read_document
 from ddpperf.specs import TrainingSpec, format_bytes
 from tools.tables import ROOT, all_reduces, in_place, is_plain, markdown
 
 THIS_PYTHON = f"--against={sys.executable}"
 SCALING = ["perf/test_scaling.py", "perf/test_projection.py"]
-# The arguments of each test run, by its name. The delay is 3% of the shortest step on 2 H200s.
+# The arguments of each test run, by its name. --slow-down is 3% of the shortest step on 2 H200s.
 PARTS = {
     "core-1": ["perf/"],
     "core-2": ["perf/"],
@@ -55,7 +58,7 @@ LEAST_SECONDS = 30  # a part does not begin if less is left
 SECONDS_TO_SAVE = 20  # for an interrupted part
 MOST_SECONDS_TO_SAVE = 50  # until an interrupted part is killed
 MODEL = "resnet18_cifar"  # whose scaling the table shows
-SLOWER_PACE = "slower pace"  # in the warning of a test whose CUDA graphs were replayed at it
+INTERRUPTED = "-interrupted"  # at the end of the name of a part's stored run
 
 Cases = Sequence[Case]
 Row = tuple[str, str, str]  # what, where, value
@@ -96,11 +99,12 @@ def run_part(folder: Path, name: str, command: Sequence[str], seconds: float) ->
         )
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=max(seconds, 1))
+                process.wait(timeout=seconds)
         finally:
+            ending = INTERRUPTED if process.poll() is None else ""
             _end(process)
             if stored.exists() and stored.stat().st_size:
-                stored.replace(folder / f"{name}.json")
+                stored.replace(folder / f"{name}{ending}.json")
             stored.unlink(missing_ok=True)
     print(f"  exit status {process.returncode} after {time.monotonic() - began:.0f} s", flush=True)
 
@@ -119,9 +123,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def measure_nccl_tests(folder: Path, programs: Path, gpus: int) -> None:
     """Measure the all-reduces of nccl-tests, eager and in a CUDA graph."""
     for name, graph in (("", ""), ("-graph", "-G 20")):
-        command = [str(programs / "all_reduce_perf"), *f"{ALL_REDUCE_PERF} -t {gpus} {graph}".split()]
-        ended = subprocess.run(command, capture_output=True, text=True, check=True)
-        (folder / f"{gpus}{name}.txt").write_text(f"# {shlex.join(command)}\n{ended.stdout}", "utf-8")
+        output = folder / f"{gpus}{name}.txt"
+        if not output.exists():
+            command = [str(programs / "all_reduce_perf"), *f"{ALL_REDUCE_PERF} -t {gpus} {graph}".split()]
+            ended = subprocess.run(command, capture_output=True, text=True, check=True)
+            output.write_text(f"# {shlex.join(command)}\n{ended.stdout}", "utf-8")
 
 
 # --- the table
@@ -132,7 +138,8 @@ def table(folder: Path) -> str:
     verdicts, paces = list[Row](), list[Row]()
     cases: list[Case] = []
     for name in PARTS:
-        if (path := folder / f"{name}.json").exists():
+        kept = [path for end in ("", INTERRUPTED) if (path := folder / f"{name}{end}.json").exists()]
+        for path in kept[:1]:
             try:
                 document = read_document(path)
                 stored, found = document["ddpperf"], cases_of(document)
@@ -152,7 +159,11 @@ def table(folder: Path) -> str:
 
 def slower_pace(cases: Cases) -> str:
     """Return the number and the names of the tests whose CUDA graphs were replayed at the slower pace."""
-    slow = [function_of(case.test) for case in cases if any(SLOWER_PACE in text for text in case.warnings)]
+    slow = [
+        function_of(case.test)
+        for case in cases
+        if max(case.measured.counter("graph_slowdown").values(), default=1.0) > SLOW_PACE
+    ]
     return f"{len(slow)} of {len(cases)} {', '.join(dict.fromkeys(slow))}".rstrip()
 
 
@@ -244,7 +255,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", default=",".join(PARTS), help="the parts, joined by commas; default all")
     parser.add_argument("--nccl-tests", type=Path, help="folder of nccl-tests' programs")
     given = parser.parse_args(own[:end])
-    if unknown := set(given.only.split(",")) - {*PARTS, ""}:
+    wanted = [*filter(None, given.only.split(","))]
+    if unknown := set(wanted) - {*PARTS}:
         parser.error(f"--only: unknown parts {', '.join(sorted(unknown))}; the parts are {', '.join(PARTS)}")
     try:
         given.folder.mkdir(parents=True, exist_ok=True)
@@ -252,7 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"{given.folder} cannot be made ({error.strerror}); name another folder")
     if given.nccl_tests:
         measure_nccl_tests(given.folder, given.nccl_tests, torch.cuda.device_count())
-    measure(given.folder.resolve(), [*filter(None, given.only.split(","))], given.seconds, own[end + 1 :])
+    measure(given.folder.resolve(), wanted, given.seconds, own[end + 1 :])
     print(table(given.folder))
 
 

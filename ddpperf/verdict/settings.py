@@ -31,11 +31,15 @@ _DEFAULTS = {"gpu": GPU, "cpu": CPU}
 # These and 10 earlier runs from git on 6 more machines:
 #   quiet pairs 0.25% on one machine, 0.77% between machines, 0.91% between two days (1311 pairs, at
 #   most 6.0%)
-# These runs replayed CUDA graphs at two paces. At one pace, the standard deviation of one run of a
-# quiet captured training is 0.1% to 0.17% on one machine. Between two machines it is 0.35% (20 cases,
-#   H200), 0.27% (38 cases, two H100s each) and 0.11% (33 cases, two H200s each), together 0.25%.
-# The same of a quiet captured collective: 0.31% on one machine (21 cases), between two machines 0.77%
-#   (22 cases, two H100s each, 0.27% without the two worst) and 0.37% (77 cases, two H200s each).
+# These runs replayed CUDA graphs at two paces. At one pace, the standard deviation of a single run is,
+# for quiet training steps in a CUDA graph:
+#   0.07% to 0.17% on one machine, between two machines 0.35% (20 cases, H200), 0.27% (38 cases, two
+#   H100s each) and 0.11% (33 cases, two H200s each), together 0.25%
+# and for quiet collective calls in a CUDA graph:
+#   0.31% on one machine (21 cases), between two machines 0.77% (22 cases, two H100s each) and 0.37%
+#   (77 cases, two H200s each), together 0.46%
+# Their usual spread of 0.3% is small for the collectives. A false suspicion costs one more measurement
+# beside the stored code. With 0.46%, a slow-down of 3% is still suspected in 97 of 100 comparisons.
 # 8 runs in perf/baselines on 2 cores of an EPYC, by the spread of the rounds:
 #   below 5%: 3.1% (86 pairs, at most 12%); 5 to 10%: 5.9% (37 pairs, at most 15%); above 10%: 12%
 #   (at most 167% in 22 runs of one day)
@@ -82,11 +86,11 @@ class DecisionSettings:
     deviation of the log of a step time between runs of the same code, for tests whose rounds have
     an interquartile range below `quiet_iqr` of their median. `call_spread` is the same for whole
     trainings and for collective calls that are not quiet or not in a CUDA graph. `noisy_run_spread`
-    is the same for all other measurements. A comparison with a
-    stored run has to show a slow-down by the fraction `tolerance_between_runs`. `confirms` says
-    whether an A/B run measures what such a comparison left open. It then decides clear worsenings by
-    its first measurement, and can detect worsenings above the 95% interval. Any other A/B run detects
-    worsenings that it finds 19 times in 20.
+    is the same for all other measurements. A comparison with a stored run has to show a slow-down by
+    the fraction `tolerance_between_runs`. `confirms` says whether an A/B run measures what such a
+    comparison left open. It then decides clear worsenings by its first measurement, and can detect
+    worsenings above the 95% interval. Any other A/B run detects worsenings that it finds 19 times in
+    20.
     """
 
     default: Settings

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from ddpperf.analysis.statistics import FEWEST_ROUNDS, relative_iqr
 from ddpperf.results.samples import Measured
 from ddpperf.results.stored_runs import COPY, Baseline, PastRun
-from ddpperf.specs import RunSpec
+from ddpperf.specs import RunSpec, Spec
 from ddpperf.specs.collective import Call
 from ddpperf.verdict.judged_work import is_informational, is_launch_bound
 from ddpperf.verdict.run_history import bounds, drift, first_and_last, series, spread
@@ -265,9 +265,8 @@ def _time_change(test: str, now: Measured, then: Measured, reference: Reference,
     margin, alpha = settings.of("time").margin, settings.default.suite_alpha
     logs = bounds(between_runs, margin=margin, suite_alpha=alpha, compared=compared)
     suspect, slower = (exp(min(bound, LARGEST_LOG)) for bound in logs)
-    # A whole training has steps that no graph holds, such as its evaluations.
-    in_graph = spec.captured and not isinstance(spec, RunSpec)
-    tolerance = settings.tolerance_between_runs if in_graph or reference.device == "cpu" else 0.25
+    narrow = _in_graph(spec) or reference.device == "cpu"
+    tolerance = settings.tolerance_between_runs if narrow else 0.25
     return Change(
         then_seconds=median(then.all_step_seconds()),
         now_seconds=median(now.all_step_seconds()),
@@ -295,9 +294,14 @@ def _cpu_change(now: Measured, then: Measured) -> Change:
 
 def _usual_spread(then: Measured, now: Measured, settings: DecisionSettings) -> float:
     quiet = all(_spread_of(run.all_step_seconds()) < settings.quiet_iqr for run in (then, now))
-    if isinstance(now.spec, RunSpec) or (isinstance(now.spec, Call) and not (quiet and now.spec.captured)):
+    if isinstance(now.spec, Call | RunSpec) and not (quiet and _in_graph(now.spec)):
         return settings.call_spread
     return settings.run_spread if quiet else settings.noisy_run_spread
+
+
+def _in_graph(spec: Spec) -> bool:
+    """Return whether all timed work is in CUDA graphs; a whole training also evaluates its model."""
+    return spec.captured and not isinstance(spec, RunSpec)
 
 
 def _spread_of(seconds: Sequence[float]) -> float:

@@ -20,7 +20,7 @@ from ddpperf.results.samples import SLOW_PACE
 
 KERNELS = 200  # in the timed graph
 REPLAYS = 30
-TIMINGS = 3  # of a graph that looks slow
+TIMINGS = 3  # at most, of a graph that looks slow
 
 
 class GpuPace:
@@ -56,16 +56,17 @@ class GpuPace:
     def slowdown(self) -> float:
         """Return the small graph's present time, divided by its time when the process was fast.
 
-        A graph that looks slow is timed again: at the slow pace it is slow each time, but something
-        else may have delayed it once.
+        A graph that looks slow is timed again: at the slow pace all timings are slow, but something
+        else may have delayed one of them.
         """
-        seconds = math.inf
+        slowdown = math.inf
         for _ in range(TIMINGS):
-            seconds = min(seconds, self._seconds())
+            seconds = self._seconds()
             self._fast = min(self._fast, seconds)
-            if seconds <= SLOW_PACE * self._fast:
+            slowdown = min(slowdown, seconds / self._fast)
+            if slowdown <= SLOW_PACE:
                 break
-        return seconds / self._fast
+        return slowdown
 
     def restore(self) -> None:
         """Return to the fast pace, by creating and destroying a second CUDA context.

@@ -57,14 +57,15 @@ class Machine:
 
 CPU = Machine(device="cpu", sigma=0.045, run_sigma=0.06)
 GPU = Machine(device="cuda", sigma=0.0025, run_sigma=0.002)
-OTHER_DAY = replace(GPU, run_sigma=0.01)  # and other machine: all tests are measured beside the code
+OTHER_MACHINE = replace(GPU, run_sigma=0.0046)  # as NCCL's calls differ between two machines
+OTHER_DAY = replace(GPU, run_sigma=0.01)  # many tests look slower, and are measured beside the code
 
 
 def spec_of(test: str) -> Spec:
     """Return the spec of a simulated test; each test has a spec of its own."""
     number = int(test.lstrip("trainclo"))
     if test in CALLS:
-        return AllReduceSpec(world_size=2, nbytes=2**24 * (number + 1))
+        return AllReduceSpec(world_size=2, nbytes=2**24 * (number + 1), execution="graph")
     return TrainingSpec(
         world_size=1, per_rank_batch_size=number + 2, strategy="single", execution="graph", drop_last=True
     )
@@ -200,7 +201,7 @@ def slow(machine: Machine, suites: int = SUITES) -> ParameterSet:
 QUIETER = [replace(each, sigma=sigma) for each in (CPU, GPU) for sigma in (0.0, 0.003)]
 NOISIER = [replace(each, sigma=sigma) for each in (CPU, GPU) for sigma in (0.01, 0.1)]
 HEAVY = [replace(each, heavy=True) for each in (CPU, GPU)]
-STORED = [replace(CPU, history=5, run_sigma=0.03), replace(GPU, history=5)]
+STORED = [replace(CPU, history=5, run_sigma=0.03), replace(GPU, history=5), OTHER_MACHINE]
 
 
 @pytest.mark.parametrize(
@@ -229,6 +230,7 @@ def test_noisy_suites_are_not_called_worse(machine: Machine, suites: int) -> Non
         (GPU, 0.035, 5),
         pytest.param(CPU, 0.30, 100, marks=pytest.mark.slow),
         pytest.param(GPU, 0.035, 100, marks=pytest.mark.slow),
+        pytest.param(OTHER_MACHINE, 0.035, 100, marks=pytest.mark.slow),
     ],
 )
 def test_slower_training_is_found_in_most_tests(machine: Machine, by: float, suites: int) -> None:
@@ -256,6 +258,6 @@ def test_a_slower_machine_is_not_called_a_regression() -> None:
 def test_laxer_levels_call_unchanged_code_worse(monkeypatch: pytest.MonkeyPatch) -> None:
     """So the simulation can see levels that are wrong."""
     monkeypatch.setattr(Settings, "look_alpha", lambda self, gated, suspect: self.screen_alpha)
-    machine = replace(GPU, sigma=0.1)
+    machine = replace(OTHER_DAY, sigma=0.1)
     wrong, _ = false_alarms(machine, 10)
     assert wrong >= 3

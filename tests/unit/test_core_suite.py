@@ -172,7 +172,7 @@ def test_core_epochs_read_images_on_the_device(gpus: int, read: Read) -> None:
 
 @pytest.mark.parametrize("gpus", [2, 4, 8])
 def test_core_epochs_of_several_gpus_share_the_one_device_epoch(gpus: int, read: Read) -> None:
-    """Each GPU trains it in turn, so it takes long; both tests measure it once."""
+    """test_batch_size and test_epoch_scaling have the same one, because each GPU trains it in turn."""
     epochs = {spec for spec in core_specs(read(gpus=gpus)) if isinstance(spec, EpochSpec)}
     (scaled,) = {spec for spec in epochs if spec.world_size == gpus}
     assert epochs == {scaled, scaled.one_device()}

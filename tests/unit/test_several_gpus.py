@@ -82,19 +82,22 @@ time.sleep(600)
 """
 
 
-def test_part_is_interrupted_and_not_measured_twice(
+def test_interrupted_part_is_measured_again(
     tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The part writes a stored run, and then sleeps until it is interrupted."""
-    monkeypatch.setattr(tool, "SECONDS_TO_SAVE", 1)
-    monkeypatch.setattr(tool, "LEAST_SECONDS", 1)
     tool.run_part(tmp_path, "core-1", [sys.executable, "-c", SLEEPS], 3)
-    assert (tmp_path / "core-1.json").read_text() == "{}"
+    assert (tmp_path / "core-1-interrupted.json").read_text() == "{}"
     assert (tmp_path / "core-1.txt").read_text().startswith("stored\n")
-    monkeypatch.setattr(tool, "run_part", None)  # a call would raise
-    tool.measure(tmp_path, ["core-1"], 100, [])
-    tool.measure(tmp_path, ["core-2"], 0.5, [])
     assert "exit status -15 after" in capfd.readouterr().out
+    assert "| core-1 | verdict | core-1-interrupted.json is damaged;" in tool.table(tmp_path)
+    asked: list[str] = []
+    monkeypatch.setattr(tool, "run_part", lambda folder, name, *_: asked.append(name))
+    (tmp_path / "core-2.json").touch()
+    tool.measure(tmp_path, ["core-1", "core-2"], 100, [])
+    assert asked == ["core-1"]
+    tool.measure(tmp_path, ["core-3"], 0.5, [])
+    assert asked == ["core-1"], "no time for it"
 
 
 @pytest.mark.parametrize("program", [SLEEPS, f"import signal; signal.signal(15, signal.SIG_IGN){SLEEPS}"])
@@ -118,7 +121,7 @@ def test_part_ends_with_the_tool_and_keeps_its_run(
     with pytest.raises(KeyboardInterrupt):
         tool.run_part(tmp_path, "core-1", [sys.executable, "-c", program], 600)
     assert started[0].returncode == (-15 if program == SLEEPS else -9)
-    assert {path.name for path in tmp_path.iterdir()} == {"core-1.json", "core-1.txt"}
+    assert {path.name for path in tmp_path.iterdir()} == {"core-1-interrupted.json", "core-1.txt"}
 
 
 def test_run_of_another_process_is_not_taken_for_the_part(
