@@ -348,7 +348,7 @@ def baselines_table(folder: str) -> str:
         command = " ".join(re.sub(r"imagefolder:\S+", "imagefolder:DIR", command).split())
         switched = "NCCL_NVLS_ENABLE=0 " * (document["ddpperf"]["environment"].get("nvls") == "0")
         command = f"`{switched}python3 -m pytest {command}`"
-        commit = document["commit_info"]["id"][:9]
+        commit = document["ddpperf"]["environment"]["commit"]  # with + if the code was not committed
         day = document["datetime"][:10]
         name, tests = str(path.relative_to(ROOT / folder)), str(len(document["benchmarks"]))
         rows.append((name, day, commit, tests, command))

@@ -58,7 +58,7 @@ def answer_of(
         if not any(row.control == "positive" for row in decision.rows):
             lacking = isinstance(controls.positive, str) and controls.positive
             blind += [lacking] if lacking else controls.blind()
-    shown = _shown(comparison, rows)
+    shown = _shown(comparison, rows, stored_code=not no_stored_code)
     answer = Answer(
         worse=worse,
         untrusted=untrusted,
@@ -115,18 +115,19 @@ def _changed_machine(moved: Sequence[str], differences: Sequence[str]) -> list[s
     return [f"this machine or its environment changed: {moved[0]}{more}; differences: {environments}"]
 
 
-def _shown(comparison: Comparison, rows: Mapping[str, Row]) -> dict[str, float]:
+def _shown(comparison: Comparison, rows: Mapping[str, Row], *, stored_code: bool) -> dict[str, float]:
     """Return the smallest slow-down that each judged test would have shown, as a fraction.
 
     A test that was measured beside the stored run's code excludes slow-downs above its 95% interval.
+    If the stored run's code cannot run, suspected tests stay unmeasured, and the limits decide.
     """
     shown = {}
     for test, change in comparison.changes.items():
         if change.judged:
             row = rows.get(test)
-            shown[test] = change.limit - 1
+            shown[test] = (change.shown if stored_code else change.limit) - 1
             if row is not None:
-                shown[test] = math.inf if row.suspect else min(max(0.0, row.high - 1), change.limit - 1)
+                shown[test] = math.inf if row.suspect else min(max(0.0, row.high - 1), shown[test])
     return shown
 
 

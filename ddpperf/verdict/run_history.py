@@ -19,6 +19,7 @@ from ddpperf.results.stored_runs import FIRST_RUNS, PastRun
 
 PRIOR_DEGREES_OF_FREEDOM = 10  # the weight of the usual spread, against a test's own spread
 SCREEN_ALPHA = 0.01  # one-sided, for each test
+MISSED = 0.05  # of slow-downs of the size that `noticed` returns
 DRIFT_RUNS = FIRST_RUNS  # the number of runs compared at the beginning, and at the end
 DRIFT_MARGIN = 0.01
 
@@ -89,6 +90,12 @@ def bounds(spread: Spread, *, margin: float, suite_alpha: float, compared: int) 
         for alpha in (SCREEN_ALPHA, min(SCREEN_ALPHA, suite_alpha / compared))
     )
     return suspect, slower
+
+
+def noticed(spread: Spread, *, margin: float) -> float:
+    """Return the growth of log step time that exceeds the first limit of `bounds` 19 times in 20."""
+    suspect, _ = bounds(spread, margin=margin, suite_alpha=SCREEN_ALPHA, compared=1)
+    return suspect + _t_quantile(MISSED, spread.degrees_of_freedom) * spread.deviation * sqrt(2)
 
 
 def first_and_last(

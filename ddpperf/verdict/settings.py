@@ -32,14 +32,11 @@ _DEFAULTS = {"gpu": GPU, "cpu": CPU}
 #   quiet pairs 0.25% on one machine, 0.77% between machines, 0.91% between two days (1311 pairs, at
 #   most 6.0%)
 # These runs replayed CUDA graphs at two paces. At one pace, the standard deviation of a single run is,
-# for quiet training steps in a CUDA graph:
-#   0.07% to 0.17% on one machine, between two machines 0.35% (20 cases, H200), 0.27% (38 cases, two
-#   H100s each) and 0.11% (33 cases, two H200s each), together 0.25%
-# and for quiet collective calls in a CUDA graph:
-#   0.31% on one machine (21 cases), between two machines 0.77% (22 cases, two H100s each) and 0.37%
-#   (77 cases, two H200s each), together 0.46%
-# Their usual spread of 0.3% is small for the collectives. A false suspicion costs one more measurement
-# beside the stored code. With 0.46%, a slow-down of 3% is still suspected in 97 of 100 comparisons.
+# for quiet tests in a CUDA graph:
+#   training steps: 0.17% on one machine (31 specs); between two machines 0.16% to 0.35% (five pairs of
+#   runs with 14 to 34 specs)
+#   collective calls: 0.32% on one machine (19 specs); between two machines 0.39% to 0.81% (three pairs
+#   with 19 to 65 specs); half of the calls differ by less than 0.3%, and one by 3.7%
 # 8 runs in perf/baselines on 2 cores of an EPYC, by the spread of the rounds:
 #   below 5%: 3.1% (86 pairs, at most 12%); 5 to 10%: 5.9% (37 pairs, at most 15%); above 10%: 12%
 #   (at most 167% in 22 runs of one day)
@@ -48,7 +45,7 @@ _DEFAULTS = {"gpu": GPU, "cpu": CPU}
 # A default that is too high costs little, because a test's own runs correct it. A default that is
 # too low costs false alarms on another day.
 _SPREADS: dict[str, dict[str, Any]] = {
-    "gpu": {"quiet_iqr": 0.02, "run_spread": 0.003, "noisy_run_spread": 0.2, "call_spread": 0.02},
+    "gpu": {"quiet_iqr": 0.02, "run_spread": 0.0035, "noisy_run_spread": 0.2, "call_spread": 0.02},
     "cpu": {"quiet_iqr": 0.1, "run_spread": 0.06, "noisy_run_spread": 0.2, "call_spread": 0.2},
 }
 _METRIC_DEFAULTS = {  # by class and metric, where they differ from the class's defaults
@@ -84,13 +81,13 @@ class DecisionSettings:
 
     `metrics` holds the metrics with numbers of their own. `run_spread` is the usual standard
     deviation of the log of a step time between runs of the same code, for tests whose rounds have
-    an interquartile range below `quiet_iqr` of their median. `call_spread` is the same for whole
-    trainings and for collective calls that are not quiet or not in a CUDA graph. `noisy_run_spread`
-    is the same for all other measurements. A comparison with a stored run has to show a slow-down by
-    the fraction `tolerance_between_runs`. `confirms` says whether an A/B run measures what such a
-    comparison left open. It then decides clear worsenings by its first measurement, and can detect
-    worsenings above the 95% interval. Any other A/B run detects worsenings that it finds 19 times in
-    20.
+    an interquartile range below `quiet_iqr` of their median. `call_spread` is the same for
+    collective calls and whole trainings, and `noisy_run_spread` for all other measurements. Quiet
+    collective calls in a CUDA graph are suspected by `run_spread`, and called slower by
+    `call_spread`. A comparison with a stored run has to show a slow-down by the fraction
+    `tolerance_between_runs`. `confirms` says whether an A/B run measures what such a comparison
+    left open. It then decides clear worsenings by its first measurement, and can detect worsenings
+    above the 95% interval. Any other A/B run detects worsenings that it finds 19 times in 20.
     """
 
     default: Settings

@@ -57,7 +57,7 @@ class Machine:
 
 CPU = Machine(device="cpu", sigma=0.045, run_sigma=0.06)
 GPU = Machine(device="cuda", sigma=0.0025, run_sigma=0.002)
-OTHER_MACHINE = replace(GPU, run_sigma=0.0046)  # as NCCL's calls differ between two machines
+OTHER_MACHINE = replace(GPU, run_sigma=0.0046)  # about as NCCL's calls differ between two machines
 OTHER_DAY = replace(GPU, run_sigma=0.01)  # many tests look slower, and are measured beside the code
 
 
