@@ -204,9 +204,8 @@ def store_disagreement(measure: Measure, apart: Mapping[str, tuple[float, str]])
 def bandwidths(measure: Measure, replay: Measured, trace: Measured, traces: Mapping[str, Traced]) -> None:
     """Store the bus bandwidth at which gradients are sent during training.
 
-    One bandwidth divides by the time of the all-reduces on the rank that waits least. The other one
-    divides by the exposed communication time. If the link bandwidth is known, store its used
-    fractions, too.
+    The bytes are divided by the time of the all-reduces on the rank that waits least. If the link
+    bandwidth is known, store its used fraction, too.
     """
     N, nbytes = replay.spec.world_size, replay.counter("gradient_bytes")
     sending = {
@@ -214,12 +213,10 @@ def bandwidths(measure: Measure, replay: Measured, trace: Measured, traces: Mapp
         for split in trace.samples
         if split.set in traces
     }
-    exposed = {name: split.exposed for name, split in traces.items()}
-    for what, seconds in (("", sending), ("exposed_", exposed)):
-        if seconds and all(seconds.values()):
-            busbw = {name: all_reduce_busbw(nbytes[name], t, N) for name, t in seconds.items()}
-            measure.metric(f"gradient_busbw_{what}bytes_per_second", busbw)
-            link_utilization(measure, busbw, N, f"{what}link_utilization")
+    if sending and all(sending.values()):
+        busbw = {name: all_reduce_busbw(nbytes[name], t, N) for name, t in sending.items()}
+        measure.metric("gradient_busbw_bytes_per_second", busbw)
+        link_utilization(measure, busbw, N)
 
 
 # --- DataParallel

@@ -260,9 +260,7 @@ _ALL = (
     _seconds("copy_seconds", "copies"),
     _seconds("idle_seconds", "idle"),
     _bandwidth("gradient_busbw_bytes_per_second", "gradients' busbw", better=_HIGHER),
-    _bandwidth("gradient_busbw_exposed_bytes_per_second", "gradients' busbw over exposed time"),
     _ratio("link_utilization", "link used", units.percent),
-    _ratio("exposed_link_utilization", "link used over exposed time", units.percent),
     *_messages(),
     # All-reduce and other collectives
     _bandwidth("algbw_bytes_per_second", "algbw", better=_HIGHER),

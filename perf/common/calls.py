@@ -150,19 +150,16 @@ def link_metric(measure: Measure, by_set: Mapping[str, Estimate]) -> bool:
     return bounded
 
 
-def link_utilization(
-    measure: Measure, bandwidths: Mapping[str, float], world_size: int, name: str = "link_utilization"
-) -> None:
+def link_utilization(measure: Measure, bandwidths: Mapping[str, float], world_size: int) -> None:
     """Store which fraction of the link's rate a bandwidth is, if the link of so many devices is known.
 
-    bandwidths: bytes per second in one direction, by process set. A fraction above 1 is a warning,
-    except for a bandwidth over the exposed time alone.
+    bandwidths: bytes per second in one direction, by process set. A fraction above 1 is a warning.
     """
     if (link := measure.machine.link(world_size)) is None:
         return
     used = {set_name: value / link.bytes_per_second for set_name, value in bandwidths.items()}
-    measure.metric(name, used)
-    if name == "link_utilization" and measure.metrics[name]["value"] > 1:
+    measure.metric("link_utilization", used)
+    if measure.metrics["link_utilization"]["value"] > 1:
         measure.warn(
             f"bandwidth above the link's {units.bandwidth(link.bytes_per_second)}: {WHY_ABOVE[link.kind]}"
         )
