@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from textwrap import fill, indent
 from typing import Any
 
 from ddpperf.report.cases import Case, cases_of, of_functions
@@ -336,8 +337,9 @@ def in_place(output: Path) -> dict[int, list[float]]:
 
 
 def baselines_table(folder: str) -> str:
-    """Return a Markdown table of the stored runs in a folder: day, commit, tests and command."""
+    """Return a Markdown table of the stored runs in a folder, and the command of each run below it."""
     rows = []
+    runs_of: dict[str, list[str]] = {}
     for path in sorted((ROOT / folder).glob("*/*.json")):
         document = json.loads(path.read_text())
         command = document["ddpperf"]["options"]["command_line"]
@@ -345,11 +347,30 @@ def baselines_table(folder: str) -> str:
         command = re.sub(
             r"-k ([^'\"].*?)(?= --|$)", lambda found: f"-k {shlex.quote(found[1].strip())}", command
         )  # older runs stored the value of -k without quotes
-        command = " ".join(re.sub(r"imagefolder:\S+", "imagefolder:DIR", command).split())
+        command = re.sub(r"imagefolder:\S+", "imagefolder:DIR", command)
         switched = "NCCL_NVLS_ENABLE=0 " * (document["ddpperf"]["environment"].get("nvls") == "0")
-        command = f"`{switched}python3 -m pytest {command}`"
+        name = str(path.relative_to(ROOT / folder))
+        runs_of.setdefault(f"{switched}python3 -m pytest {command}", []).append(name)
         commit = document["ddpperf"]["environment"]["commit"]  # with + if the code was not committed
-        day = document["datetime"][:10]
-        name, tests = str(path.relative_to(ROOT / folder)), str(len(document["benchmarks"]))
-        rows.append((name, day, commit, tests, command))
-    return markdown(("run", "day", "commit", "tests", "command"), rows)
+        rows.append((name, document["datetime"][:10], commit, str(len(document["benchmarks"]))))
+    commands = (
+        f"{fill(', '.join(names), 100)}:\n\n{command_block(command)}\n" for command, names in runs_of.items()
+    )
+    return markdown(("run", "day", "commit", "tests"), rows, ["\n".join(commands)])
+
+
+def command_block(command: str) -> str:
+    """Return a shell command as a Markdown code block. Long commands have several lines."""
+    parts: list[str] = []  # an option and its value are one part
+    for word in map(shlex.quote, shlex.split(command)):
+        if parts and parts[-1].startswith("-") and " " not in parts[-1] and not word.startswith("-"):
+            parts[-1] += f" {word}"
+        else:
+            parts.append(word)
+    lines = parts[:1]
+    for part in parts[1:]:
+        if len(lines[-1]) + len(part) < 90:
+            lines[-1] += f" {part}"
+        else:
+            lines.append(f"    {part}")
+    return indent(" \\\n".join(lines), "    ")
