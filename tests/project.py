@@ -22,6 +22,7 @@ from typing import Any
 from ddpperf.temporary import PREFIX, SHARED_MEMORY
 
 REPOSITORY = Path(__file__).parents[1]
+TEMPORARY = Path(tempfile.gettempdir())  # before a test sets another one
 OF_RANKS = (f"sem.{PREFIX}", "torch_")  # begin the names of what ranks and their loaders put there
 HANG_SECONDS = 900  # longer than anything here takes on a busy machine
 # Variables of the process that runs the tests, which a project must not see. Torch sets the last.
@@ -79,11 +80,19 @@ NOISY = "[decision.cpu]\nrun_spread = 0.6\nnoisy_run_spread = 0.6\n"
 
 
 def unmapped(names: set[str]) -> set[str]:
-    """Return the files of shared memory among these that no process has mapped."""
-    for maps in Path("/proc").glob("[0-9]*/maps") if names else ():
+    """Return the files of shared memory among these that no process has mapped.
+
+    A file is known by its inode. The process that makes a semaphore has mapped it under another name.
+    """
+    inodes: dict[str, str] = {}
+    for name in names:
+        with contextlib.suppress(OSError):  # it has been removed
+            inodes[str((SHARED_MEMORY / name).stat().st_ino)] = name
+    for maps in Path("/proc").glob("[0-9]*/maps") if inodes else ():
         with contextlib.suppress(OSError):  # the process has ended
-            names = names - set(re.findall(rf"{SHARED_MEMORY}/(\S+)", maps.read_text(errors="replace")))
-    return names
+            for inode in re.findall(rf"(\d+) +{SHARED_MEMORY}/", maps.read_text(errors="replace")):
+                inodes.pop(inode, None)
+    return set(inodes.values())
 
 
 class Marked:
@@ -91,8 +100,8 @@ class Marked:
 
     def __init__(self) -> None:
         self._shared_before = set(os.listdir(SHARED_MEMORY))
-        self.folder = Path(tempfile.mkdtemp(prefix="t"))
-        self.locks = Path(tempfile.mkdtemp(prefix="ddpperf-locks-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="t", dir=TEMPORARY))
+        self.locks = Path(tempfile.mkdtemp(prefix="ddpperf-locks-", dir=TEMPORARY))
         self.environment = {
             key: value for key, value in os.environ.items() if not key.startswith(UNWANTED)
         } | {
@@ -126,7 +135,7 @@ class Marked:
         It then belongs to another test, or `assert_nothing_left` finds the folder.
         """
         folder = name.removeprefix("sem.").partition("-")[0]
-        roots = self.folder.parent, *self.folder.parent.glob("*")
+        roots = TEMPORARY, *TEMPORARY.glob("*")
         return name.startswith("sem.") and any((root / folder).exists() for root in roots)
 
     def assert_nothing_left(self, within_seconds: float = 2.0) -> None:
