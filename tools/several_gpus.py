@@ -9,9 +9,9 @@ over, the part that runs is interrupted. What it has measured is kept as NAME-in
 the next call measures the part again. The table shows all stored runs in the folder.
 core-compared compares with core-1, which must be in the folder.
 
---nccl-tests names the folder of nccl-tests' programs. The all-reduces of nccl-tests are then
-measured, too, eager and in a CUDA graph (N.txt and N-graph.txt for N GPUs), unless the folder has
-them.
+--nccl-tests names the folder that has all_reduce_perf, a program of nccl-tests. The all-reduces of
+nccl-tests are then measured, too, eager and in a CUDA graph (N.txt and N-graph.txt for N GPUs),
+unless the folder has them.
 """
 
 from __future__ import annotations
@@ -121,13 +121,23 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def measure_nccl_tests(folder: Path, programs: Path, gpus: int) -> None:
-    """Measure the all-reduces of nccl-tests, eager and in a CUDA graph."""
+    """Measure the all-reduces of nccl-tests, eager and in a CUDA graph.
+
+    A failure is printed. The test runs do not need the result.
+    """
     for name, graph in (("", ""), ("-graph", "-G 20")):
         output = folder / f"{gpus}{name}.txt"
         if not output.exists():
             command = [str(programs / "all_reduce_perf"), *f"{ALL_REDUCE_PERF} -t {gpus} {graph}".split()]
-            ended = subprocess.run(command, capture_output=True, text=True, check=True)
-            output.write_text(f"# {shlex.join(command)}\n{ended.stdout}", "utf-8")
+            try:
+                ended = subprocess.run(command, capture_output=True, text=True, check=True)
+            except OSError as error:
+                print(f"nccl-tests: {command[0]} cannot run ({error.strerror}); check --nccl-tests")
+            except subprocess.CalledProcessError as error:
+                said = (error.stderr + error.stdout).strip()
+                print(f"nccl-tests: {shlex.join(command)} failed with {error.returncode}:\n{said}")
+            else:
+                output.write_text(f"# {shlex.join(command)}\n{ended.stdout}", "utf-8")
 
 
 # --- the table
@@ -253,7 +263,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=Path, help="folder of the outputs and the stored runs")
     parser.add_argument("--seconds", type=float, default=540, help="for all parts together; default 540")
     parser.add_argument("--only", default=",".join(PARTS), help="the parts, joined by commas; default all")
-    parser.add_argument("--nccl-tests", type=Path, help="folder of nccl-tests' programs")
+    parser.add_argument("--nccl-tests", type=Path, help="folder that has all_reduce_perf")
     given = parser.parse_args(own[:end])
     wanted = [*filter(None, given.only.split(","))]
     if unknown := set(wanted) - {*PARTS}:

@@ -165,6 +165,32 @@ def test_sizes_that_nccl_tests_lack_are_left_out(tool: ModuleType, tmp_path: Pat
     assert "| NCCL from torch over nccl-tests | 2 devices, 1MiB, eager |" not in table
 
 
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("", "all_reduce_perf cannot run (No such file or directory); check --nccl-tests"),
+        ("#!/bin/sh\necho 'no GPU' >&2; exit 3\n", "-G 20 failed with 3:\nno GPU\n"),
+    ],
+)
+def test_parts_are_measured_though_nccl_tests_fail(
+    tool: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    program: str,
+    said: str,
+) -> None:
+    if program:
+        (tmp_path / "all_reduce_perf").write_text(program)
+        (tmp_path / "all_reduce_perf").chmod(0o755)
+    parts: list[str] = []
+    monkeypatch.setattr(tool, "run_part", lambda folder, name, *_: parts.append(name))
+    tool.main([str(tmp_path), "--only=split", f"--nccl-tests={tmp_path}"])
+    assert said in capsys.readouterr().out
+    assert parts == ["split"]
+    assert not list(tmp_path.glob("*.txt")), "the next call measures them again"
+
+
 def test_unknown_part_is_refused(
     tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
