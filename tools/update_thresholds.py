@@ -106,7 +106,7 @@ def made(root: Path, suite: Suite | None = None) -> str:
         how = (
             f"each threshold is the worst value in {basis}, less {MARGIN:.0%}"
             if entries
-            else f"no thresholds, because no test is steady over enough of {basis}"
+            else f"no thresholds, because no test is steady in enough runs, found {basis}"
         )
         parts += [f"# {folder.name}: {how}.\n", *entries]
     return "\n".join(parts)

@@ -147,11 +147,11 @@ def test_noisy_and_missing_metrics_are_left_out(script: ModuleType, tmp_path: Pa
 def test_too_few_runs_give_no_threshold(script: ModuleType, tmp_path: Path) -> None:
     commit(tmp_path, {("test_sum", SUM): {"busbw_bytes_per_second": 1}})
     assert script.made(tmp_path).endswith(
-        "\n\n# h200x4: no thresholds, because no test is steady over enough of 1 run on 1 machine.\n"
+        "\n\n# h200x4: no thresholds, because no test is steady in enough runs, found 1 run on 1 machine.\n"
     )
     commit(tmp_path, {("test_sum", SUM): {"busbw_bytes_per_second": 1}}, host="b")
     assert script.made(tmp_path).endswith(
-        "\n\n# h200x4: no thresholds, because no test is steady over enough of 2 runs on 2 machines.\n"
+        "\n\n# h200x4: no thresholds, because no test is steady in enough runs, found 2 runs on 2 machines.\n"
     )
     assert written(script, tmp_path) == written(script, tmp_path / "elsewhere") == []
 
