@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 PROBES = 9
 LAUNCH_SECONDS = 1e-3  # longer than even a late launch takes
+BUSY_CYCLES = 4_000_000  # 2 ms at 2 GHz
 
 
 def seconds_of(step: Callable[[], None], iterations: int, device: torch.device) -> float:
@@ -34,6 +35,15 @@ def seconds_of(step: Callable[[], None], iterations: int, device: torch.device) 
     for _ in range(iterations):
         step()
     return time.perf_counter() - start
+
+
+def keep_busy() -> None:
+    """Occupy the current GPU for about 2 ms, in which the CPU can launch a round of short steps.
+
+    Otherwise the GPU waits for a CPU whose launches take longer than the steps, and the waits count
+    as the steps' time.
+    """
+    torch.cuda._sleep(BUSY_CYCLES)
 
 
 def delayed(step: Callable[[], None], seconds: float, device: torch.device) -> Callable[[], None]:

@@ -23,7 +23,7 @@ from ddpperf import specs
 from ddpperf.compile_and_capture import forbid_compiling, forget_compiled, require_none_new
 from ddpperf.errors import first_line
 from ddpperf.instruments.kernels import digest, kernel_names
-from ddpperf.instruments.timing import seconds_of, synchronize
+from ddpperf.instruments.timing import keep_busy, seconds_of, synchronize
 from ddpperf.workers.channel import Message
 from ddpperf.workers.gpu_pace import GpuPace
 from ddpperf.workers.measurements import Opened, open_measurement
@@ -182,6 +182,8 @@ class Rank:
         measurement.start_round()
         measurement.warm_up(WARMUP_ITERATIONS[self.device.type])
         self.compiled_graphs = forbid_compiling()
+        if described.calls > 1:
+            keep_busy()  # the first time loads a kernel, which may change the pace
         synchronize(self.device)
         if self.pace is not None and described.captured:
             self.pace.restore()
@@ -191,7 +193,8 @@ class Rank:
         """Measure one round of `iterations` timed steps, and check their result.
 
         A barrier and an untimed step come first. A step that is a whole epoch or a whole training
-        run has no untimed step before it.
+        run has no untimed step before it. A CUDA graph of small collective calls can take less time
+        than its launch, so the GPU is kept busy until several graphs are launched.
 
         untimed: False leaves the untimed step out, because this rank did the last round, too.
         """
@@ -204,6 +207,8 @@ class Rank:
         synchronize(self.device)
         if spec.grouped:
             dist.barrier()
+        if spec.calls > 1:
+            keep_busy()  # before the untimed step, in which the ranks wait for each other
         if untimed and spec.repeats:
             step()
         measurement.begin_timed()

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from ddpperf import specs
-from ddpperf.specs import EpochSpec, Execution, TrainingSpec
+from ddpperf.specs import CallExecution, EpochSpec, Execution, TrainingSpec
 from ddpperf.training.epoch import TrainingEpoch
 from ddpperf.training.step import TrainingStep
 from ddpperf.workers import measurements, rank
@@ -133,6 +133,28 @@ def test_round_has_an_untimed_step_and_a_check(opened: Rank, monkeypatch: pytest
     monkeypatch.setattr(rank, "seconds_of", timed)
     assert opened.sample(3) == {"seconds": 1.5}
     assert recorder.calls == ["start", "step", "begin timed", "timed 3", "end 4"]
+
+
+@pytest.mark.parametrize(("execution", "busy"), [("graph", ["busy"]), ("eager", [])])
+def test_gpu_is_busy_while_graphs_of_collective_calls_are_launched(
+    execution: CallExecution, busy: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also once before the pace is restored, because new kernels change the pace."""
+    calls: list[str] = []
+
+    class Call(Recorder):
+        def __init__(self, *_: Any, **__: Any) -> None:
+            self.calls = calls
+
+    monkeypatch.setitem(measurements.KINDS, specs.AllReduceSpec, Call)
+    monkeypatch.setattr(rank, "keep_busy", lambda: calls.append("busy"))
+    mine = Rank(0)
+    mine.open(specs.to_json(specs.AllReduceSpec(world_size=2, nbytes=1024, execution=execution)))
+    assert calls == ["start", f"warm up {rank.WARMUP_ITERATIONS['cpu']}", *busy]
+    calls.clear()
+    monkeypatch.setattr(rank.dist, "barrier", lambda: calls.append("barrier"))
+    mine.sample(2)
+    assert calls == ["start", "barrier", *busy, "step", "begin timed", "step", "step", "end 3"]
 
 
 @pytest.mark.parametrize(

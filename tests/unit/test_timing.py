@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ddpperf.instruments import timing
-from ddpperf.instruments.timing import delayed, launch_cost, seconds_of
+from ddpperf.instruments.timing import delayed, keep_busy, launch_cost, seconds_of
 
 CPU = torch.device("cpu")
 
@@ -87,6 +87,25 @@ def test_on_a_gpu_the_devices_time_counts() -> None:
     done = time.perf_counter() - start
     assert launched < 0.5 * done, "the launches are over long before the work"
     assert seconds_of(step, 20, device) == pytest.approx(done, rel=0.2)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="launches go to a GPU; found none, run this on one")
+def test_slow_launches_on_a_busy_gpu_do_not_count() -> None:
+    device = torch.device("cuda", 0)
+    number = torch.zeros(1, device=device)
+
+    def step() -> None:
+        end = time.perf_counter() + 1e-4
+        while time.perf_counter() < end:
+            pass
+        number.add_(1)
+
+    keep_busy()
+    step()
+    torch.cuda.synchronize()
+    assert seconds_of(step, 8, device) > 6e-4, "a GPU that is not busy waits for the launches"
+    keep_busy()
+    assert seconds_of(step, 8, device) < 3e-4
 
 
 @pytest.mark.parametrize("grouped", [False, True])
