@@ -11,16 +11,15 @@ to 7% between runs.
 from __future__ import annotations
 
 import ctypes
-import math
-import time
 
 import torch
 
+from ddpperf.instruments.timing import seconds_of
 from ddpperf.results.samples import SLOW_PACE
 
 KERNELS = 200  # in the timed graph
 REPLAYS = 30
-TIMINGS = 3  # at most, of a graph that looks slow
+BUSY_CYCLES = 400_000  # 0.2 ms at 2 GHz, longer than the launch of a replay
 
 
 class GpuPace:
@@ -31,7 +30,7 @@ class GpuPace:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._ordinal = device.index
+        self._device = device
         self._graph, number = torch.cuda.CUDAGraph(), torch.zeros(1, device=device)
         number.add_(1)  # loads the kernel, which a capture may not do
         torch.cuda.synchronize(device)
@@ -43,30 +42,21 @@ class GpuPace:
         self._restored = False
 
     def _seconds(self) -> float:
-        """Return the shortest time of several replays; other processes only make a replay longer."""
+        """Return the shortest GPU time of several replays; other processes only make a replay longer.
+
+        The GPU is busy while the CPU launches a replay, so that a slow launch does not count.
+        """
         seconds = []
         for _ in range(REPLAYS):
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            self._graph.replay()
-            torch.cuda.synchronize()
-            seconds.append(time.perf_counter() - begin)
+            torch.cuda._sleep(BUSY_CYCLES)
+            seconds.append(seconds_of(self._graph.replay, 1, self._device))
         return min(seconds)
 
     def slowdown(self) -> float:
-        """Return the small graph's present time, divided by its time when the process was fast.
-
-        A graph that looks slow is timed again: at the slow pace all timings are slow, but something
-        else may have delayed one of them.
-        """
-        slowdown = math.inf
-        for _ in range(TIMINGS):
-            seconds = self._seconds()
-            self._fast = min(self._fast, seconds)
-            slowdown = min(slowdown, seconds / self._fast)
-            if slowdown <= SLOW_PACE:
-                break
-        return slowdown
+        """Return the small graph's present time, divided by its time when the process was fast."""
+        seconds = self._seconds()
+        self._fast = min(self._fast, seconds)
+        return seconds / self._fast
 
     def restore(self) -> None:
         """Return to the fast pace, by creating and destroying a second CUDA context.
@@ -74,7 +64,7 @@ class GpuPace:
         After the first call, this is done only if the small graph became slower.
         """
         if not self._restored or self.slowdown() > SLOW_PACE:
-            self._restored = create_and_destroy_context(self._ordinal)
+            self._restored = create_and_destroy_context(self._device.index)
 
 
 def create_and_destroy_context(gpu: int) -> bool:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
+from types import SimpleNamespace
 
 import pytest
 import torch
+
+from ddpperf.workers.gpu_pace import GpuPace
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -44,3 +48,24 @@ def test_second_context_restores_the_fast_pace() -> None:
     assert found["later"] < 1.05
     if found["convolution"] < 1.08:
         pytest.skip(f"this GPU has one pace: {found}")
+
+
+def test_a_slow_launch_does_not_look_like_the_slow_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    pace = GpuPace(torch.device("cuda", 0))
+    replay = pace._graph.replay
+
+    def launch_slowly() -> None:
+        end = time.perf_counter() + 1e-4
+        while time.perf_counter() < end:
+            pass
+        replay()
+
+    monkeypatch.setattr(pace, "_graph", SimpleNamespace(replay=launch_slowly))
+    assert pace.slowdown() < 1.02
+
+    def run_slowly() -> None:
+        replay()
+        replay()
+
+    monkeypatch.setattr(pace, "_graph", SimpleNamespace(replay=run_slowly))
+    assert pace.slowdown() > 1.5
