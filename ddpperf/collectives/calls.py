@@ -27,6 +27,7 @@ from ddpperf.specs import (
     CustomCollectiveSpec,
 )
 
+MOST_GRAPHS = 8
 _START_EXPONENT = -120  # all_reduce buffers start at 2**-120: sums can grow by 2**240 within float32
 _ROOM_EXPONENT = 230
 _PATTERN = 13  # elements after which a buffer repeats itself
@@ -42,8 +43,9 @@ _OPERATIONS: dict[str, Callable[[Tensor, Tensor], object]] = {
 class RepeatedCall(Measurement):
     """Base class of timed collective calls, issued one by one or as a CUDA graph of several calls.
 
-    A CUDA graph holds GRAPH_CALLS calls. Subclasses set `call`, the timed function. `start_round`
-    fills the buffers and `end_round` checks the result.
+    A CUDA graph holds GRAPH_CALLS calls. A round has at most MOST_GRAPHS graphs, so that a slow CPU
+    launches them all while the rank keeps the GPU busy. Subclasses set `call`, the timed function.
+    `start_round` fills the buffers and `end_round` checks the result.
     """
 
     call: Callable[[], object]
@@ -59,6 +61,8 @@ class RepeatedCall(Measurement):
             what = f"execution {spec.execution} is captured by a GPU's driver"
             raise ValueError(f"{what}; this runs on the CPU")
         self.spec, self.rank, self.device = spec, rank, device
+        if spec.captured:
+            self.max_iterations = MOST_GRAPHS
         self._replay: Callable[[], object] | None = None
 
     def pattern(self, count: int) -> Tensor:
@@ -106,7 +110,8 @@ class AllReduce(RepeatedCall):
         self.in_place = spec.in_place
         N = spec.world_size
         if spec.in_place:
-            self.max_iterations = max(1, int(_ROOM_EXPONENT / math.log2(N)) // spec.calls - 1)
+            room = int(_ROOM_EXPONENT / math.log2(N)) // spec.calls - 1
+            self.max_iterations = max(1, min(self.max_iterations, room))
         count = spec.nbytes // FLOAT32_BYTES
         scale = 2.0**_START_EXPONENT
         self.start = (self.pattern(count) + rank) * scale

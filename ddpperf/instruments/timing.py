@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 PROBES = 9
 LAUNCH_SECONDS = 1e-3  # longer than even a late launch takes
-BUSY_CYCLES = 4_000_000  # 2 ms at 2 GHz
+FASTEST_CLOCK = 2e9  # cycles per second of a GPU, about; a slower GPU spins longer
 
 
 def seconds_of(step: Callable[[], None], iterations: int, device: torch.device) -> float:
@@ -37,13 +37,13 @@ def seconds_of(step: Callable[[], None], iterations: int, device: torch.device) 
     return time.perf_counter() - start
 
 
-def keep_busy() -> None:
-    """Occupy the current GPU for about 2 ms, in which the CPU can launch a round of short steps.
+def keep_busy(seconds: float) -> None:
+    """Let the current GPU spin for at least about `seconds`, while the CPU launches short steps.
 
-    Otherwise the GPU waits for a CPU whose launches take longer than the steps, and the waits count
-    as the steps' time.
+    Otherwise the GPU would wait for a CPU whose launches take longer than the steps, and the waits
+    would count as time of the steps.
     """
-    torch.cuda._sleep(BUSY_CYCLES)
+    torch.cuda._sleep(int(seconds * FASTEST_CLOCK))
 
 
 def delayed(step: Callable[[], None], seconds: float, device: torch.device) -> Callable[[], None]:

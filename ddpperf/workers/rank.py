@@ -29,6 +29,7 @@ from ddpperf.workers.gpu_pace import GpuPace
 from ddpperf.workers.measurements import Opened, open_measurement
 
 WARMUP_ITERATIONS = {"cpu": 2, "cuda": 10}
+BUSY_SECONDS = 2e-3  # longer than a slow CPU takes to launch the graphs of a round of collective calls
 COMMANDS = ("setup", "ping", "join", "leave", "open", "sample", "close", "exit")
 
 
@@ -182,8 +183,6 @@ class Rank:
         measurement.start_round()
         measurement.warm_up(WARMUP_ITERATIONS[self.device.type])
         self.compiled_graphs = forbid_compiling()
-        if described.calls > 1:
-            keep_busy()  # the first time loads a kernel, which may change the pace
         synchronize(self.device)
         if self.pace is not None and described.captured:
             self.pace.restore()
@@ -194,7 +193,7 @@ class Rank:
 
         A barrier and an untimed step come first. A step that is a whole epoch or a whole training
         run has no untimed step before it. A CUDA graph of small collective calls can take less time
-        than its launch, so the GPU is kept busy until several graphs are launched.
+        than its launch, so the GPU spins until the graphs of the round are launched.
 
         untimed: False leaves the untimed step out, because this rank did the last round, too.
         """
@@ -208,7 +207,8 @@ class Rank:
         if spec.grouped:
             dist.barrier()
         if spec.calls > 1:
-            keep_busy()  # before the untimed step, in which the ranks wait for each other
+            # The GPUs meet in the untimed step, so all end their spin before the timed steps.
+            keep_busy(BUSY_SECONDS)
         if untimed and spec.repeats:
             step()
         measurement.begin_timed()

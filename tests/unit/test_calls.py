@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddpperf.collectives.calls import AllReduce, Collective
+from ddpperf.collectives.calls import AllReduce, Collective, RepeatedCall
 from ddpperf.specs import AllReduceSpec, CollectiveKind, CollectiveSpec
 
 WORLD_SIZES = [2, 3, 4, 8]
@@ -245,3 +245,9 @@ def test_impossible_spec_is_refused(make: Callable[[], object], words: str) -> N
 def test_gpu_only_call_is_refused_on_the_cpu(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="this runs on the CPU"):
         AllReduce(AllReduceSpec(world_size=2, nbytes=400, **fields), rank=0, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_round_of_captured_calls_is_short_enough_to_be_launched_ahead(in_place: bool) -> None:
+    spec = AllReduceSpec(world_size=2, nbytes=1024, execution="graph", in_place=in_place)
+    assert RepeatedCall(spec, rank=0, device=torch.device("cuda", 0)).max_iterations == 8

