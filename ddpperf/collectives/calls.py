@@ -28,9 +28,10 @@ from ddpperf.specs import (
 )
 
 MOST_GRAPHS = 8
-_START_EXPONENT = -120  # all_reduce buffers start at 2**-120: sums can grow by 2**240 within float32
+_SCALE = 2.0**-120  # of an all_reduce's buffer: sums can grow by 2**240 within float32
 _ROOM_EXPONENT = 230
 _PATTERN = 13  # elements after which a buffer repeats itself
+_CHECKED_AT_ONCE = 2**24  # elements: GPUs may have no memory for the errors of a whole buffer
 _KEEPS_ITS_BUFFER = ("one_shot", "low_latency")  # these algorithms do not change their input
 # The functions of torch.distributed that take a result and a source
 _OPERATIONS: dict[str, Callable[[Tensor, Tensor], object]] = {
@@ -67,7 +68,8 @@ class RepeatedCall(Measurement):
 
     def pattern(self, count: int) -> Tensor:
         """Return a float32 tensor of `count` elements that repeats the numbers 1 to 13."""
-        return (torch.arange(count, device=self.device) % _PATTERN + 1).float()
+        numbers = torch.arange(1.0, _PATTERN + 1, device=self.device)
+        return numbers.repeat(math.ceil(count / _PATTERN))[:count]
 
     def step(self) -> None:
         (self._replay or self.call)()
@@ -113,9 +115,7 @@ class AllReduce(RepeatedCall):
             room = int(_ROOM_EXPONENT / math.log2(N)) // spec.calls - 1
             self.max_iterations = max(1, min(self.max_iterations, room))
         count = spec.nbytes // FLOAT32_BYTES
-        scale = 2.0**_START_EXPONENT
-        self.start = (self.pattern(count) + rank) * scale
-        self.first_sum = (self.pattern(count) * N + N * (N - 1) / 2) * scale
+        self.start = self.pattern(count).add_(rank).mul_(_SCALE)
         self.buffer, reduce = _operation(spec, count, device)
         self.result = self.buffer
         refill = not spec.in_place and spec.algorithm not in _KEEPS_ITS_BUFFER
@@ -137,12 +137,24 @@ class AllReduce(RepeatedCall):
         calls = steps * self.spec.calls if self.in_place else 1
         # scaled back in two halves: the whole power may not fit into float32
         back = float(self.spec.world_size) ** (-(calls - 1) / 2)
-        error = ((self.result * back).mul_(back) / self.first_sum).sub_(1).abs_()
         tolerance = calls * self.spec.world_size * 2.0**-23  # each rank's addition rounds by at most 2**-24
-        if not bool(error.max() <= tolerance):  # a comparison with NaN is False
-            index = int(error.argmax())
-            found, expected = self.result[index].item(), self.first_sum[index].item() / back / back
-            raise ArithmeticError(_wrong("all_reduce", calls, index, found, expected))
+        parts = zip(self.result.split(_CHECKED_AT_ONCE), self.start.split(_CHECKED_AT_ONCE), strict=True)
+        for number, (result, start) in enumerate(parts):
+            first_sum = self.first_sum(start)
+            error = (result * back).mul_(back).div_(first_sum).sub_(1).abs_()
+            if not bool(error.max() <= tolerance):  # a comparison with NaN is False
+                index = int(error.argmax())
+                found, expected = result[index].item(), first_sum[index].item() / back / back
+                where = number * _CHECKED_AT_ONCE + index
+                raise ArithmeticError(_wrong("all_reduce", calls, where, found, expected))
+
+    def first_sum(self, start: Tensor) -> Tensor:
+        """Return the exact sum over all ranks of what is `start` on this rank.
+
+        Rank r's start is smaller by (this rank - r) * 2**-120 in each element.
+        """
+        N = self.spec.world_size
+        return (start * N).add_((N * (N - 1) / 2 - N * self.rank) * _SCALE)
 
 
 def _operation(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from ddpperf.collectives.calls import AllReduce
 from ddpperf.specs import (
     ONE_KERNEL,
     OWN_ALGORITHMS,
@@ -76,6 +77,18 @@ def test_large_buffer_is_ready_before_its_capture(pool: Pool, nbytes: int) -> No
     """Filling it takes milliseconds, and it reuses the memory of its operands."""
     for _ in range(3):
         assert pool.measure(AllReduceSpec(world_size=2, nbytes=nbytes, execution="graph")).iterations >= 1
+
+
+def test_an_all_reduce_needs_the_memory_of_two_buffers() -> None:
+    """In an A/B run, twelve processes use a GPU at the same time."""
+    spec = AllReduceSpec(world_size=2, nbytes=2**30)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call = AllReduce(spec, rank=0, device=torch.device("cuda", 0))
+    call.start_round()
+    call.buffer.mul_(2).add_(2.0**-120)  # the sum: rank 1 starts with 2**-120 more
+    call.end_round(1)
+    assert torch.cuda.max_memory_allocated() - before < 2.3 * spec.nbytes
 
 
 @pytest.mark.parametrize("nbytes", [NBYTES, 2**23 + 4])

@@ -13,7 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from ddpperf.collectives import calls
 from ddpperf.collectives.calls import AllReduce, Collective, RepeatedCall
 from ddpperf.specs import AllReduceSpec, CollectiveKind, CollectiveSpec
 
@@ -134,6 +136,32 @@ def test_shifted_elements_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
         ranks.ranks[0].end_round(1)
 
 
+class LargestResult(TorchDispatchMode):
+    """Records the elements of the largest tensor that an operation gives memory to."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, op: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+        known = {each.untyped_storage().data_ptr() for each in args if isinstance(each, Tensor)}
+        result = op(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.untyped_storage().data_ptr() not in known:
+            self.elements = max(self.elements, result.numel())
+        return result
+
+
+def test_a_large_result_is_checked_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes of an A/B run share a GPU's memory. Twelve checks of 1 GiB at once were too much."""
+    monkeypatch.setattr(calls, "_CHECKED_AT_ONCE", 100)
+    ranks = Ranks(2, 250, monkeypatch)
+    ranks.round(4)
+    with LargestResult() as largest:  # type: ignore[no-untyped-call]
+        ranks.check(4)
+    assert largest.elements == 100
+    ranks.ranks[0].buffer[249] *= 1.01
+    with pytest.raises(ArithmeticError, match="after 4 steps element 249 is"):
+        ranks.ranks[0].end_round(4)
+
+
 def test_each_round_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks(3, 10, monkeypatch)
     for steps in (5, 1, 3):
@@ -183,7 +211,7 @@ def test_result_of_the_last_round_is_overwritten() -> None:
     """Algorithms in mapped memory may have their result outside the buffer."""
     spec = AllReduceSpec(world_size=2, nbytes=400, in_place=False)
     work = AllReduce(spec, rank=0, device=torch.device("cpu"))
-    work.result = work.first_sum.clone()
+    work.result = work.first_sum(work.start)
     work.end_round(1)
     work.start_round()
     with pytest.raises(ArithmeticError, match="all_reduce is wrong: after 1 steps"):
