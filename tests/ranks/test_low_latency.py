@@ -103,7 +103,7 @@ def sums_of_ranks(N: int, count: int) -> tuple[list[list[float]], list[Any]]:
     return [source.tolist() for source in sources], [result.tolist() for result in results]
 
 
-@pytest.mark.parametrize(("N", "count"), [(2, 1), (3, 300), (4, 128), (2, 2049), (3, 2048)])
+@pytest.mark.parametrize(("N", "count"), [(2, 1), (3, 300), (4, 128), (2, 4097), (3, 4096)])
 def test_late_ranks_have_the_same_sums(interpreter: ProcessPoolExecutor, N: int, count: int) -> None:
     """In words, and in blocks of elements, of which the last is not full."""
     sources, results = map(torch.tensor, interpreter.submit(sums_of_ranks, N, count).result())
@@ -173,6 +173,9 @@ def test_flag_arrives_after_its_elements() -> None:
     ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
     sent, flagged, waited = (
         place(each, ptx) for each in (r"st\.global\.v4\.b32", r"\S*sys\S*release", r"\S*sys\S*acquire")
+    )
+    assert len(re.findall(r"st\.global\.v4\.b32", ptx)) == 2 * FLAGGED_BLOCK / 4 / 128, (
+        "each element is written to the other rank and to the result, 4 at once, by 128 threads"
     )
     assert sent < ptx.rindex("bar.sync", 0, flagged) < flagged < waited < ptx.index("bar.sync", waited)
     assert ptx.index("ld.global.v4.b32", waited) > ptx.index("bar.sync", waited)
