@@ -28,10 +28,10 @@ from ddpperf.specs import (
 )
 
 MOST_GRAPHS = 8
-_SCALE = 2.0**-120  # of an all_reduce's buffer: sums can grow by 2**240 within float32
+_SCALE = 2.0**-120  # all_reduce buffers start with multiples of it: sums can grow by 2**240 in float32
 _ROOM_EXPONENT = 230
 _PATTERN = 13  # elements after which a buffer repeats itself
-_CHECKED_AT_ONCE = 2**24  # elements: GPUs may have no memory for the errors of a whole buffer
+_CHECKED_AT_ONCE = 2**24  # elements: the check of a whole buffer could exceed the GPU's memory
 _KEEPS_ITS_BUFFER = ("one_shot", "low_latency")  # these algorithms do not change their input
 # The functions of torch.distributed that take a result and a source
 _OPERATIONS: dict[str, Callable[[Tensor, Tensor], object]] = {
@@ -138,20 +138,20 @@ class AllReduce(RepeatedCall):
         # scaled back in two halves: the whole power may not fit into float32
         back = float(self.spec.world_size) ** (-(calls - 1) / 2)
         tolerance = calls * self.spec.world_size * 2.0**-23  # each rank's addition rounds by at most 2**-24
-        parts = zip(self.result.split(_CHECKED_AT_ONCE), self.start.split(_CHECKED_AT_ONCE), strict=True)
-        for number, (result, start) in enumerate(parts):
-            first_sum = self.first_sum(start)
+        for at in range(0, len(self.start), _CHECKED_AT_ONCE):
+            part = slice(at, at + _CHECKED_AT_ONCE)
+            result, first_sum = self.result[part], self.first_sum(self.start[part])
             error = (result * back).mul_(back).div_(first_sum).sub_(1).abs_()
             if not bool(error.max() <= tolerance):  # a comparison with NaN is False
                 index = int(error.argmax())
                 found, expected = result[index].item(), first_sum[index].item() / back / back
-                where = number * _CHECKED_AT_ONCE + index
-                raise ArithmeticError(_wrong("all_reduce", calls, where, found, expected))
+                raise ArithmeticError(_wrong("all_reduce", calls, at + index, found, expected))
 
     def first_sum(self, start: Tensor) -> Tensor:
-        """Return the exact sum over all ranks of what is `start` on this rank.
+        """Return the exact sum over all ranks after one call.
 
-        Rank r's start is smaller by (this rank - r) * 2**-120 in each element.
+        start: a part of this rank's buffer before the call. Another rank's elements differ from it
+        by 2**-120 times the difference of the ranks.
         """
         N = self.spec.world_size
         return (start * N).add_((N * (N - 1) / 2 - N * self.rank) * _SCALE)

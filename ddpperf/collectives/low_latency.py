@@ -1,8 +1,8 @@
 """A low-latency all-reduce for small buffers, in one Triton kernel and without a barrier.
 
-Each rank writes its elements into a mailbox in the mapped memory of every rank. It then adds up the
-elements that arrive in its own mailbox. The price is that each rank sends its whole buffer to every
-other rank.
+Each rank writes its elements into a mailbox in the mapped memory of every other rank. It then adds
+its own elements and those that arrive in its mailbox. The price is that each rank sends its whole
+buffer to every other rank.
 
 There are two kernels. For the smallest buffers, each word of 8 bytes holds an element of 4 bytes
 and a flag of 4 bytes, as in NCCL's protocol LL. A GPU writes and reads a word as a whole, so that a
@@ -10,8 +10,8 @@ reader who sees the flag has the element. This doubles the bytes that are sent. 
 flag follows each block of elements, as in NCCL's protocol Simple.
 
 A thread block sends all its elements before it waits, and then waits only for the same block of the
-other ranks. GPUs start blocks in order, so that the kernel needs no minimum number of blocks that
-run at once. Up to four H200s run all 256 blocks (of 512 threads) of a 4 MiB buffer at once.
+other ranks. GPUs start blocks in order, so that the kernel also works if not all blocks run at once.
+With up to four ranks, an H200 runs all 256 blocks (of 512 threads) of a 4 MiB buffer at once.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ def words_kernel(  # type: ignore[no-untyped-def]  # Triton has its own meaning 
     BLOCK: tl.constexpr,
 ):
     """Sum a float32 buffer over all ranks, sending each element and a flag as one word of 8 bytes.
+
+    A rank sends its elements to its own mailbox, too.
 
     mailbox: SLOTS x N rows of `slot` words. mailboxes: the address of each rank's mailbox. calls:
     the number of earlier calls, for each thread block. The flag is the number of the current call.

@@ -80,7 +80,7 @@ def test_large_buffer_is_ready_before_its_capture(pool: Pool, nbytes: int) -> No
 
 
 def test_an_all_reduce_needs_the_memory_of_two_buffers() -> None:
-    """In an A/B run, twelve processes use a GPU at the same time."""
+    """And of a part that is checked. In a repeated A/B measurement, twelve processes use a GPU."""
     spec = AllReduceSpec(world_size=2, nbytes=2**30)
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()

@@ -153,7 +153,7 @@ def test_flag_arrives_after_its_elements() -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from ddpperf.collectives.low_latency import FLAGGED_BLOCK, flagged_kernel
+    from ddpperf.collectives.low_latency import FLAGGED_BLOCK, FLAGGED_WARPS, flagged_kernel
 
     pointers = {
         "source": "*fp32",
@@ -170,12 +170,12 @@ def test_flag_arrives_after_its_elements() -> None:
     }
     aligned = {(number,): [["tt.divisibility", 16]] for number in range(len(pointers) + 2)}
     source = ASTSource(flagged_kernel, types, constants, aligned)
-    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
-    sent, flagged, waited = (
-        place(each, ptx) for each in (r"st\.global\.v4\.b32", r"\S*sys\S*release", r"\S*sys\S*acquire")
-    )
-    assert len(re.findall(r"st\.global\.v4\.b32", ptx)) == 2 * FLAGGED_BLOCK / 4 / 128, (
-        "each element is written to the other rank and to the result, 4 at once, by 128 threads"
+    target, options = GPUTarget("cuda", 90, 32), {"num_warps": FLAGGED_WARPS}
+    ptx = triton.compile(source, target=target, options=options).asm["ptx"]
+    store = r"st\.global\.v4\.b32"
+    sent, flagged, waited = (place(each, ptx) for each in (store, r"\S*sys\S*release", r"\S*sys\S*acquire"))
+    assert len(re.findall(store, ptx)) == 2 * FLAGGED_BLOCK / 4 / (32 * FLAGGED_WARPS), (
+        "each element is written to the other rank and to the result, 4 at once, by all threads"
     )
     assert sent < ptx.rindex("bar.sync", 0, flagged) < flagged < waited < ptx.index("bar.sync", waited)
     assert ptx.index("ld.global.v4.b32", waited) > ptx.index("bar.sync", waited)
