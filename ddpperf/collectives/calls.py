@@ -170,8 +170,9 @@ def _operation(
 
         def own() -> Tensor:
             function(buffer)
-            if buffer.dtype != torch.float32 or buffer.numel() != count:
-                kept = f"keep a float32 buffer of {count} elements, got {buffer.dtype}, {buffer.numel()}"
+            if buffer.dtype != torch.float32 or buffer.shape != (count,):
+                got = f"{buffer.dtype} of shape {tuple(buffer.shape)}"
+                kept = f"keep a float32 buffer of shape ({count},), got {got}"
                 raise CannotTrain(f"collective {spec.function} must {kept}; change its values only")
             return buffer
 

@@ -180,11 +180,17 @@ def test_result_must_be_there_when_the_function_returns(write: Write) -> None:
         timed("all_gather")
 
 
-def test_changed_buffer_is_one_sentence(write: Write) -> None:
-    write("def make(buffer):\n    buffer.data = buffer.data.double()\n")
-    with pytest.raises(
-        CannotTrain, match=r"must keep a float32 buffer of 16 elements, got torch\.float64, 16;"
-    ):
+@pytest.mark.parametrize(
+    ("change", "got"),
+    [
+        (".double()", r"torch\.float64 of shape \(16,\)"),
+        (".view(2, 8)", r"torch\.float32 of shape \(2, 8\)"),
+        ("[:8]", r"torch\.float32 of shape \(8,\)"),
+    ],
+)
+def test_changed_buffer_is_one_sentence(write: Write, change: str, got: str) -> None:
+    write(f"def make(buffer):\n    buffer.data = buffer.data{change}\n")
+    with pytest.raises(CannotTrain, match=rf"must keep a float32 buffer of shape \(16,\), got {got};"):
         timed("all_reduce")
 
 
