@@ -173,7 +173,9 @@ def test_flag_arrives_after_its_elements() -> None:
     target, options = GPUTarget("cuda", 90, 32), {"num_warps": FLAGGED_WARPS}
     ptx = triton.compile(source, target=target, options=options).asm["ptx"]
     store = r"st\.global\.v4\.b32"
-    sent, flagged, waited = (place(each, ptx) for each in (store, r"\S*sys\S*release", r"\S*sys\S*acquire"))
+    sent, flagged, waited = (
+        place(pattern, ptx) for pattern in (store, r"\S*sys\S*release", r"\S*sys\S*acquire")
+    )
     assert len(re.findall(store, ptx)) == 2 * FLAGGED_BLOCK / 4 / (32 * FLAGGED_WARPS), (
         "each element is written to the other rank and to the result, 4 at once, by all threads"
     )

@@ -142,7 +142,7 @@ class LargestResult(TorchDispatchMode):
     elements = 0
 
     def __torch_dispatch__(self, op: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
-        known = {each.untyped_storage().data_ptr() for each in args if isinstance(each, Tensor)}
+        known = {tensor.untyped_storage().data_ptr() for tensor in args if isinstance(tensor, Tensor)}
         result = op(*args, **(kwargs or {}))
         if isinstance(result, Tensor) and result.untyped_storage().data_ptr() not in known:
             self.elements = max(self.elements, result.numel())
