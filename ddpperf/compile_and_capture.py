@@ -83,9 +83,13 @@ def _compiled_graphs() -> int:
 
 
 def forget_compiled() -> None:
-    """Discard all code that torch.compile has compiled in this process, and free its memory."""
+    """Discard all code that torch.compile has compiled in this process, and free its memory.
+
+    Without such code, torch's reset would only take time: on a GPU, it imports the compiler in 2.5 s.
+    """
     if "torch._dynamo" in sys.modules:
         torch._dynamo.config.error_on_recompile = False
+    if _compiled_graphs():
         torch._dynamo.reset()
 
 

@@ -58,6 +58,7 @@ STATS = dict.fromkeys(TABLE_COLUMNS, 1) | {"outliers": "0;0"}
 LOOPBACK = links.LinkRate(
     bytes_per_second=1e12, source="loopback, 9 copies", kind=links.RateKind.MEASURED, spread=0.01
 )
+ENDING = ("check_pace", "close")  # commands that end a measurement
 ENVIRONMENT: Message = {
     "python": "3.12.0",
     "torch": "2.11.0",
@@ -113,7 +114,9 @@ class Canned:
     fraction the rounds of a set differ from each other. sampled: the names of the sets, in the
     order in which they were told to sample. asked: the ranks that each of these samples was asked
     of, and whether the sample has an untimed step. can_skip_untimed: the names of the sides whose
-    ranks know samples without an untimed step.
+    ranks know samples without an untimed step. can_check_pace: the same for the command check_pace.
+    ended: the commands that end a measurement and the names of their sets, in order; "answer"
+    stands for the answer to a command.
     """
 
     def __init__(self) -> None:
@@ -124,6 +127,8 @@ class Canned:
         self.sampled: list[str] = []
         self.asked: list[tuple[list[int], bool]] = []
         self.can_skip_untimed = "AB"
+        self.can_check_pace = "AB"
+        self.ended: list[str] = []
 
     def round_seconds(self, spec: Spec, set_name: str, rank: int, round_number: int) -> float:
         """Seconds of a step on one rank in one round."""
@@ -145,9 +150,13 @@ class CannedSet(ProcessSet):
 
     def ask(self, command: str, *, ranks: Any = None, **arguments: object) -> None:
         self.asked = command, list(range(self.options.size) if ranks is None else ranks), arguments
+        if command in ENDING:
+            self.canned.ended.append(f"{command} {self.name}")
 
     def answers(self, progress: Any = None, deadline_seconds: float | None = None) -> dict[int, Message]:
         command, ranks, arguments = self.asked
+        if command in ENDING:
+            self.canned.ended.append(f"answer {self.name}")
         if command == "open":
             self.spec = specs.from_json(arguments["spec"])
         if command in ("open", "sample", "close"):
@@ -162,12 +171,16 @@ class CannedSet(ProcessSet):
         match command:
             case "setup":
                 known = self.side.name in self.canned.can_skip_untimed
-                return {"port": 0, "environment": ENVIRONMENT, "can_skip_untimed": known}
+                able = self.side.name in self.canned.can_check_pace
+                answer = {"port": 0, "environment": ENVIRONMENT}
+                return answer | {"can_skip_untimed": known, "can_check_pace": able}
             case "open":
                 return {"max_iterations": 1024}
             case "sample":
                 seconds = self.canned.round_seconds(self.spec, self.name, rank, self.rounds)
                 return {"seconds": arguments["iterations"] * seconds}
+            case "check_pace":
+                return {"counters": {"graph_slowdown": 1.0}}
             case "close":
                 kernels = self.canned.kernels(self.spec, self.name) if "kernels" in arguments else ""
                 return {"counters": dict(self.canned.counters(self.spec, rank)), "kernels": kernels}

@@ -44,6 +44,7 @@ def _is_environment(value: Any) -> bool:
 
 
 _NUMBER = "a number", _is_number
+_NUMBERS = "numbers by name", _are_numbers
 _TEXT = "a text", _is_text
 _FLAG = "true or false", _is_flag
 _Kind = tuple[str, Callable[[Any], bool]]
@@ -52,9 +53,15 @@ NEEDED: Mapping[str, Mapping[str, _Kind]] = {  # the fields of the answer to a c
     "setup": {"port": ("a port or null", _is_port), "environment": ("versions", _is_environment)},
     "open": {"max_iterations": ("a number above 0", lambda value: _is_number(value) and value >= 1)},
     "sample": {"seconds": ("a number of at least 0", _is_duration)},
-    "close": {"counters": ("numbers by name", _are_numbers)},
+    "check_pace": {"counters": _NUMBERS},
+    "close": {"counters": _NUMBERS},
 }
-OPTIONAL: Mapping[str, _Kind] = {"kernels": _TEXT, "can_skip_untimed": _FLAG, "limit": _FLAG}
+OPTIONAL: Mapping[str, _Kind] = {
+    "kernels": _TEXT,
+    "can_skip_untimed": _FLAG,
+    "can_check_pace": _FLAG,
+    "limit": _FLAG,
+}
 
 
 def problem_of(command: str, answer: Message) -> str:

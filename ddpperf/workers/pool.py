@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from statistics import median
 from types import MappingProxyType
-from typing import Any
 
 from ddpperf import specs
 from ddpperf.instruments.kernels import digest_of_ranks
@@ -229,8 +228,9 @@ class Pool:
             progress=progress,
             recorders=recorders,
         )
-        closed = [_close(*job, seconds[job[0].name], compared=len(jobs) > 1) for job in jobs]
-        samples = tuple(replace(sample, usage=recorders[sample.set].usage()) for sample in closed)
+        samples = tuple(
+            replace(sample, usage=recorders[sample.set].usage()) for sample in _close(jobs, seconds)
+        )
         for process_set, _ in jobs:
             process_set.require_alive()
         measured = Measured(spec=spec, iterations=iterations, samples=samples, candidate_spec=candidate)
@@ -292,7 +292,7 @@ def _open(jobs: list[Job], progress: Progress) -> list[int]:
     return [min(int(answer["max_iterations"]) for answer in by_rank.values()) for by_rank in answers]
 
 
-def _wait(sets: Sequence[ProcessSet], progress: Progress) -> list[Answers]:
+def _wait(sets: Sequence[ProcessSet], progress: Progress = None) -> list[Answers]:
     """Return the answers of all process sets. If several fail, raise the base's failure."""
     answers, failures = [], []
     for process_set in sets:
@@ -305,14 +305,33 @@ def _wait(sets: Sequence[ProcessSet], progress: Progress) -> list[Answers]:
     return answers
 
 
-def _close(process_set: ProcessSet, spec: Spec, seconds: list[Seconds], *, compared: bool) -> Sample:
-    """End the measurement on a process set and return the process set's sample."""
-    ours = process_set.side.package == Side().package  # another version's ranks may not know the argument
-    wanted = compared and ours and not process_set.options.time_only
-    arguments: dict[str, Any] = {"kernels": True} if wanted else {}
-    answers = process_set.request("close", ranks=_ranks(process_set, spec), **arguments)
-    ordered = [answers[rank] for rank in sorted(answers)]
-    counters = [answer["counters"] for answer in ordered]
+def _close(jobs: list[Job], seconds: Mapping[str, list[Seconds]]) -> list[Sample]:
+    """End the measurement on all process sets and return their samples.
+
+    seconds: for each process set, by its name, the durations of its rounds.
+    """
+    answers: dict[str, list[Answers]] = {live.name: [] for live, _ in jobs}
+    able = [job for job in jobs if job[0].can_check_pace]
+    for live, spec in able:  # one by one, because ranks on one GPU delay each other
+        if spec.captured and live.options.device == "cuda":
+            answers[live.name].append(live.request("check_pace", ranks=_ranks(live, spec)))
+    # Then at the same time, as nothing is timed any more. But older versions' ranks check their pace now.
+    for group in [able, *([job] for job in jobs if job not in able)]:
+        for live, spec in group:
+            wanted = live.can_check_pace and len(jobs) > 1 and not live.options.time_only
+            live.ask("close", ranks=_ranks(live, spec), **({"kernels": True} if wanted else {}))
+        for (live, _), answer in zip(group, _wait([live for live, _ in group]), strict=True):
+            answers[live.name].append(answer)
+    return [_sample_of(live, answers[live.name], seconds[live.name]) for live, _ in jobs]
+
+
+def _sample_of(process_set: ProcessSet, answers: list[Answers], seconds: list[Seconds]) -> Sample:
+    """Return a process set's sample, from its ranks' last answers, which have counters."""
+    last = answers[-1]
+    counters = [
+        {name: value for answer in answers for name, value in answer[rank]["counters"].items()}
+        for rank in sorted(last)
+    ]
     names = [name for name in counters[0] if all(name in of_rank for of_rank in counters)]
     return Sample(
         set=process_set.name,
@@ -320,7 +339,7 @@ def _close(process_set: ProcessSet, spec: Spec, seconds: list[Seconds], *, compa
         torch=str(process_set.environment["torch"]),
         seconds=tuple(seconds),
         counters={name: tuple(of_rank[name] for of_rank in counters) for name in names},
-        kernels=digest_of_ranks([answer.get("kernels", "") for answer in ordered]),
+        kernels=digest_of_ranks([last[rank].get("kernels", "") for rank in sorted(last)]),
     )
 
 

@@ -148,6 +148,11 @@ class ProcessSet:
         return bool(self._setup.get("can_skip_untimed"))
 
     @property
+    def can_check_pace(self) -> bool:
+        """Whether the ranks know the command check_pace; older versions' ranks do not."""
+        return bool(self._setup.get("can_check_pace"))
+
+    @property
     def _network(self) -> Message:
         """What ranks on several nodes must know to meet."""
         return {"address": self.options.nodes.address} if self.options.nodes.others else {}

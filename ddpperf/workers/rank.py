@@ -30,7 +30,7 @@ from ddpperf.workers.measurements import Opened, open_measurement
 
 WARMUP_ITERATIONS = {"cpu": 2, "cuda": 10}
 BUSY_SECONDS = 2e-3  # longer than a slow CPU takes to launch the graphs of a round of collective calls
-COMMANDS = ("setup", "ping", "join", "leave", "open", "sample", "close", "exit")
+COMMANDS = ("setup", "ping", "join", "leave", "open", "sample", "check_pace", "close", "exit")
 
 
 class Rank:
@@ -89,7 +89,8 @@ class Rank:
             "backend": "nccl" if cuda else "gloo",
             "threads": torch.get_num_threads(),
         }
-        return {"port": port, "environment": environment, "can_skip_untimed": True}
+        able = {"can_skip_untimed": True, "can_check_pace": True}  # older versions' ranks are not
+        return {"port": port, "environment": environment} | able
 
     def _start_store(self, address: str) -> int:
         # A bound socket: no race for the port, and no other interface. Without it the store listens on all.
@@ -219,6 +220,16 @@ class Rank:
         print(json.dumps(record))  # for the rank's log
         return {"seconds": seconds}
 
+    def check_pace(self) -> Message:
+        """Return how much longer this rank's CUDA graphs take than when the rank began, as a counter.
+
+        One process set is asked at a time, because ranks on one GPU delay each other's graphs. Ask
+        before `close`, which runs other work.
+        """
+        assert self.opened is not None
+        assert self.pace is not None
+        return {"counters": {"graph_slowdown": self.pace.slowdown()}}
+
     def close(self, kernels: bool = False) -> Message:
         """Check the measurement a last time, free its memory, and return its counters.
 
@@ -227,10 +238,7 @@ class Rank:
         assert self.opened is not None
         spec, training, kernel_digest = self.opened.spec, self.opened.training, ""
         inject(spec.fault, self.rank, "close")
-        counters: dict[str, float] = {}
-        if self.pace is not None and spec.captured:
-            counters["graph_slowdown"] = self.pace.slowdown()  # before `finish`, which runs other work
-        counters |= self.opened.measurement.finish()
+        counters = self.opened.measurement.finish()
         if spec.grouped:
             counters["communicator_seconds"] = self.communicator_seconds
         if kernels and training is not None:

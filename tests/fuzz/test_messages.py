@@ -27,6 +27,7 @@ from ddpperf.node.handshake import connect
 from ddpperf.node.joined_node import JoinedNode
 from ddpperf.node.joining import Joining
 from ddpperf.workers import channel
+from ddpperf.workers.answers import OPTIONAL
 from ddpperf.workers.channel import MOST_BYTES
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure
 from ddpperf.workers.interpreter import Side
@@ -37,10 +38,16 @@ DEADLINE = 60.0  # of an answer, which a busy machine does not reach
 LONGEST_SECONDS = 20  # until the end of a connection is noticed
 MOST_MEMORY = 100e6  # bytes for one message
 ANSWERS: dict[str, dict[str, Any]] = {  # right answers of a rank by command
-    "setup": {"port": 29500, "environment": {"torch": "2.14.1", "python": "3.11"}, "can_skip_untimed": True},
+    "setup": {
+        "port": 29500,
+        "environment": {"torch": "2.14.1", "python": "3.11"},
+        "can_skip_untimed": True,
+        "can_check_pace": True,
+    },
     "join": {},
     "open": {"max_iterations": 100, "kernels": "0123"},
     "sample": {"seconds": 0.5},
+    "check_pace": {"counters": {"graph_slowdown": 1.0}},
     "close": {"counters": {"peak_memory_bytes": 1.0}, "kernels": "0123"},
     "leave": {},
 }
@@ -174,7 +181,7 @@ def test_message_of_a_rank_is_used_or_names_it(profile: str, tmp_path: Path) -> 
                 require_rank_1(failure)
             else:
                 json.dumps(answers, allow_nan=False)
-                assert answers[1].keys() >= ANSWERS[command].keys() - {"kernels", "can_skip_untimed"}
+                assert answers[1].keys() >= ANSWERS[command].keys() - OPTIONAL.keys()
             finally:
                 ranks.kill()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -194,3 +196,14 @@ def test_compiled_stem_is_the_convolution() -> None:
             outputs = forward(images)
         found.append((outputs, *torch.autograd.grad(outputs.float().square().mean(), [*stem.parameters()])))
     torch.testing.assert_close(found[1], found[0], rtol=2e-2, atol=2e-2)
+
+
+def test_ending_a_step_that_was_not_compiled_does_not_import_the_compiler() -> None:
+    """The import takes 2.5 s in each process."""
+    program = (
+        "import sys, torch, torch._dynamo; torch.ones(1, device='cuda');"
+        "from ddpperf.compile_and_capture import forget_compiled; forget_compiled();"
+        "print('torch._inductor.cudagraph_trees' in sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout == "False\n"

@@ -169,15 +169,14 @@ def test_one_set_alone_is_not_asked_for_kernels(canned: Canned) -> None:
         assert pool.measure(SINGLE).samples[0].kernels == ""
 
 
-def test_another_ddpperf_is_not_asked_for_kernels(canned: Canned, tmp_path: Path) -> None:
-    """An older version does not know the argument."""
-    (tmp_path / "ddpperf").mkdir()
-    (tmp_path / "ddpperf" / "__init__.py").touch()
+def test_older_ranks_are_not_asked_for_kernels(canned: Canned) -> None:
+    """They do not know the argument."""
+    canned.can_check_pace = "A"
     canned.kernels = lambda spec, name: "a" * 12
-    with pool_of(1, sides=(Side(name="A"), Side(name="B", root=tmp_path))) as pool:
-        ours, theirs = pool.measure(SINGLE).samples
-    assert ours.kernels
-    assert theirs.kernels == ""
+    with pool_of(1, sides=(Side(name="A"), Side(name="B"))) as pool:
+        newer, older = pool.measure(SINGLE).samples
+    assert newer.kernels
+    assert older.kernels == ""
 
 
 def test_closed_pool_leaves_no_folder(

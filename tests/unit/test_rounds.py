@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ddpperf.machine import gpu_watch
 from ddpperf.machine.gpu_watch import GpuState, GpuWatch
 from ddpperf.machine.utilization import Recorder
-from ddpperf.specs import AllReduceSpec, EpochSpec, SamplerSpec, Spec, TrainingSpec
+from ddpperf.specs import AllReduceSpec, EpochSpec, Execution, SamplerSpec, Spec, TrainingSpec
 from ddpperf.workers import pool as pool_module
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
@@ -299,3 +299,40 @@ def test_gpu_watch_warns_of_rounds_that_count(
     checks.answer = watch.look
     pool.measure(LISTING)
     assert [note.text for note in watch.warnings()] == notes
+
+
+# --- the end of a measurement
+
+
+@pytest.mark.parametrize(
+    ("device", "execution", "able", "ended"),
+    [
+        (
+            "cuda",
+            "graph",
+            "AB",
+            "check_pace A1, answer A1, check_pace B2, answer B2, close A1, close B2, answer A1, answer B2",
+        ),
+        ("cuda", "graph", "B", "check_pace B2, answer B2, close B2, answer B2, close A1, answer A1"),
+        ("cuda", "eager", "AB", "close A1, close B2, answer A1, answer B2"),
+        ("cpu", "eager", "AB", "close A1, close B2, answer A1, answer B2"),
+    ],
+    ids=["CUDA graphs", "older code", "eager", "CPU"],
+)
+def test_process_sets_check_their_pace_alone_and_end_together(
+    canned: Canned, device: str, execution: Execution, able: str, ended: str
+) -> None:
+    """The ranks of older code check their pace at their end, so such a set ends alone."""
+    canned.can_check_pace = able
+    canned.counters = lambda spec, rank: {"loss": 2.0 + rank}
+    sides = (Side(name="A"), Side(name="B"))
+    with Pool(SetOptions(size=1, device=device, rounds=3, deadline_seconds=60), sides=sides) as pool:
+        step = TrainingSpec(
+            world_size=1, per_rank_batch_size=2, strategy="single", execution=execution, input="device"
+        )
+        samples = pool.measure(step).samples
+    assert ", ".join(canned.ended) == ended
+    checked = {"graph_slowdown": (1.0,)}
+    for sample in samples:
+        known = checked if "check_pace" in ended and sample.side in able else {}
+        assert sample.counters == {"loss": (2.0,)} | known
