@@ -17,7 +17,7 @@ from typing import Any
 
 from ddpperf.report.cases import Case, cases_of, of_functions
 from ddpperf.report.summary import summary_lines, verdict_lines
-from ddpperf.report.text import markdown_table, without_file
+from ddpperf.report.text import ab_cells, markdown_table, without_file
 from ddpperf.report.warnings import warnings_of
 from ddpperf.results import units
 from ddpperf.results.samples import Measured
@@ -93,6 +93,13 @@ def gate_table(run: str) -> str:
         figures = (f"{row['detectable']:.1%}", f"{seconds[test]:.0f}", relative)
         lines.append((without_file(test), row["metric"], *figures, "yes" if test in selected else ""))
     return markdown(("test", "metric", "detectable", "seconds", "information", "gate"), lines)
+
+
+def findings_table(run: str) -> str:
+    """Return a Markdown table of what an A/B run found about each test."""
+    rows = [row for row in json.loads((ROOT / run).read_text())["ddpperf"]["against"]["rows"] if row["primary"] and not row["control"]]
+    cells = [{"test": without_file(row["test"]), **ab_cells(row)} for row in rows]
+    return markdown(tuple(cells[0]), [tuple(row.values()) for row in cells])
 
 
 def recipes_table(run: str, tests: Sequence[str] = ("test_large_batch", "test_long_run")) -> str:

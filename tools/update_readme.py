@@ -44,6 +44,7 @@ from tools.tables import (
     baselines_table,
     batches_table,
     block,
+    findings_table,
     gate_table,
     is_plain,
     over_runs,
@@ -71,6 +72,7 @@ ALL_RUNS = "all runs in "  # the files of a pattern
 TABLES: dict[str, Callable[[str], str]] = {
     ALL_RUNS: over_runs,
     "the gate in ": gate_table,  # an A/B run with equal sides
+    "the findings in ": findings_table,  # an A/B run
     "the recipes in ": recipes_table,  # a run of test_large_batch or test_long_run
     "the remedies in ": partial(recipes_table, tests=("test_remedies",)),
     "the trainings of reports in ": partial(recipes_table, tests=("test_report_training",)),

@@ -26,6 +26,7 @@ from ddpperf.verdict.thresholds import BoundKind
 WIDTH = 110  # characters of a line, unless the output is a terminal
 WIDTHS = range(80, 201)  # of a terminal
 MOST_NAMED = 3  # tests that one line names
+MOST_REASONS = 8  # of a verdict, after the first
 FEW_TABLES = 3  # with at most so many tables, the explanations of results are shown, too
 MARKUP = {Status.PASS: "green", Status.FAIL: "red", Status.NO_VERDICT: "yellow"}
 LABEL = 12  # characters, of a line's first word such as "skipped"
@@ -69,10 +70,14 @@ def summary_facts(document: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
 
 
 def verdict_lines(header: Mapping[str, Any], *, width: int = WIDTH) -> list[str]:
-    """Return the verdict of a stored run, all of its reasons, and the command to run next."""
+    """Return the verdict of a stored run, its first reasons, and the command to run next."""
     status = header["verdict"]["status"]
     first, *others = header["verdict"]["reasons"]
     indent = len(status) + 2
+    if len(others) > MOST_REASONS:
+        left = len(others) - (MOST_REASONS - 1)
+        more = f"{left} more reasons: python -m ddpperf.report -o report.html lists them all"
+        others = [*others[:-left], more]
     lines = wrapped(f"{status}: {first}", width, indent=indent)
     for reason in others:
         lines += wrapped(reason, width, first=" " * indent, indent=indent)
@@ -93,8 +98,9 @@ def next_step(header: Mapping[str, Any]) -> str:
             return f"commit, change the code, then compare: {command} --benchmark-compare"
         case Status.FAIL:
             failed = [test for test, outcome in header["outcomes"].items() if outcome["kind"] == "failed"]
-            worse = [row["test"] for row in ab_of(header).get("rows", ()) if _fails(row)]
-            test = next(iter([*failed, *worse]), "FILE::TEST")
+            worse = [row for row in ab_of(header).get("rows", ()) if _fails(row)]
+            worse.sort(key=lambda row: -abs(math.log(row["ratio"])))
+            test = next(iter([*failed, *(row["test"] for row in worse)]), "FILE::TEST")
             return f"look at one test alone, with the same options: python -m pytest '{test}'"
     if compared:
         return "repeat the run on a quieter machine, or give it more time: --confirm-seconds 600"

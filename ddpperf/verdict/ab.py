@@ -304,14 +304,17 @@ def _exact_row(estimates: MetricEstimates) -> Row:
 
 
 def worse_tests(rows: Sequence[Row]) -> dict[str, str]:
-    """Return how each test that got worse compares with the base."""
+    """Return how each test that got worse compares with the base, the largest change first."""
     worse: dict[str, list[str]] = {}
+    sizes: dict[str, float] = {}
     for row in rows:
         if row.gated and row.finding is Finding.WORSE:
             where = ", measured again on new process sets" if row.confirmed else ""
             found = f"its {row.metric} is {row.ratio:.3f} times the base's"
             worse.setdefault(row.test, []).append(f"{found} ({row.low:.3f} to {row.high:.3f}{where})")
-    return {test: f"is worse: {'; '.join(parts)}" for test, parts in worse.items()}
+            sizes[row.test] = max(sizes.get(row.test, 0.0), abs(math.log(row.ratio)))
+    in_order = sorted(worse, key=lambda test: -sizes[test])
+    return {test: f"is worse: {'; '.join(worse[test])}" for test in in_order}
 
 
 def ab_answer(

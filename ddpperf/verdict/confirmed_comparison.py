@@ -38,7 +38,8 @@ def answer_of(
     missing = dict(comparison.missing)
     worse: Mapping[str, str] = {}
     if no_stored_code:
-        worse = {test: _slower(change, name) for test, change in comparison.slower.items()}
+        by_ratio = sorted(comparison.slower.items(), key=lambda item: -item[1].ratio)
+        worse = {test: _slower(change, name) for test, change in by_ratio}
     controls = comparison.controls
     if decision is None:
         untrusted, blind = controls.untrusted(), [*controls.missing, *controls.blind()]

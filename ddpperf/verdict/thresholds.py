@@ -11,7 +11,7 @@ import math
 import sys
 import tomllib
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -111,23 +111,23 @@ class Threshold:
 
         A missing or infinite value violates its bound.
         """
-        sentences = []
-        for name, bound in self.bounds.items():
-            value, kind = values.get(name), bound_kind(name)
-            least, beyond, end = _WORDS_OF_BOUNDS[kind]
-            required = f"{self} requires {least} {bound:.6g}"
-            if value is None:
-                sentences.append(f"{name} was not measured, {required}")
-            elif not math.isfinite(value):
-                sentences.append(f"{name} is {value}, which is no finite number, {required}")
-            elif not holds(kind, value, bound):
-                sentences.append(f"{name} {value:.6g} is {beyond} {bound:.6g}, the {end} of {self}")
-        return sentences
+        place = f"threshold {self.number} of {NAME}"
+        found = (_violation(name, values.get(name), bound, place) for name, bound in self.bounds.items())
+        return [sentence for sentence in found if sentence]
 
-    def __str__(self) -> str:
-        case = "".join(f", {name}={value}" for name, value in self.where.items())
-        hardware = "every machine" if self.hardware == EVERY_MACHINE else self.hardware
-        return f"threshold {self.number} ({self.test} on {hardware}{case})"
+
+def _violation(name: str, value: float | None, bound: float, place: str) -> str:
+    """Return a sentence if a metric's value violates its bound, or an empty string."""
+    metric, kind = metrics.find(name), bound_kind(name)
+    least, beyond, end = _WORDS_OF_BOUNDS[kind]
+    if value is None or not math.isfinite(value):
+        wrong = "was not measured" if value is None else f"is {value}, which is no finite number"
+        return f"{metric.heading} {wrong}, {place} requires {least} {metric.format(bound)}"
+    if holds(kind, value, bound):
+        return ""
+    forms: tuple[Callable[[float], str], ...] = (metric.format, "{:.6g}".format, repr)
+    text = next(form for form in forms if form(value) != form(bound))
+    return f"{metric.heading} {text(value)} is {beyond} {text(bound)}, the {end} of {place}"
 
 
 class HardwareThresholds:

@@ -85,6 +85,13 @@ def test_only_fresh_sets_confirm_a_suspect() -> None:
     assert verdict(decision)[0] is Status.PASS
 
 
+def test_the_largest_change_is_the_first_reason() -> None:
+    changes = {"small": 1.03, "large": 1.2, "middle": 1.1}
+    decision = Decision(suite(*(reading(by, test) for test, by in changes.items())), GPU)
+    decision.look([reading(by, test, base=FRESH) for test, by in changes.items()])
+    assert [reason.split()[0] for reason in verdict(decision)[1]] == ["large", "middle", "small"]
+
+
 def test_suspect_without_confirmation_is_missing() -> None:
     for again in ([], [replace(reading(1.03, base=FRESH), base=(math.nan,) * 6)]):
         decision = Decision(suite(reading(1.03)), GPU)

@@ -150,8 +150,8 @@ def test_thresholds_hold_for_the_candidate(project: CannedSuite) -> None:
     (project.root / "perf" / "thresholds.toml").write_text(text)
     project.canned.counters = by_hook
     finished = run(project, *WITH_BF16, rounds="1")
-    finished.assert_one_sentence(1, "FAIL: perf/test_it.py::test_step failed: speedup 0.5 is below 0.75")
-    assert "below 0.9" not in finished.output, "which is of what the base measures"
+    finished.assert_one_sentence(1, "FAIL: perf/test_it.py::test_step failed: speedup 0.50x is below 0.75x")
+    assert "below 0.90x" not in finished.output, "which is of what the base measures"
 
 
 def test_unmeasurable_candidate_is_no_verdict(

@@ -644,6 +644,15 @@ def test_training_by_several_seeds_names_no_seed() -> None:
     assert "seed 0" not in line
 
 
+@pytest.mark.parametrize(("count", "left"), [(1, 0), (9, 0), (10, 2), (100, 92)])
+def test_a_verdict_has_few_reasons_and_says_where_all_are(count: int, left: int) -> None:
+    reasons = [f"reason {number}" for number in range(count)]
+    lines = verdict_lines(document({}, {}, "NO VERDICT", *reasons)["ddpperf"])
+    shown = [f"{'' if number else 'NO VERDICT: '}{reason}" for number, reason in enumerate(reasons)]
+    more = [f"{left} more reasons: python -m ddpperf.report -o report.html lists them all"] * bool(left)
+    assert [line.strip() for line in lines[:-1]] == shown[: count - left] + more
+
+
 @pytest.mark.parametrize(
     ("status", "header", "command"),
     [
@@ -652,8 +661,16 @@ def test_training_by_several_seeds_names_no_seed() -> None:
         ("PASS", {"against": {"rows": []}}, "python -m pytest perf/ --benchmark-save=NAME"),
         (
             "FAIL",
-            {"against": {"rows": [ab_row("control", control="positive"), ab_row("test_a")]}},
-            f"python -m pytest '{FILE}test_a'",
+            {
+                "against": {
+                    "rows": [
+                        ab_row("control", control="positive", ratio=1.5),
+                        ab_row("test_a"),
+                        ab_row("test_b", metric="speedup", ratio=0.8),
+                    ]
+                }
+            },
+            f"python -m pytest '{FILE}test_b'",
         ),
         ("FAIL", {"outcomes": {"x.py::t": {"kind": "failed"}}}, "python -m pytest 'x.py::t'"),
         ("NO VERDICT", {"compared_with": "0001_x.json"}, "--confirm-seconds 600"),
