@@ -97,8 +97,12 @@ def gate_table(run: str) -> str:
 
 def findings_table(run: str) -> str:
     """Return a Markdown table of what an A/B run found about each test."""
-    rows = [row for row in json.loads((ROOT / run).read_text())["ddpperf"]["against"]["rows"] if row["primary"] and not row["control"]]
-    cells = [{"test": without_file(row["test"]), **ab_cells(row)} for row in rows]
+    rows = json.loads((ROOT / run).read_text())["ddpperf"]["against"]["rows"]
+    cells = [
+        {"test": without_file(row["test"]), **ab_cells(row)}
+        for row in rows
+        if row["primary"] and row["control"] is None
+    ]
     return markdown(tuple(cells[0]), [tuple(row.values()) for row in cells])
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from ddpperf.errors import Refused
 from ddpperf.machine.hardware import hardware_key
+from ddpperf.results.metrics import find
 from tests.canned import CannedSuite
 from tests.project import ALL_REDUCE
 
