@@ -21,7 +21,7 @@ from ddpperf.results.metrics import find
 from ddpperf.results.outcomes import OutcomeKind, Status
 from ddpperf.verdict.run_history import DRIFT_RUNS
 from ddpperf.verdict.stored_run_comparison import Comparison
-from ddpperf.verdict.thresholds import BoundKind
+from ddpperf.verdict.thresholds import WORDS_OF_BOUNDS, BoundKind
 
 WIDTH = 110  # characters of a line, unless the output is a terminal
 WIDTHS = range(80, 201)  # of a terminal
@@ -76,7 +76,7 @@ def verdict_lines(header: Mapping[str, Any], *, width: int = WIDTH) -> list[str]
     indent = len(status) + 2
     if len(others) > MOST_REASONS:
         left = len(others) - (MOST_REASONS - 1)
-        more = f"{left} more reasons: python -m ddpperf.report -o report.html lists them all"
+        more = f"{left} more reasons: python -m ddpperf.report RUN.json -o report.html lists them all"
         others = [*others[:-left], more]
     lines = wrapped(f"{status}: {first}", width, indent=indent)
     for reason in others:
@@ -239,7 +239,7 @@ def _left_out(by_file: Mapping[str, int]) -> list[str]:
 
 
 def _thresholds(header: Mapping[str, Any]) -> str:
-    """Return how many bounds hold, and the metric that came nearest to its bound.
+    """Return how many bounds hold, and the metric that came nearest to its bound or missed it most.
 
     Exact metrics, such as bytes, equal their bounds and come near to nothing.
     """
@@ -259,8 +259,10 @@ def _thresholds(header: Mapping[str, Any]) -> str:
         return line
     nearest = min(inexact, key=_distance)
     metric = find(nearest["metric"])
-    value, bound = metric.text(nearest["value"]), f"{nearest['kind']} {metric.format(nearest['bound'])}"
-    return f"{line}; nearest: {without_file(nearest['test'])} {value}, {bound}"
+    value, bound = metric.text(nearest["value"]), metric.format(nearest["bound"])
+    what = "nearest" if nearest["held"] else "missed most"
+    end = WORDS_OF_BOUNDS[nearest["kind"]][-1]
+    return f"{line}; {what}: {without_file(nearest['test'])} {value}, {end} {bound}"
 
 
 def _distance(check: Mapping[str, Any]) -> float:

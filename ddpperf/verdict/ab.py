@@ -334,6 +334,7 @@ def ab_answer(
     untrusted, blind = control_problems(rows)
     answer = Answer(
         worse=worse_tests(rows),
+        seconds={row.test: (row.base, row.candidate) for row in rows if row.metric == "time"},
         untrusted=untrusted,
         undecided=[
             *problems,

@@ -37,6 +37,7 @@ def answer_of(
     name, rows = comparison.baseline, _rows(decision)
     missing = dict(comparison.missing)
     worse: Mapping[str, str] = {}
+    seconds = {test: (change.then_seconds, change.now_seconds) for test, change in comparison.changes.items()}
     if no_stored_code:
         by_ratio = sorted(comparison.slower.items(), key=lambda item: -item[1].ratio)
         worse = {test: _slower(change, name) for test, change in by_ratio}
@@ -45,6 +46,7 @@ def answer_of(
         untrusted, blind = controls.untrusted(), [*controls.missing, *controls.blind()]
     else:
         worse = worse_tests(decision.rows)
+        seconds |= {row.test: (row.base, row.candidate) for row in decision.rows if row.metric == "time"}
         missing |= decision.missing
         # The positive control of the confirmation takes turns with the base, that of the screening
         # follows later. The latter counts if the confirmation has no training step to delay.
@@ -62,6 +64,7 @@ def answer_of(
     shown = _shown(comparison, rows, stored_code=not no_stored_code)
     answer = Answer(
         worse=worse,
+        seconds=seconds,
         untrusted=untrusted,
         undecided=[
             *problems,

@@ -19,13 +19,15 @@ _USAGE_ERROR = 4
 class Answer:
     """The result of a comparison with a stored run, or between base and candidate.
 
-    `worse` says for each test that got worse by how much. `untrusted` lists the failed control
-    measurements, after which no finding can be trusted. `undecided` lists what could not be
-    compared. `unfit` lists why no later run should be compared with this run. `summary` says what a
-    PASS means. All texts are sentences, or sentences without the test's name in front.
+    `worse` says for each test that got worse by how much. `seconds` has the times of base and
+    candidate, unrounded, which are equal for tests that share a measurement. `untrusted` lists the
+    failed control measurements, after which no finding can be trusted. `undecided` lists what could
+    not be compared. `unfit` lists why no later run should be compared with this run. `summary` says
+    what a PASS means. All texts are sentences, or sentences without the test's name in front.
     """
 
     worse: Mapping[str, str] = field(default_factory=dict)
+    seconds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     untrusted: Sequence[str] = ()
     undecided: Sequence[str] = ()
     unfit: Sequence[str] = ()
@@ -34,12 +36,12 @@ class Answer:
     @property
     def regressions(self) -> list[str]:
         """One sentence for each different worsening. Tests that share a measurement share it."""
-        tests: dict[str, list[str]] = {}
+        tests: dict[tuple[str, object], list[str]] = {}
         for test, how in self.worse.items():
-            tests.setdefault(how, []).append(test)
+            tests.setdefault((how, self.seconds.get(test, test)), []).append(test)
         return [
             f"{first} {how}" + (f"; the same measurement is that of {', '.join(others)}" if others else "")
-            for how, (first, *others) in tests.items()
+            for (how, _), (first, *others) in tests.items()
         ]
 
 

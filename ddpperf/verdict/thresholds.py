@@ -42,7 +42,7 @@ class BoundKind(StrEnum):
     EXACT = "exact"
 
 
-_WORDS_OF_BOUNDS = {
+WORDS_OF_BOUNDS = {
     BoundKind.FLOOR: ("at least", "below", "minimum"),
     BoundKind.LIMIT: ("at most", "above", "maximum"),
     BoundKind.EXACT: ("exactly", "not", "value"),
@@ -119,7 +119,7 @@ class Threshold:
 def _violation(name: str, value: float | None, bound: float, place: str) -> str:
     """Return a sentence if a metric's value violates its bound, or an empty string."""
     metric, kind = metrics.find(name), bound_kind(name)
-    least, beyond, end = _WORDS_OF_BOUNDS[kind]
+    least, beyond, end = WORDS_OF_BOUNDS[kind]
     if value is None or not math.isfinite(value):
         wrong = "was not measured" if value is None else f"is {value}, which is no finite number"
         return f"{metric.heading} {wrong}, {place} requires {least} {metric.format(bound)}"

@@ -92,6 +92,18 @@ def test_the_largest_change_is_the_first_reason() -> None:
     assert [reason.split()[0] for reason in verdict(decision)[1]] == ["large", "middle", "small"]
 
 
+def test_only_tests_of_one_measurement_share_a_reason() -> None:
+    """Two tests may have equal ratios, to three digits, by chance."""
+    tests = {"first": FRESH, "same": FRESH, "other": tuple(2 * value for value in FRESH)}
+    decision = Decision(suite(*(reading(1.03, test) for test in tests)), GPU)
+    decision.look([reading(1.03, test, base=base) for test, base in tests.items()])
+    shared, alone = verdict(decision)[1]
+    assert shared.startswith("first is worse")
+    assert shared.endswith("; the same measurement is that of same")
+    assert alone.startswith("other is worse")
+    assert alone.removeprefix("other") in shared.removeprefix("first")
+
+
 def test_suspect_without_confirmation_is_missing() -> None:
     for again in ([], [replace(reading(1.03, base=FRESH), base=(math.nan,) * 6)]):
         decision = Decision(suite(reading(1.03)), GPU)

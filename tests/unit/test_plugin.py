@@ -177,7 +177,7 @@ def test_metric_below_its_threshold_fails(
     sentence = f"FAIL: perf/test_it.py::{test} failed: {{}} is below {{}}, the minimum of threshold 1 of"
     shown = find("images_per_second")
     run.assert_one_sentence(1, sentence.format(shown.text(found), "1,000,000 images/s"))
-    run.assert_one_sentence(1, "0 of 1 met; nearest: test_step", "floor 1,000,000 images/s")
+    run.assert_one_sentence(1, "0 of 1 met; missed most: test_step", "minimum 1,000,000 images/s")
     least = found / 6
     thresholds.write_text(THRESHOLD.format(key, least))
     project.run(*arguments).assert_one_sentence(0, "PASS: 1 test measured")

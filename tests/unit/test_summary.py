@@ -256,13 +256,13 @@ MISSED = check("speedup", 1.5, 2.0, "floor", held=False)
     [
         ([], "none of 3 for h200x4 applied"),
         ([EXACT], "1 of 1 met"),
-        ([EXACT, FLOOR], "2 of 2 met; nearest: test_efficiency efficiency 95.3%, floor 90.0%"),
-        ([FLOOR, LIMIT], "2 of 2 met; nearest: test_cpu_seconds CPU time 4.000 ms, limit 4.100 ms"),
+        ([EXACT, FLOOR], "2 of 2 met; nearest: test_efficiency efficiency 95.3%, minimum 90.0%"),
+        ([FLOOR, LIMIT], "2 of 2 met; nearest: test_cpu_seconds CPU time 4.000 ms, maximum 4.100 ms"),
         (
             [FLOOR, check("cpu_seconds", 0.002, 0.0041, "limit")],
-            "2 of 2 met; nearest: test_efficiency efficiency 95.3%, floor 90.0%",
+            "2 of 2 met; nearest: test_efficiency efficiency 95.3%, minimum 90.0%",
         ),
-        ([LIMIT, MISSED, FLOOR], "2 of 3 met; nearest: test_speedup speedup 1.50x, floor 2.00x"),
+        ([LIMIT, MISSED, FLOOR], "2 of 3 met; missed most: test_speedup speedup 1.50x, minimum 2.00x"),
         ([check("speedup", None, 2.0, "floor", held=False)], "0 of 1 met"),
     ],
 )
@@ -649,8 +649,8 @@ def test_a_verdict_has_few_reasons_and_says_where_all_are(count: int, left: int)
     reasons = [f"reason {number}" for number in range(count)]
     lines = verdict_lines(document({}, {}, "NO VERDICT", *reasons)["ddpperf"])
     shown = [f"{'' if number else 'NO VERDICT: '}{reason}" for number, reason in enumerate(reasons)]
-    more = [f"{left} more reasons: python -m ddpperf.report -o report.html lists them all"] * bool(left)
-    assert [line.strip() for line in lines[:-1]] == shown[: count - left] + more
+    more = f"{left} more reasons: python -m ddpperf.report RUN.json -o report.html lists them all"
+    assert [line.strip() for line in lines[:-1]] == shown[: count - left] + [more] * bool(left)
 
 
 @pytest.mark.parametrize(
