@@ -58,7 +58,7 @@ STATS = dict.fromkeys(TABLE_COLUMNS, 1) | {"outliers": "0;0"}
 LOOPBACK = links.LinkRate(
     bytes_per_second=1e12, source="loopback, 9 copies", kind=links.RateKind.MEASURED, spread=0.01
 )
-ENDING = ("check_pace", "close")  # commands that end a measurement
+ENDING = ("finish", "close")  # commands that end a measurement
 ENVIRONMENT: Message = {
     "python": "3.12.0",
     "torch": "2.11.0",
@@ -114,7 +114,7 @@ class Canned:
     fraction the rounds of a set differ from each other. sampled: the names of the sets, in the
     order in which they were told to sample. asked: the ranks that each of these samples was asked
     of, and whether the sample has an untimed step. can_skip_untimed: the names of the sides whose
-    ranks know samples without an untimed step. can_check_pace: the same for the command check_pace.
+    ranks know samples without an untimed step. can_finish: the same for the command "finish".
     ended: the commands that end a measurement and the names of their sets, in order; "answer"
     stands for the answer to a command.
     """
@@ -127,7 +127,7 @@ class Canned:
         self.sampled: list[str] = []
         self.asked: list[tuple[list[int], bool]] = []
         self.can_skip_untimed = "AB"
-        self.can_check_pace = "AB"
+        self.can_finish = "AB"
         self.ended: list[str] = []
 
     def round_seconds(self, spec: Spec, set_name: str, rank: int, round_number: int) -> float:
@@ -168,22 +168,23 @@ class CannedSet(ProcessSet):
         return {rank: self._answer(command, rank, arguments) for rank in ranks}
 
     def _answer(self, command: str, rank: int, arguments: dict[str, Any]) -> Message:
+        able = self.side.name in self.canned.can_finish
         match command:
             case "setup":
                 known = self.side.name in self.canned.can_skip_untimed
-                able = self.side.name in self.canned.can_check_pace
                 answer = {"port": 0, "environment": ENVIRONMENT}
-                return answer | {"can_skip_untimed": known, "can_check_pace": able}
+                return answer | {"can_skip_untimed": known, "can_finish": able}
             case "open":
                 return {"max_iterations": 1024}
             case "sample":
                 seconds = self.canned.round_seconds(self.spec, self.name, rank, self.rounds)
                 return {"seconds": arguments["iterations"] * seconds}
-            case "check_pace":
-                return {"counters": {"graph_slowdown": 1.0}}
+            case "finish":
+                return {"counters": dict(self.canned.counters(self.spec, rank))}
             case "close":
                 kernels = self.canned.kernels(self.spec, self.name) if "kernels" in arguments else ""
-                return {"counters": dict(self.canned.counters(self.spec, rank)), "kernels": kernels}
+                counters = {} if able else dict(self.canned.counters(self.spec, rank))
+                return {"counters": counters, "kernels": kernels}
             case _:
                 return {}
 

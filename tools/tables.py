@@ -99,7 +99,7 @@ def findings_table(run: str) -> str:
     """Return a Markdown table of what an A/B run found about each test."""
     rows = json.loads((ROOT / run).read_text())["ddpperf"]["against"]["rows"]
     cells = [
-        {"test": without_file(row["test"]), **ab_cells(row)}
+        {"test": without_file(row["test"]), "metric": row["metric"], **ab_cells(row)}
         for row in rows
         if row["primary"] and row["control"] is None
     ]

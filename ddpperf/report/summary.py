@@ -26,7 +26,7 @@ from ddpperf.verdict.thresholds import WORDS_OF_BOUNDS, BoundKind
 WIDTH = 110  # characters of a line, unless the output is a terminal
 WIDTHS = range(80, 201)  # of a terminal
 MOST_NAMED = 3  # tests that one line names
-MOST_REASONS = 8  # of a verdict, after the first
+MOST_REASONS = 8  # of a verdict
 FEW_TABLES = 3  # with at most so many tables, the explanations of results are shown, too
 MARKUP = {Status.PASS: "green", Status.FAIL: "red", Status.NO_VERDICT: "yellow"}
 LABEL = 12  # characters, of a line's first word such as "skipped"
@@ -72,12 +72,12 @@ def summary_facts(document: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
 def verdict_lines(header: Mapping[str, Any], *, width: int = WIDTH) -> list[str]:
     """Return the verdict of a stored run, its first reasons, and the command to run next."""
     status = header["verdict"]["status"]
-    first, *others = header["verdict"]["reasons"]
-    indent = len(status) + 2
-    if len(others) > MOST_REASONS:
-        left = len(others) - (MOST_REASONS - 1)
+    reasons = [*header["verdict"]["reasons"]]
+    if (left := len(reasons) - MOST_REASONS) > 1:
         more = f"{left} more reasons: python -m ddpperf.report RUN.json -o report.html lists them all"
-        others = [*others[:-left], more]
+        reasons[-left:] = [more]
+    first, *others = reasons
+    indent = len(status) + 2
     lines = wrapped(f"{status}: {first}", width, indent=indent)
     for reason in others:
         lines += wrapped(reason, width, first=" " * indent, indent=indent)

@@ -127,7 +127,8 @@ def _violation(name: str, value: float | None, bound: float, place: str) -> str:
         return ""
     forms: tuple[Callable[[float], str], ...] = (metric.format, "{:.6g}".format, repr)
     text = next(form for form in forms if form(value) != form(bound))
-    return f"{metric.heading} {text(value)} is {beyond} {text(bound)}, the {end} of {place}"
+    unit = f" {metric.unit}" if text != metric.format and metric.unit != "1" else ""
+    return f"{metric.heading} {text(value)}{unit} is {beyond} {text(bound)}{unit}, the {end} of {place}"
 
 
 class HardwareThresholds:

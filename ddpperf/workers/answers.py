@@ -53,13 +53,13 @@ NEEDED: Mapping[str, Mapping[str, _Kind]] = {  # the fields of the answer to a c
     "setup": {"port": ("a port or null", _is_port), "environment": ("versions", _is_environment)},
     "open": {"max_iterations": ("a number above 0", lambda value: _is_number(value) and value >= 1)},
     "sample": {"seconds": ("a number of at least 0", _is_duration)},
-    "check_pace": {"counters": _NUMBERS},
+    "finish": {"counters": _NUMBERS},
     "close": {"counters": _NUMBERS},
 }
 OPTIONAL: Mapping[str, _Kind] = {
     "kernels": _TEXT,
     "can_skip_untimed": _FLAG,
-    "can_check_pace": _FLAG,
+    "can_finish": _FLAG,
     "limit": _FLAG,
 }
 

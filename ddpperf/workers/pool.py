@@ -14,6 +14,7 @@ from ddpperf.instruments.kernels import digest_of_ranks
 from ddpperf.machine.utilization import Recorder
 from ddpperf.results.samples import CANDIDATE, Measured, Sample
 from ddpperf.specs import Spec
+from ddpperf.workers.channel import Message
 from ddpperf.workers.failures import NodeLost, SetFailure
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.process_set import Answers, ProcessSet, Progress, SetOptions
@@ -282,17 +283,57 @@ def _open(jobs: list[Job], progress: Progress) -> list[int]:
     for process_set, spec in jobs:  # before the first request, since a request may fail
         process_set.leave(unless=spec.world_size if spec.grouped else 0)
     _wait([made for made, spec in jobs if spec.grouped and made.join(spec.world_size)], progress)
-    answers = []
+    answers: dict[str, Answers] = {}
     # At the same time, as nothing is timed yet. But the compiler chooses kernels by timing them.
     one_by_one = any(spec.compiled for _, spec in jobs)
     for group in [[job] for job in jobs] if one_by_one else [jobs]:
-        for process_set, spec in group:
-            process_set.ask("open", ranks=_ranks(process_set, spec), spec=specs.to_json(spec))
-        answers += _wait([process_set for process_set, _ in group], progress)
-    return [min(int(answer["max_iterations"]) for answer in by_rank.values()) for by_rank in answers]
+        answers |= _request(group, "open", lambda job: {"spec": specs.to_json(job[1])}, progress)
+    return [min(int(answer["max_iterations"]) for answer in answers[live.name].values()) for live, _ in jobs]
 
 
-def _wait(sets: Sequence[ProcessSet], progress: Progress = None) -> list[Answers]:
+def _close(jobs: list[Job], seconds: Mapping[str, list[Seconds]]) -> list[Sample]:
+    """End the measurement on all process sets and return their samples.
+
+    seconds: for each process set, by its name, the durations of its rounds.
+    """
+    able = [job for job in jobs if job[0].can_finish]
+    finished: dict[str, Answers] = {}
+    for job in able:  # one by one, because some counters are times
+        finished |= _request([job], "finish")
+    compared = len(jobs) > 1 and not jobs[0][0].options.time_only
+
+    def arguments(job: Job) -> Message:
+        return {"kernels": True} if compared and job[0].can_finish else {}
+
+    # Older versions' ranks finish now, so they also close one by one. The base is first, so that a failure
+    # of both sides is that of the base.
+    groups = [*([able] if able else []), *([job] for job in jobs if not job[0].can_finish)]
+    closed: dict[str, Answers] = {}
+    for group in sorted(groups, key=lambda group: group[0][0].side.name):
+        closed |= _request(group, "close", arguments)
+    return [
+        _sample_of(live, finished.get(live.name, {}), closed[live.name], seconds[live.name])
+        for live, _ in jobs
+    ]
+
+
+def _request(
+    jobs: list[Job],
+    command: str,
+    arguments: Callable[[Job], Message] = lambda job: {},
+    progress: Progress = None,
+) -> dict[str, Answers]:
+    """Send a command to several process sets at the same time, and return their answers by their names.
+
+    arguments: of the command, for a process set and its spec.
+    """
+    for job in jobs:
+        job[0].ask(command, ranks=_ranks(*job), **arguments(job))
+    sets = [process_set for process_set, _ in jobs]
+    return dict(zip([made.name for made in sets], _wait(sets, progress), strict=True))
+
+
+def _wait(sets: Sequence[ProcessSet], progress: Progress) -> list[Answers]:
     """Return the answers of all process sets. If several fail, raise the base's failure."""
     answers, failures = [], []
     for process_set in sets:
@@ -305,33 +346,10 @@ def _wait(sets: Sequence[ProcessSet], progress: Progress = None) -> list[Answers
     return answers
 
 
-def _close(jobs: list[Job], seconds: Mapping[str, list[Seconds]]) -> list[Sample]:
-    """End the measurement on all process sets and return their samples.
-
-    seconds: for each process set, by its name, the durations of its rounds.
-    """
-    answers: dict[str, list[Answers]] = {live.name: [] for live, _ in jobs}
-    able = [job for job in jobs if job[0].can_check_pace]
-    for live, spec in able:  # one by one, because ranks on one GPU delay each other
-        if spec.captured and live.options.device == "cuda":
-            answers[live.name].append(live.request("check_pace", ranks=_ranks(live, spec)))
-    # Then at the same time, as nothing is timed any more. But older versions' ranks check their pace now.
-    for group in [able, *([job] for job in jobs if job not in able)]:
-        for live, spec in group:
-            wanted = live.can_check_pace and len(jobs) > 1 and not live.options.time_only
-            live.ask("close", ranks=_ranks(live, spec), **({"kernels": True} if wanted else {}))
-        for (live, _), answer in zip(group, _wait([live for live, _ in group]), strict=True):
-            answers[live.name].append(answer)
-    return [_sample_of(live, answers[live.name], seconds[live.name]) for live, _ in jobs]
-
-
-def _sample_of(process_set: ProcessSet, answers: list[Answers], seconds: list[Seconds]) -> Sample:
-    """Return a process set's sample, from its ranks' last answers, which have counters."""
-    last = answers[-1]
-    counters = [
-        {name: value for answer in answers for name, value in answer[rank]["counters"].items()}
-        for rank in sorted(last)
-    ]
+def _sample_of(process_set: ProcessSet, finished: Answers, closed: Answers, seconds: list[Seconds]) -> Sample:
+    """Return a process set's sample, from its ranks' answers to "finish" and to "close"."""
+    ranks = sorted(closed)
+    counters = [(finished.get(rank) or closed[rank])["counters"] for rank in ranks]
     names = [name for name in counters[0] if all(name in of_rank for of_rank in counters)]
     return Sample(
         set=process_set.name,
@@ -339,7 +357,7 @@ def _sample_of(process_set: ProcessSet, answers: list[Answers], seconds: list[Se
         torch=str(process_set.environment["torch"]),
         seconds=tuple(seconds),
         counters={name: tuple(of_rank[name] for of_rank in counters) for name in names},
-        kernels=digest_of_ranks([last[rank].get("kernels", "") for rank in sorted(last)]),
+        kernels=digest_of_ranks([closed[rank].get("kernels", "") for rank in ranks]),
     )
 
 

@@ -148,9 +148,9 @@ class ProcessSet:
         return bool(self._setup.get("can_skip_untimed"))
 
     @property
-    def can_check_pace(self) -> bool:
-        """Whether the ranks know the command check_pace; older versions' ranks do not."""
-        return bool(self._setup.get("can_check_pace"))
+    def can_finish(self) -> bool:
+        """Whether the ranks know the command "finish"; older versions' ranks finish when they close."""
+        return bool(self._setup.get("can_finish"))
 
     @property
     def _network(self) -> Message:

@@ -30,7 +30,7 @@ from ddpperf.workers.measurements import Opened, open_measurement
 
 WARMUP_ITERATIONS = {"cpu": 2, "cuda": 10}
 BUSY_SECONDS = 2e-3  # longer than a slow CPU takes to launch the graphs of a round of collective calls
-COMMANDS = ("setup", "ping", "join", "leave", "open", "sample", "check_pace", "close", "exit")
+COMMANDS = ("setup", "ping", "join", "leave", "open", "sample", "finish", "close", "exit")
 
 
 class Rank:
@@ -52,6 +52,7 @@ class Rank:
         self.device = torch.device("cpu")
         self.store: dist.TCPStore | None = None
         self.opened: Opened | None = None
+        self.finished = False  # whether `finish` has returned the counters of what is open
         self.communicator_seconds = 0.0
         self.compiled_graphs = 0
         self.pace: GpuPace | None = None
@@ -89,7 +90,7 @@ class Rank:
             "backend": "nccl" if cuda else "gloo",
             "threads": torch.get_num_threads(),
         }
-        able = {"can_skip_untimed": True, "can_check_pace": True}  # older versions' ranks are not
+        able = {"can_skip_untimed": True, "can_finish": True}  # older versions' ranks are not
         return {"port": port, "environment": environment} | able
 
     def _start_store(self, address: str) -> int:
@@ -220,32 +221,36 @@ class Rank:
         print(json.dumps(record))  # for the rank's log
         return {"seconds": seconds}
 
-    def check_pace(self) -> Message:
-        """Return how much longer this rank's CUDA graphs take than when the rank began, as a counter.
+    def finish(self) -> Message:
+        """Check the measurement a last time, and return its counters.
 
-        One process set is asked at a time, because ranks on one GPU delay each other's graphs. Ask
-        before `close`, which runs other work.
+        One process set is asked at a time, because some counters are times.
         """
         assert self.opened is not None
-        assert self.pace is not None
-        return {"counters": {"graph_slowdown": self.pace.slowdown()}}
+        spec = self.opened.spec
+        counters: dict[str, float] = {}
+        if self.pace is not None and spec.captured:
+            counters["graph_slowdown"] = self.pace.slowdown()  # before other work runs
+        counters |= self.opened.measurement.finish()
+        if spec.grouped:
+            counters["communicator_seconds"] = self.communicator_seconds
+        self.finished = True
+        return {"counters": counters}
 
     def close(self, kernels: bool = False) -> Message:
-        """Check the measurement a last time, free its memory, and return its counters.
+        """Free the measurement's memory. Return its counters, unless `finish` has returned them.
 
         kernels: whether to return a digest of the kernels of a training step too.
         """
         assert self.opened is not None
         spec, training, kernel_digest = self.opened.spec, self.opened.training, ""
         inject(spec.fault, self.rank, "close")
-        counters = self.opened.measurement.finish()
-        if spec.grouped:
-            counters["communicator_seconds"] = self.communicator_seconds
+        answer = {"counters": {}} if self.finished else self.finish()
         if kernels and training is not None:
             training.begin_epoch()  # the first step of an epoch always runs the same kernels
             kernel_digest = digest(kernel_names(training.step, self.device))
         self._drop_measurement()
-        return {"counters": counters, "kernels": kernel_digest}
+        return answer | {"kernels": kernel_digest}
 
     def exit(self) -> Message:
         """End torch's process group, if there is one, so that this process can exit."""
@@ -257,7 +262,7 @@ class Rank:
         if self.opened is None:
             return
         self.opened.close()
-        self.opened = None
+        self.opened, self.finished = None, False
         forget_compiled()
         gc.collect()  # frees reference cycles: a model's memory and a loader's processes
         if self.device.type == "cuda":

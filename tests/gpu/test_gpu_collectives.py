@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ddpperf.collectives.calls import AllReduce
+from ddpperf.results.samples import SLOW_PACE
 from ddpperf.specs import (
     ONE_KERNEL,
     OWN_ALGORITHMS,
@@ -21,6 +22,7 @@ from ddpperf.specs import (
     TrainingSpec,
 )
 from ddpperf.workers.failures import SetFailure
+from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
 
@@ -56,6 +58,28 @@ def test_captured_all_reduce_passes_its_check(
         algorithm == "backend" and in_place
     ):  # on the device's default stream a replayed one would wait 6 us for the next
         assert measured.median_step_seconds()[sample.set] - min(sample.counters["kernel_seconds"]) < 3e-6
+
+
+def test_process_sets_do_not_disturb_what_others_time_at_their_end() -> None:
+    """The time of an all_reduce's kernel, and the GPU's time for a step."""
+    options = SetOptions(size=2, device="cuda", rounds=3, deadline_seconds=120)
+    kernel = AllReduceSpec(world_size=2, nbytes=2**24, execution="graph")
+    step = TrainingSpec(
+        world_size=2,
+        per_rank_batch_size=32,
+        strategy="ddp",
+        model="resnet18_cifar",
+        input="device",
+        execution="graph",
+    )
+    with Pool(options, sides=(Side(name="A"), Side(name="B")), replicates=3) as pool:
+        for spec, counter in ((kernel, "kernel_seconds"), (step, "device_seconds")):
+            measured = pool.measure(spec)
+            seconds = measured.median_step_seconds()
+            assert len(seconds) == 6
+            for sample in measured.samples:
+                assert max(sample.counters["graph_slowdown"]) < SLOW_PACE
+                assert max(sample.counters[counter]) == pytest.approx(seconds[sample.set], rel=0.2)
 
 
 @pytest.mark.parametrize(

@@ -86,10 +86,19 @@ def test_only_fresh_sets_confirm_a_suspect() -> None:
 
 
 def test_the_largest_change_is_the_first_reason() -> None:
-    changes = {"small": 1.03, "large": 1.2, "middle": 1.1}
-    decision = Decision(suite(*(reading(by, test) for test, by in changes.items())), GPU)
-    decision.look([reading(by, test, base=FRESH) for test, by in changes.items()])
-    assert [reason.split()[0] for reason in verdict(decision)[1]] == ["large", "middle", "small"]
+    """It may be of any metric, such as of a speedup that got smaller."""
+    changes = {"small": (1.03,), "large": (1.03, 0.8), "middle": (1.1, 0.98), "speedups": (1.04, 0.85)}
+
+    def readings(base: tuple[float, ...]) -> list[MetricEstimates]:
+        return [
+            reading(by, test, metric, base=base)
+            for test, changed in changes.items()
+            for by, metric in zip(changed, ("time", "speedup"), strict=False)
+        ]
+
+    decision = Decision(suite(*readings(QUIET)), GPU)
+    decision.look(readings(FRESH))
+    assert [reason.split()[0] for reason in verdict(decision)[1]] == ["large", "speedups", "middle", "small"]
 
 
 def test_only_tests_of_one_measurement_share_a_reason() -> None:

@@ -54,7 +54,7 @@ def test_right_answer_has_no_problem(command: str, answer: dict[str, Any]) -> No
         ("close", {"counters": []}, "counters must be numbers by name, got []"),
         ("close", {"counters": {"a": "b"}}, "counters must be numbers by name, got {'a': 'b'}"),
         ("close", {"counters": {}, "kernels": 1}, "kernels must be a text, got 1"),
-        ("check_pace", {}, "counters is missing"),
+        ("finish", {}, "counters is missing"),
         ("setup", {"port": 2**16, "environment": {}}, "port must be a port or null, got 65536"),
         (
             "setup",

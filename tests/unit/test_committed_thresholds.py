@@ -36,7 +36,9 @@ def cases(threshold: Threshold, hardware: str, *, core: bool = False) -> list[tu
 @pytest.mark.parametrize("threshold", THRESHOLDS, ids=lambda threshold: str(threshold.number))
 def test_each_threshold_holds_for_a_collected_case(threshold: Threshold) -> None:
     hardware = MACHINES if threshold.hardware == EVERY_MACHINE else (threshold.hardware,)
-    assert any(cases(threshold, key) for key in hardware), f"{threshold} fits no case; correct or delete it"
+    assert any(cases(threshold, key) for key in hardware), (
+        f"threshold {threshold.number} fits no case; correct or delete it"
+    )
 
 
 @pytest.mark.parametrize("machine", MACHINES)

@@ -92,6 +92,11 @@ def test_strict_limit_decides_without_confirmation() -> None:
     assert answer.unfit == answer.regressions
 
 
+def test_slowest_test_without_confirmation_is_first() -> None:
+    answer = answer_of(comparison(t=change(1.5), u=change(1.9), v=change(1.6)), None, no_stored_code="no git")
+    assert list(answer.worse) == ["u", "v", "t"]
+
+
 def test_failed_copy_without_confirmation_is_untrusted() -> None:
     failed = replace(comparison(t=change(1.5)), controls=Controls(negative=SLOW_COPY))
     answer = answer_of(failed, None)

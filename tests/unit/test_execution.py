@@ -118,8 +118,10 @@ def test_compiled_code_is_discarded_if_there_is_any(graphs: int, monkeypatch: py
     made: list[None] = []
     monkeypatch.setitem(torch._dynamo.utils.counters, "stats", Counter(unique_graphs=graphs))
     monkeypatch.setattr(torch._dynamo, "reset", lambda: made.append(None))
+    forbid_compiling()
     forget_compiled()
     assert len(made) == graphs
+    assert not torch._dynamo.config.error_on_recompile
 
 
 def test_an_unknown_compiler_option_is_refused() -> None:

@@ -169,9 +169,16 @@ def test_one_set_alone_is_not_asked_for_kernels(canned: Canned) -> None:
         assert pool.measure(SINGLE).samples[0].kernels == ""
 
 
+def test_sets_that_only_time_are_not_asked_for_kernels(canned: Canned) -> None:
+    canned.kernels = lambda spec, name: "a" * 12
+    with pool_of(1, replicates=2) as pool:
+        pool.options = replace(pool.options, time_only=True)
+        assert [sample.kernels for sample in pool.measure(SINGLE).samples] == ["", ""]
+
+
 def test_older_ranks_are_not_asked_for_kernels(canned: Canned) -> None:
     """They do not know the argument."""
-    canned.can_check_pace = "A"
+    canned.can_finish = "A"
     canned.kernels = lambda spec, name: "a" * 12
     with pool_of(1, sides=(Side(name="A"), Side(name="B"))) as pool:
         newer, older = pool.measure(SINGLE).samples

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from ddpperf.machine import gpu_watch
 from ddpperf.machine.gpu_watch import GpuState, GpuWatch
 from ddpperf.machine.utilization import Recorder
-from ddpperf.specs import AllReduceSpec, EpochSpec, Execution, SamplerSpec, Spec, TrainingSpec
+from ddpperf.specs import AllReduceSpec, EpochSpec, Fault, SamplerSpec, Spec, TrainingSpec
 from ddpperf.workers import pool as pool_module
+from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
@@ -305,34 +306,38 @@ def test_gpu_watch_warns_of_rounds_that_count(
 
 
 @pytest.mark.parametrize(
-    ("device", "execution", "able", "ended"),
+    ("able", "ended"),
     [
-        (
-            "cuda",
-            "graph",
-            "AB",
-            "check_pace A1, answer A1, check_pace B2, answer B2, close A1, close B2, answer A1, answer B2",
-        ),
-        ("cuda", "graph", "B", "check_pace B2, answer B2, close B2, answer B2, close A1, answer A1"),
-        ("cuda", "eager", "AB", "close A1, close B2, answer A1, answer B2"),
-        ("cpu", "eager", "AB", "close A1, close B2, answer A1, answer B2"),
+        ("AB", "finish A1, answer A1, finish B2, answer B2, close A1, close B2, answer A1, answer B2"),
+        ("B", "finish B2, answer B2, close A1, answer A1, close B2, answer B2"),
+        ("A", "finish A1, answer A1, close A1, answer A1, close B2, answer B2"),
     ],
-    ids=["CUDA graphs", "older code", "eager", "CPU"],
+    ids=["both new", "older base", "older candidate"],
 )
-def test_process_sets_check_their_pace_alone_and_end_together(
-    canned: Canned, device: str, execution: Execution, able: str, ended: str
-) -> None:
-    """The ranks of older code check their pace at their end, so such a set ends alone."""
-    canned.can_check_pace = able
+def test_process_sets_finish_one_by_one_and_close_together(canned: Canned, able: str, ended: str) -> None:
+    """Some counters are times, so nothing else may run. Older ranks return theirs when they close."""
+    canned.can_finish = able
     canned.counters = lambda spec, rank: {"loss": 2.0 + rank}
     sides = (Side(name="A"), Side(name="B"))
-    with Pool(SetOptions(size=1, device=device, rounds=3, deadline_seconds=60), sides=sides) as pool:
-        step = TrainingSpec(
-            world_size=1, per_rank_batch_size=2, strategy="single", execution=execution, input="device"
-        )
-        samples = pool.measure(step).samples
+    with Pool(SetOptions(size=2, device="cpu", rounds=3, deadline_seconds=60), sides=sides) as pool:
+        samples = pool.measure(TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="ddp")).samples
+        assert ", ".join(canned.ended) == ended
+        assert [(sample.set, sample.counters) for sample in samples] == [
+            ("A1", {"loss": (2.0,)}),
+            ("B2", {"loss": (2.0,)}),
+        ]
+        canned.ended.clear()
+        pool.measure(TrainingSpec(world_size=2, per_rank_batch_size=2, strategy="ddp"))
     assert ", ".join(canned.ended) == ended
-    checked = {"graph_slowdown": (1.0,)}
-    for sample in samples:
-        known = checked if "check_pace" in ended and sample.side in able else {}
-        assert sample.counters == {"loss": (2.0,)} | known
+
+
+@pytest.mark.parametrize("able", ["AB", "B", "A", ""])
+def test_failure_of_both_sides_at_the_end_is_that_of_the_base(canned: Canned, able: str) -> None:
+    canned.can_finish = able
+    sides = (Side(name="A"), Side(name="B"))
+    fault = Fault(kind="raise", rank=0, command="close")
+    with (
+        Pool(SetOptions(size=1, device="cpu", rounds=3, deadline_seconds=60), sides=sides) as pool,
+        pytest.raises(SetFailure, match="set A1"),
+    ):
+        pool.measure(TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single", fault=fault))

@@ -279,12 +279,19 @@ def test_exact_metric_must_equal_its_bound(value: float, found: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(1.999, "1.999 is below 2,"), (math.nextafter(2, 0), "1.9999999999999998 is below 2,")],
+    [(1.99912345678, "1.99912 is below 2,"), (math.nextafter(2, 0), "1.9999999999999998 is below 2.0,")],
 )
 def test_value_near_its_bound_is_shown_with_more_digits(value: float, shown: str) -> None:
     """Not as 2.00x, which is not below 2.00x."""
-    (sentence,) = threshold(minimum="speedup = 2").violations({"speedup": value})
+    (sentence,) = threshold(minimum="speedup = 2.0").violations({"speedup": value})
     assert sentence == f"speedup {shown} the minimum of {PLACE}"
+
+
+def test_more_digits_have_a_unit() -> None:
+    (sentence,) = threshold(minimum="busbw_bytes_per_second = 2.1e11").violations(
+        {"busbw_bytes_per_second": 2.0998e11}
+    )
+    assert sentence == f"busbw 2.0998e+11 B/s is below 2.1e+11 B/s, the minimum of {PLACE}"
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.measurement)
