@@ -317,6 +317,11 @@ def worse_tests(rows: Sequence[Row]) -> dict[str, str]:
     return {test: f"is worse: {'; '.join(worse[test])}" for test in in_order}
 
 
+def times(rows: Iterable[Row]) -> dict[str, tuple[float, float]]:
+    """Return the seconds of base and candidate for each test, as measured."""
+    return {row.test: (row.base, row.candidate) for row in rows if row.metric == "time"}
+
+
 def ab_answer(
     rows: Sequence[Row],
     missing: Mapping[str, str],
@@ -334,7 +339,7 @@ def ab_answer(
     untrusted, blind = control_problems(rows)
     answer = Answer(
         worse=worse_tests(rows),
-        seconds={row.test: (row.base, row.candidate) for row in rows if row.metric == "time"},
+        seconds=times(rows),
         untrusted=untrusted,
         undecided=[
             *problems,

@@ -8,9 +8,9 @@ from dataclasses import replace
 from statistics import median
 
 from ddpperf.results import units
-from ddpperf.verdict.ab import MOST_UNDECIDED, Decision, Row, control_problems, worse_tests
+from ddpperf.verdict.ab import MOST_UNDECIDED, Decision, Row, control_problems, times, worse_tests
 from ddpperf.verdict.exit_status import Answer
-from ddpperf.verdict.stored_run_comparison import Change, Comparison
+from ddpperf.verdict.stored_run_comparison import Change, Comparison, Controls
 
 
 def answer_of(
@@ -35,32 +35,16 @@ def answer_of(
     the stored run's.
     """
     name, rows = comparison.baseline, _rows(decision)
-    missing = dict(comparison.missing)
-    worse: Mapping[str, str] = {}
-    seconds = {test: (change.then_seconds, change.now_seconds) for test, change in comparison.changes.items()}
-    if no_stored_code:
-        by_ratio = sorted(comparison.slower.items(), key=lambda item: -item[1].ratio)
-        worse = {test: _slower(change, name) for test, change in by_ratio}
-    controls = comparison.controls
-    if decision is None:
-        untrusted, blind = controls.untrusted(), [*controls.missing, *controls.blind()]
-    else:
-        worse = worse_tests(decision.rows)
-        seconds |= {row.test: (row.base, row.candidate) for row in decision.rows if row.metric == "time"}
-        missing |= decision.missing
-        # The positive control of the confirmation takes turns with the base, that of the screening
-        # follows later. The latter counts if the confirmation has no training step to delay.
-        untrusted, blind = control_problems(decision.rows, positive_needed=False)
+    missing = {**comparison.missing, **(decision.missing if decision is not None else {})}
+    worse, seconds = _worse(comparison, decision, stored_code=not no_stored_code)
+    untrusted, blind = _control_problems(comparison.controls, decision)
     slower = {} if no_stored_code else comparison.looks_slower
     open_tests = {
         test: change for test, change in slower.items() if test not in worse and test not in missing
     }
     moved, undecided = _not_worse(open_tests, rows, name, unconfirmed or "its A/B measurement is missing")
     if decision is not None:
-        moved = controls.untrusted() + moved
-        if not any(row.control == "positive" for row in decision.rows):
-            lacking = isinstance(controls.positive, str) and controls.positive
-            blind += [lacking] if lacking else controls.blind()
+        moved = comparison.controls.untrusted() + moved
     shown = _shown(comparison, rows, stored_code=not no_stored_code)
     answer = Answer(
         worse=worse,
@@ -77,6 +61,34 @@ def answer_of(
         summary=_summary(comparison, shown, decision),
     )
     return replace(answer, unfit=[*answer.regressions, *answer.untrusted])
+
+
+def _worse(
+    comparison: Comparison, decision: Decision | None, *, stored_code: bool
+) -> tuple[dict[str, str], dict[str, tuple[float, float]]]:
+    """Return how each test got worse, the largest change first, and the times before and now.
+
+    stored_code: whether the stored run's code can run. Without it, the comparison alone decides.
+    """
+    if decision is not None:
+        return worse_tests(decision.rows), times(decision.rows)
+    slower = {} if stored_code else comparison.slower
+    in_order = sorted(slower, key=lambda test: -slower[test].ratio)
+    seconds = {test: (change.then_seconds, change.now_seconds) for test, change in slower.items()}
+    return {test: _slower(slower[test], comparison.baseline) for test in in_order}, seconds
+
+
+def _control_problems(controls: Controls, decision: Decision | None) -> tuple[list[str], list[str]]:
+    """Return why no finding counts, and why a slow-down may be hidden."""
+    if decision is None:
+        return controls.untrusted(), [*controls.missing, *controls.blind()]
+    # The positive control of the confirmation takes turns with the base, that of the screening
+    # follows later. The latter counts if the confirmation has no training step to delay.
+    untrusted, blind = control_problems(decision.rows, positive_needed=False)
+    if not any(row.control == "positive" for row in decision.rows):
+        lacking = isinstance(controls.positive, str) and controls.positive
+        blind += [lacking] if lacking else controls.blind()
+    return untrusted, blind
 
 
 def _rows(decision: Decision | None) -> dict[str, Row]:
