@@ -159,7 +159,7 @@ class CannedSet(ProcessSet):
             self.canned.ended.append(f"answer {self.name}")
         if command == "open":
             self.spec = specs.from_json(arguments["spec"])
-        if command in ("open", "sample", "close"):
+        if command in ("open", "sample", "finish", "close"):
             self._fail(command, deadline_seconds or self.options.deadline_seconds)
         if command == "sample":
             self.rounds += 1

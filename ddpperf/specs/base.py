@@ -12,7 +12,7 @@ from ddpperf.errors import quoted
 _types: Any = cache(partial(get_type_hints, include_extras=True))
 
 FaultKind = Literal["raise", "hang", "kill", "exit"]
-FaultCommand = Literal["open", "sample", "close"]
+FaultCommand = Literal["open", "sample", "finish", "close"]
 MOST_DELAY_SECONDS = 10.0
 MOST_RANKS = 2**16
 MOST_INT = 2**53  # every smaller whole number is a float, too
@@ -64,7 +64,7 @@ class Fault(Checked):
 
     kind: "raise" raises an exception, "hang" waits for ever, "kill" sends SIGKILL to the rank
     itself, and "exit" exits with status 0.
-    command: the command sent to the rank ("open", "sample" or "close") that fails.
+    command: the command sent to the rank ("open", "sample", "finish" or "close") that fails.
     """
 
     kind: FaultKind

@@ -90,7 +90,7 @@ class Rank:
             "backend": "nccl" if cuda else "gloo",
             "threads": torch.get_num_threads(),
         }
-        able = {"can_skip_untimed": True, "can_finish": True}  # older versions' ranks are not
+        able = {"can_skip_untimed": True, "can_finish": True}  # older versions' ranks do not say so
         return {"port": port, "environment": environment} | able
 
     def _start_store(self, address: str) -> int:
@@ -228,6 +228,7 @@ class Rank:
         """
         assert self.opened is not None
         spec = self.opened.spec
+        inject(spec.fault, self.rank, "finish")
         counters: dict[str, float] = {}
         if self.pace is not None and spec.captured:
             counters["graph_slowdown"] = self.pace.slowdown()  # before other work runs

@@ -188,7 +188,7 @@ def test_stopped_rank_is_named_late_within_two_seconds(two_ranks: Pool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["open", "close"])
+@pytest.mark.parametrize("command", ["open", "finish", "close"])
 def test_fault_at_any_command_fails_that_command(two_ranks: Pool, command: FaultCommand) -> None:
     failure = failure_of(two_ranks, with_fault("raise", command))
     assert f"raised RuntimeError: injected into rank 1 at {command} (at {command})\n" in failure
