@@ -185,7 +185,7 @@ REFUSED: list[tuple[Callable[..., object], dict[str, Any], dict[str, Any], str]]
     ),
     (Fault, FAULT, {"kind": "sulk"}, "kind must be one of raise, hang, kill, exit, got 'sulk'"),
     (Fault, FAULT, {"rank": -1}, "rank must be a whole number of at least 0, got -1"),
-    (Fault, FAULT, {"command": "join"}, "command must be one of open, sample, close, got 'join'"),
+    (Fault, FAULT, {"command": "join"}, "command must be one of open, sample, finish, close, got 'join'"),
 ]
 
 
