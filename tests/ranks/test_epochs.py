@@ -148,7 +148,9 @@ def test_parts_of_an_epoch_add_up(pool: Pool, world_size: int, workers: int) -> 
     parts = parts_of(sample, world_size)
     assert set(parts) == set(PARTS) - ({"gradient_sync"} if world_size == 1 else set())
     assert all(seconds > 0 for by_rank in parts.values() for seconds in by_rank)
-    assert sample.counters["loading_wait_seconds"] == pytest.approx(parts["loading"], rel=0.1)
+    # Loading begins at the end of the previous step. Another process may run before the wait begins.
+    for waited, loading in zip(sample.counters["loading_wait_seconds"], parts["loading"], strict=True):
+        assert 0 < waited <= loading
 
 
 def loading(marked: Marked) -> list[str]:
