@@ -288,7 +288,8 @@ def test_doctor_that_is_too_slow_ends_in_time(marked: Marked, tmp_path: Path) ->
     ended = run([sys.executable, "-m", "ddpperf.doctor", "--seconds", "5"], marked.environment | variables)
     assert time.monotonic() - began < 8
     assert ended.returncode == 0
-    assert "Not checked in time: torch, two ranks." in ended.stdout
+    # On a busy machine, the compiler may be too slow, too.
+    assert re.search(r"Not checked in time: (compiler, )?torch, two ranks\.", ended.stdout), ended.stdout
     assert "Traceback" not in ended.stderr
     marked.assert_nothing_left()
 

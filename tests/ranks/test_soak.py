@@ -5,10 +5,25 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.soak import COMPILING_BLOCKS, MEMORY_GROWTH, Row, Usage, grown, kinds, problems, soak, table
+from ddpperf.specs import Spec, TraceSpec, TrainingSpec, measured_as
+from tests.soak import (
+    COMPILING_BLOCKS,
+    MEMORY_GROWTH,
+    MODEL,
+    TRIM,
+    Row,
+    Soak,
+    Usage,
+    grown,
+    kinds,
+    problems,
+    soak,
+    table,
+)
 
 USAGE = Usage(nbytes=1000, files=5, threads=3)
 ROW = Row(
@@ -32,8 +47,15 @@ def test_equal_usage_is_no_problem() -> None:
     ("later", "words"),
     [
         ({"controller": Usage(nbytes=1020, files=5, threads=3)}, "the memory of the controller grew by 2.0%"),
-        ({"base": [Usage(nbytes=1000, files=6, threads=3)]}, "rank 0 of the base has 6 open files, it had 5"),
-        ({"candidate": [Usage(nbytes=1000, files=5, threads=4)]}, "of the candidate has 4 threads, it had 3"),
+        ({"controller": Usage(nbytes=1000, files=6, threads=3)}, "the controller has 6 open files, it had 5"),
+        (
+            {"base": [Usage(nbytes=1000, files=11, threads=6)]},
+            "rank 0 of the base has 11 open files, it had 5",
+        ),
+        (
+            {"candidate": [Usage(nbytes=1000, files=10, threads=7)]},
+            "of the candidate has 7 threads, it had 3",
+        ),
         ({"stored": [4, 3]}, "there are 4 files in a private folder, there were 3"),
         ({"shared": 14}, "there are 14 files in /dev/shm that no process uses, there were 0"),
     ],
@@ -65,6 +87,31 @@ def test_thousand_measurements_leave_nothing_behind() -> None:
     assert list(grown(rows, MEMORY_GROWTH)) == [], table(rows)
     assert rows[-1].groups >= 50
     assert rows[-1].replaced >= 20
+
+
+@pytest.mark.figures
+def test_torch_keeps_at_most_one_ended_process_group(tmp_path: Path) -> None:
+    """FSDP's device mesh stays in a cache of torch, and keeps the process group of this mesh alive."""
+    ddp = TrainingSpec(world_size=2, per_rank_batch_size=4, strategy="ddp", model=MODEL)
+    single = dataclasses.replace(ddp, world_size=1, strategy="single")
+    images = dataclasses.replace(single, model="resnet10_cifar", memory_format="channels_last")
+    fsdp = dataclasses.replace(ddp, strategy="fsdp")
+    specs: list[Spec] = [
+        measured_as(TraceSpec, ddp),
+        images,
+        fsdp,
+        dataclasses.replace(ddp, world_size=1),
+        TRIM,
+    ]
+    run = Soak(specs, 0, str(tmp_path))
+    used: list[tuple[int, int]] = []
+    with run.pool:
+        for _ in range(4):
+            for spec in specs:
+                run.pool.measure(spec)
+            usage = Usage.of(run.pool.live_sets()[0].pids[0])
+            used.append((usage.files, usage.threads))
+    assert used == [used[0]] * 4
 
 
 # torch alone: the growth of the memory that only this process uses, in bytes for each compiled step

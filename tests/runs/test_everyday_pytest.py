@@ -299,7 +299,7 @@ def test_junit_has_times_and_the_slower_test(suite: Suite) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    ["-q", "-v", "-s", "--tb=short", "--durations=5 -vv", "--setup-show", "--log-cli-level=INFO", "-W error"],
+    ["-q", "-v", "-s", "--tb=short", "--durations=0 -vv", "--setup-show", "--log-cli-level=INFO", "-W error"],
 )
 def test_verdict_is_printed_with_any_format(suite: Suite, options: str) -> None:
     run = suite.run("perf", *shlex.split(options))

