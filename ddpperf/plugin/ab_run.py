@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, replace
 from math import log1p
 from types import MappingProxyType
@@ -12,7 +13,7 @@ from ddpperf.plugin.control_measurements import ab_controls
 from ddpperf.plugin.measure_fixture import Measuring
 from ddpperf.plugin.options.sides import Sides
 from ddpperf.secret_values import shown_value
-from ddpperf.verdict.ab import Decision, ab_answer
+from ddpperf.verdict.ab import Decision, ab_answer, worse_tests
 from ddpperf.verdict.estimates import MetricEstimates, estimates_of
 from ddpperf.verdict.exit_status import Answer
 from ddpperf.verdict.settings import DecisionSettings
@@ -101,6 +102,17 @@ class ABRun:
                 self._looks.setdefault(test, []).append(measure.record.to_json())
         self.decision.look(self._estimates(measuring))
         return self.decision.open_tests()
+
+    def has_failed(self, again: Sequence[Measuring]) -> bool:
+        """Return whether a test is worse, if measuring ended now.
+
+        again: the later measurements that `look` does not know yet.
+        """
+        assert self.decision is not None
+        decided = deepcopy(self.decision)
+        for measuring in again:
+            decided.look(self._estimates(measuring))
+        return bool(worse_tests(decided.rows))
 
     def end(self) -> None:
         """Stop measuring: suspected regressions that no look could measure become missing."""

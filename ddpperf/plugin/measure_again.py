@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 from _pytest.runner import runtestprotocol
@@ -71,7 +72,7 @@ def _confirm(session: Session, plain: PlainRun, items: Sequence[pytest.Item], te
     plain.confirmation = beside
     try:
         session.begin_pass(beside, beside.replicates)
-        left = _measure(session, items, beside.different(in_order), until)
+        left = _measure(session, items, beside.different(in_order), partial(_is_over, until, None))
         undecided = beside.judge(session.passes[-1])
     except KeyboardInterrupt:
         beside.judge(session.passes[-1], controls=False)
@@ -105,22 +106,25 @@ def _same_work(session: Session) -> dict[str, str]:
 def _look_again(session: Session, run: ABRun, items: Sequence[pytest.Item], tests: list[str]) -> int:
     """Measure open tests of an A/B run again, until all are decided or the time is over.
 
-    The first repeat of an A/B run that the user asked for has no time limit. The first repeat of a
-    confirmation has at least half of its seconds. Returns how many measurements had no time left.
+    The first repeat of an A/B run that the user asked for has no time limit until a test is worse.
+    The first repeat of a confirmation has at least half of its seconds. Returns how many measurements
+    had no time left.
     """
     options, late = session.options, 0
     end = session.outcomes.begun + options.max_seconds
-    first_end = math.inf if run is session.run else time.monotonic() + options.confirm_seconds / 2
+    asked_for = run is session.run
+    first_end = end if asked_for else max(end, time.monotonic() + options.confirm_seconds / 2)
     try:
         for look in range(LOOKS):
-            until = end if look else max(end, first_end)
             if not tests:
                 break
-            if time.monotonic() > until:
+            until = end if look else first_end
+            is_over = partial(_is_over, until, session if asked_for and not look else None)
+            if is_over():
                 return len(tests)
             session.begin_pass(run, run.look_replicates)
             try:
-                late = _measure(session, items, run.different(tests), until)
+                late = _measure(session, items, run.different(tests), is_over)
             finally:  # an interrupted look decides what it measured
                 tests = run.look(session.passes[-1])
     finally:
@@ -128,16 +132,33 @@ def _look_again(session: Session, run: ABRun, items: Sequence[pytest.Item], test
     return late
 
 
-def _measure(session: Session, items: Sequence[pytest.Item], tests: Sequence[str], until: float) -> int:
+def _is_over(until: float, deciding: Session | None, seconds: float = 0.0) -> bool:
+    """Return whether a measurement of some seconds would end too late.
+
+    until: the time.monotonic() value at which the measurements should have ended. deciding: a session
+    whose A/B run has more time, as long as no test is worse.
+    """
+    if time.monotonic() + seconds <= until:
+        return False
+    if deciding is None:
+        return True
+    run, (_, *again) = deciding.run, deciding.passes
+    assert isinstance(run, ABRun)
+    return run.has_failed(again)
+
+
+def _measure(
+    session: Session, items: Sequence[pytest.Item], tests: Sequence[str], is_over: Callable[[float], bool]
+) -> int:
     """Measure tests in the processes that have just begun, and return how many did not fit into the time.
 
-    until: the time.monotonic() value at which the measurements should have ended. After the first
-    test, a test is left out if it would take longer.
+    is_over: whether a measurement of some seconds would end too late. After the first test, a test
+    is left out if it would take longer.
     """
     by_test = {item.nodeid: item for item in items}
     left = 0
     for place, test in enumerate(tests):
-        if time.monotonic() + (_expected_seconds(session, test) if place else 0.0) > until:
+        if is_over(_expected_seconds(session, test) if place else 0.0):
             left += 1
             continue
         if by_test[test].session.shouldfail or by_test[test].session.shouldstop:  # as with -x

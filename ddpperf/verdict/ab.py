@@ -123,16 +123,19 @@ class Decision:
         self._excuse_speedups()
 
     def open_tests(self) -> list[str]:
-        """Return the tests to measure again: suspected regressions first, then other open tests.
+        """Return the tests to measure again: suspected regressions, the largest first, then other open tests.
 
         The primary metric of a test says whether the test is open. A test that got worse by one metric
         is not measured again for another metric.
         """
         worse = worse_tests(self.rows)
-        suspects = [row.test for row in self.rows if row.suspect]
+        suspects = sorted(
+            (row for row in self.rows if row.suspect), key=lambda row: -abs(math.log(row.ratio))
+        )
         primaries = [row for row in self.rows if row.primary and row.gated and not row.control]
         still_open = [row.test for row in primaries if self._is_open(row)]
-        return [test for test in dict.fromkeys([*suspects, *still_open]) if test not in worse]
+        in_order = dict.fromkeys([*(row.test for row in suspects), *still_open])
+        return [test for test in in_order if test not in worse]
 
     def _is_open(self, row: Row) -> bool:
         """Return whether a worsening as large as the tolerance is neither found nor excluded."""

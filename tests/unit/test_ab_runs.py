@@ -80,6 +80,53 @@ def test_slower_candidate_fails_on_fresh_sets(project: CannedSuite) -> None:
     assert "is worse: its time is 1." in (project.root / "junit.xml").read_text()
 
 
+TWO_STEPS = """
+import pytest
+from ddpperf.specs import TrainingSpec
+
+@pytest.mark.parametrize("batch", [8, 16])
+def test_step(measure, batch):
+    measure(TrainingSpec(world_size=2, per_rank_batch_size=batch, strategy="ddp"))
+"""
+NO_TIME = ("--max-seconds", "0.001")
+FIRST_SETS = range(1, 7)  # of a run: three process sets of each side
+
+
+def first_slower(factor: float, later: float) -> Any:
+    """Return step seconds that are longer for the candidate, the most with batch size 16.
+
+    later: the factor of batch size 16 in the repeated measurement.
+    """
+
+    def seconds(spec: Spec, name: str) -> float:
+        batch = getattr(spec, "per_rank_batch_size", 0)
+        longer = 1.3 if batch == 8 else factor if int(name[1:]) in FIRST_SETS else later
+        return slower("B", longer)(spec, name)  # type: ignore[no-any-return]
+
+    return seconds
+
+
+def test_run_that_has_failed_ends_in_time(project: CannedSuite) -> None:
+    """The test with the largest change is measured again, and is worse. That is enough for a FAIL."""
+    project.experiment.write_text(TWO_STEPS)
+    project.canned.seconds = first_slower(1.6, 1.6)
+    finished = run(project, *WITH_BF16, *NO_TIME)
+    finished.assert_one_sentence(1, "FAIL: perf/test_it.py::test_step[16] is worse: its time is 1.")
+    assert "test_step[8] is worse" not in finished.output
+    assert rows(project)["test_step[8]", "time"]["finding"] == "suspect"
+    finished.assert_one_sentence(1, "suspect: looks worse, but was not measured again: 1 test;")
+
+
+def test_run_has_more_time_until_it_has_failed(project: CannedSuite) -> None:
+    """The test with the largest change is not worse when it is measured again, so all others follow."""
+    project.experiment.write_text(TWO_STEPS)
+    project.canned.seconds = first_slower(1.6, 1.0)
+    finished = run(project, *WITH_BF16, *NO_TIME)
+    finished.assert_one_sentence(1, "FAIL: perf/test_it.py::test_step[8] is worse: its time is 1.")
+    assert rows(project)["test_step[16]", "time"]["finding"] == "unchanged"
+    assert "was not measured again" not in finished.output
+
+
 def test_equal_sides_pass_and_are_no_baseline(project: CannedSuite) -> None:
     project.canned.seconds = slower("B", 1.0)
     finished = run(project, *WITH_BF16, "--benchmark-save=same")

@@ -200,7 +200,8 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option(
             "--max-seconds",
             DEADLINE,
-            "Seconds from the start after which no second repeated measurement begins.",
+            "Seconds from the start after which no second repeated measurement begins, "
+            "and an A/B run that has a worse test ends.",
             ("480", "300"),
         ),
         Option("--deadline", DEADLINE, "Seconds until a silent rank counts as hung.", ("120",) * 2),

@@ -59,7 +59,8 @@ class Options:
     delay_seconds: an artificial delay of every step.
     replicates: number of process sets per side; None for the default.
     confirm_seconds: the longest time for measuring tests beside a stored run's code.
-    max_seconds: the time after which no second repeated measurement begins.
+    max_seconds: the time after which no second repeated measurement begins, and an A/B run that has a
+    worse test ends.
     slower_ratio: the limit of --benchmark-compare-fail.
     functions: the user's functions that the collected tests measure.
     gpu_hour_price: the price of an hour of one device; None for no prices.
