@@ -225,8 +225,9 @@ def test_slow_data_set_is_found_in_loading(slept: list[float]) -> None:
     epoch = epoch_of(SPEC)
     slept.clear()
     counters = measured(epoch)
-    assert counters["loading_seconds"] == pytest.approx(sum(slept) / STEPS, rel=0.1)
-    assert counters["loading_wait_seconds"] == pytest.approx(counters["loading_seconds"], rel=0.01)
+    assert counters["loading_seconds"] == pytest.approx(sum(slept) / STEPS, rel=0.2)
+    waited = counters["loading_wait_seconds"]  # loading begins earlier, at the end of the previous step
+    assert sum(slept) / STEPS <= waited <= counters["loading_seconds"]
 
 
 @pytest.mark.usefixtures("slept")
