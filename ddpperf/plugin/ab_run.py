@@ -13,11 +13,12 @@ from ddpperf.plugin.control_measurements import ab_controls
 from ddpperf.plugin.measure_fixture import Measuring
 from ddpperf.plugin.options.sides import Sides
 from ddpperf.secret_values import shown_value
-from ddpperf.verdict.ab import Decision, ab_answer, worse_tests
+from ddpperf.verdict.ab import Decision, ab_answer
 from ddpperf.verdict.estimates import MetricEstimates, estimates_of
 from ddpperf.verdict.exit_status import Answer
 from ddpperf.verdict.settings import DecisionSettings
 from ddpperf.verdict.stored_run_comparison import Comparison
+from ddpperf.verdict.two_stage_test import Finding
 
 
 class ABRun:
@@ -35,6 +36,7 @@ class ABRun:
     test is measured by itself by default.
     decision: the findings; None before the first measurement was compared.
     problems: what this A/B run could not do.
+    late: a sentence on the tests that were not measured again in time; empty if there are none.
     """
 
     comparison: Comparison | None = None
@@ -55,6 +57,7 @@ class ABRun:
         self.rounds = rounds
         self.decision: Decision | None = None
         self.problems: list[str] = []
+        self.late = ""
         self._confirms = confirms
         self._same_work = same_work
         self._device = device
@@ -103,16 +106,12 @@ class ABRun:
         self.decision.look(self._estimates(measuring))
         return self.decision.open_tests()
 
-    def has_failed(self, again: Sequence[Measuring]) -> bool:
-        """Return whether a test is worse, if measuring ended now.
-
-        again: the later measurements that `look` does not know yet.
-        """
-        assert self.decision is not None
-        decided = deepcopy(self.decision)
-        for measuring in again:
-            decided.look(self._estimates(measuring))
-        return bool(worse_tests(decided.rows))
+    def has_worse(self, measuring: Measuring) -> bool:
+        """Return whether a test is worse by a later measurement that `look` does not know yet."""
+        decision = deepcopy(self.decision)
+        assert decision is not None
+        decision.look(self._estimates(measuring))
+        return any(row.confirmed and row.gated and row.finding is Finding.WORSE for row in decision.rows)
 
     def end(self) -> None:
         """Stop measuring: suspected regressions that no look could measure become missing."""
@@ -166,4 +165,5 @@ class ABRun:
             "settings": asdict(self._settings),
             "rows": [asdict(row) for row in self.decision.rows] if self.decision is not None else [],
             "confirmation": self._looks,
+            "late": self.late,
         }

@@ -35,7 +35,8 @@ def judge(session: Session, items: Sequence[pytest.Item]) -> None:
     if not first.measured():
         return
     if isinstance(run, ABRun):
-        _look_again(session, run, items, run.judge(first))
+        late = _look_again(session, run, items, run.judge(first))
+        run.late = _late(session, late) if late else ""
     elif tests := run.screen(first, session.expected()):
         _confirm(session, run, items, tests)
     else:
@@ -72,7 +73,7 @@ def _confirm(session: Session, plain: PlainRun, items: Sequence[pytest.Item], te
     plain.confirmation = beside
     try:
         session.begin_pass(beside, beside.replicates)
-        left = _measure(session, items, beside.different(in_order), partial(_is_over, until, None))
+        left = _measure(session, items, beside.different(in_order), until)
         undecided = beside.judge(session.passes[-1])
     except KeyboardInterrupt:
         beside.judge(session.passes[-1], controls=False)
@@ -86,10 +87,14 @@ def _confirm(session: Session, plain: PlainRun, items: Sequence[pytest.Item], te
             "beside the stored run's code; pass more seconds"
         )
     elif late:
-        plain.unconfirmed = (
-            f"--max-seconds {options.max_seconds:.0f} ended before {late} open tests were measured "
-            "again; pass more seconds"
-        )
+        plain.unconfirmed = _late(session, late)
+
+
+def _late(session: Session, count: int) -> str:
+    """Return a sentence on the tests that were not measured again in time."""
+    what = "open test was" if count == 1 else "open tests were"
+    seconds = session.options.max_seconds
+    return f"--max-seconds {seconds:.0f} ended before {count} {what} measured again; pass more seconds"
 
 
 def _same_work(session: Session) -> dict[str, str]:
@@ -118,13 +123,13 @@ def _look_again(session: Session, run: ABRun, items: Sequence[pytest.Item], test
         for look in range(LOOKS):
             if not tests:
                 break
-            until = end if look else first_end
-            is_over = partial(_is_over, until, session if asked_for and not look else None)
-            if is_over():
+            until, may_go_on = end if look else first_end, asked_for and not look
+            if time.monotonic() > until and not may_go_on:
                 return len(tests)
             session.begin_pass(run, run.look_replicates)
+            is_enough = partial(run.has_worse, session.passes[-1]) if may_go_on else None
             try:
-                late = _measure(session, items, run.different(tests), is_over)
+                late = _measure(session, items, run.different(tests), until, is_enough)
             finally:  # an interrupted look decides what it measured
                 tests = run.look(session.passes[-1])
     finally:
@@ -132,33 +137,24 @@ def _look_again(session: Session, run: ABRun, items: Sequence[pytest.Item], test
     return late
 
 
-def _is_over(until: float, deciding: Session | None, seconds: float = 0.0) -> bool:
-    """Return whether a measurement of some seconds would end too late.
-
-    until: the time.monotonic() value at which the measurements should have ended. deciding: a session
-    whose A/B run has more time, as long as no test is worse.
-    """
-    if time.monotonic() + seconds <= until:
-        return False
-    if deciding is None:
-        return True
-    run, (_, *again) = deciding.run, deciding.passes
-    assert isinstance(run, ABRun)
-    return run.has_failed(again)
-
-
 def _measure(
-    session: Session, items: Sequence[pytest.Item], tests: Sequence[str], is_over: Callable[[float], bool]
+    session: Session,
+    items: Sequence[pytest.Item],
+    tests: Sequence[str],
+    until: float,
+    is_enough: Callable[[], bool] | None = None,
 ) -> int:
     """Measure tests in the processes that have just begun, and return how many did not fit into the time.
 
-    is_over: whether a measurement of some seconds would end too late. After the first test, a test
-    is left out if it would take longer.
+    until: the time.monotonic() value at which the measurements should have ended. After the first
+    test, a test is left out if it would take longer. A test whose work was just measured takes no time.
+    is_enough: whether the measurements so far are enough. Until then, no test is left out.
     """
     by_test = {item.nodeid: item for item in items}
     left = 0
     for place, test in enumerate(tests):
-        if is_over(_expected_seconds(session, test) if place else 0.0):
+        would_end = time.monotonic() + (_expected_seconds(session, test) if place else 0.0)
+        if would_end > until and not _was_measured(session, test) and (is_enough is None or is_enough()):
             left += 1
             continue
         if by_test[test].session.shouldfail or by_test[test].session.shouldstop:  # as with -x
@@ -168,6 +164,13 @@ def _measure(
             if report.failed:  # the first measurement reported everything else
                 by_test[test].ihook.pytest_runtest_logreport(report=report)
     return left
+
+
+def _was_measured(session: Session, test: str) -> bool:
+    """Return whether another test of the newest pass had the same work as this test in the first pass."""
+    first, newest = session.passes[0].measured(), session.passes[-1].measured()
+    work = {(measured.spec, measured.candidate_spec) for measured in newest.values()}
+    return test in first and (first[test].spec, first[test].candidate_spec) in work
 
 
 def _expected_seconds(session: Session, test: str) -> float:

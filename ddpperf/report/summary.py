@@ -145,19 +145,8 @@ def _sides(header: Mapping[str, Any]) -> list[str]:
     explained = "ratio: candidate over base, with its 95% interval"
     if "against" in header:
         explained += "; detectable: the smallest slow-down that is found 19 times in 20"
-    lines = [f"base: {_described(ab['base'])}", f"candidate: {_described(ab['candidate'])}", explained]
-    suspects = {
-        row["test"]
-        for row in ab.get("rows", ())
-        if row["finding"] == "suspect" and row["gated"] and row["control"] is None
-    }
-    if suspects and "against" in header:
-        count = units.counted(len(suspects), "test")
-        lines.append(
-            f"suspect: looks worse, but was not measured again: {count}; "
-            "pass a larger --max-seconds to measure more tests again"
-        )
-    return lines
+    late = [ab["late"]] if ab.get("late") else []  # older runs do not have it
+    return [f"base: {_described(ab['base'])}", f"candidate: {_described(ab['candidate'])}", explained, *late]
 
 
 def _described(side: Mapping[str, Any]) -> str:

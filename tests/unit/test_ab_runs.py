@@ -92,6 +92,10 @@ NO_TIME = ("--max-seconds", "0.001")
 FIRST_SETS = range(1, 7)  # of a run: three process sets of each side
 
 
+def batch_of(spec: Spec) -> int:
+    return getattr(spec, "per_rank_batch_size", 0)
+
+
 def first_slower(factor: float, later: float) -> Any:
     """Return step seconds that are longer for the candidate, the most with batch size 16.
 
@@ -99,8 +103,7 @@ def first_slower(factor: float, later: float) -> Any:
     """
 
     def seconds(spec: Spec, name: str) -> float:
-        batch = getattr(spec, "per_rank_batch_size", 0)
-        longer = 1.3 if batch == 8 else factor if int(name[1:]) in FIRST_SETS else later
+        longer = 1.3 if batch_of(spec) == 8 else factor if int(name[1:]) in FIRST_SETS else later
         return slower("B", longer)(spec, name)  # type: ignore[no-any-return]
 
     return seconds
@@ -114,7 +117,9 @@ def test_run_that_has_failed_ends_in_time(project: CannedSuite) -> None:
     finished.assert_one_sentence(1, "FAIL: perf/test_it.py::test_step[16] is worse: its time is 1.")
     assert "test_step[8] is worse" not in finished.output
     assert rows(project)["test_step[8]", "time"]["finding"] == "suspect"
-    finished.assert_one_sentence(1, "suspect: looks worse, but was not measured again: 1 test;")
+    finished.assert_one_sentence(
+        1, "--max-seconds 0 ended before 1 open test was measured again; pass more seconds"
+    )
 
 
 def test_run_has_more_time_until_it_has_failed(project: CannedSuite) -> None:
@@ -124,7 +129,33 @@ def test_run_has_more_time_until_it_has_failed(project: CannedSuite) -> None:
     finished = run(project, *WITH_BF16, *NO_TIME)
     finished.assert_one_sentence(1, "FAIL: perf/test_it.py::test_step[8] is worse: its time is 1.")
     assert rows(project)["test_step[16]", "time"]["finding"] == "unchanged"
-    assert "was not measured again" not in finished.output
+    assert "ended before" not in finished.output
+
+
+def test_more_bytes_leave_time_for_a_slower_test(project: CannedSuite) -> None:
+    """The bytes of test_step[8] fail the run at once. The time of test_step[16] is measured again."""
+
+    def more_bytes(spec: Spec, rank: int) -> dict[str, float]:
+        is_more = getattr(spec, "comm_hook", "") == "bf16" and batch_of(spec) == 8
+        return step_counters(spec, rank) | {"gradient_bytes": 2.0**15 if is_more else 2.0**14}
+
+    bytes_sent = 'measure.metric("communicated_bytes_per_epoch", step.counter("gradient_bytes"))'
+    project.experiment.write_text(
+        TWO_STEPS.replace("    measure(", "    step = measure(") + f"    {bytes_sent}\n"
+    )
+    project.canned.seconds, project.canned.counters = first_slower(1.6, 1.6), more_bytes
+    finished = run(project, *WITH_BF16, *NO_TIME)
+    finished.assert_one_sentence(1, "test_step[8] is worse: its communicated_bytes_per_epoch is 2.000 times")
+    finished.assert_one_sentence(1, "test_step[16] is worse: its time is 1.")
+
+
+def test_tests_of_one_measurement_share_a_finding(project: CannedSuite) -> None:
+    project.experiment.write_text(STEP + STEP.replace("test_step", "test_twin"))
+    project.canned.seconds = slower("B", 1.6)
+    finished = run(project, *WITH_BF16, *NO_TIME)
+    finished.assert_one_sentence(
+        1, "test_step is worse", "same measurement is that of perf/test_it.py::test_twin"
+    )
 
 
 def test_equal_sides_pass_and_are_no_baseline(project: CannedSuite) -> None:

@@ -201,7 +201,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "--max-seconds",
             DEADLINE,
             "Seconds from the start after which no second repeated measurement begins, "
-            "and an A/B run that has a worse test ends.",
+            "and a failed A/B run ends.",
             ("480", "300"),
         ),
         Option("--deadline", DEADLINE, "Seconds until a silent rank counts as hung.", ("120",) * 2),
