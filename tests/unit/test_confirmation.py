@@ -415,9 +415,13 @@ def test_interrupted_confirmation_is_no_verdict(suite: CannedSuite) -> None:
 
 
 def test_interrupt_keeps_what_was_decided(suite: CannedSuite) -> None:
-    """The first pass has 1 set, the screening 4, so process sets above 5 are a later look's."""
+    """SMALL has the larger change, so it is measured again first. LARGE is interrupted.
+
+    The first pass has 1 set, the screening 4, so process sets above 5 are a later look's.
+    """
+    pace = paced(first=1.5, candidate=1.5, noise=0.07)
     suite.canned.seconds = interrupted(
-        paced(first=1.5, candidate=1.5, noise=0.07),
+        lambda spec, name: pace(spec, name) * (1.3 if name.startswith("B") and batch(spec) == 8 else 1.0),
         lambda spec, name: int(name[1:]) > 5 and batch(spec) == 16,
     )
     finished = compare(suite)
