@@ -91,7 +91,7 @@ def test_thousand_measurements_leave_nothing_behind() -> None:
 
 @pytest.mark.figures
 def test_torch_keeps_at_most_one_ended_process_group(tmp_path: Path) -> None:
-    """FSDP's device mesh stays in a cache of torch, and keeps the process group of this mesh alive."""
+    """torch keeps FSDP's device mesh alive, which refers to a process group. The cause is not known."""
     ddp = TrainingSpec(world_size=2, per_rank_batch_size=4, strategy="ddp", model=MODEL)
     single = dataclasses.replace(ddp, world_size=1, strategy="single")
     images = dataclasses.replace(single, model="resnet10_cifar", memory_format="channels_last")
