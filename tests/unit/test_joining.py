@@ -38,7 +38,7 @@ KEY = bytes(32)
 LOOPBACK: Interface = find_interface("lo")
 FACTS = {"protocol": "1", "GPU driver": "none", "torch": "2.13.0", "commit of ddpperf": "abc"}
 WELCOME = {"device": "cpu", "ranks": 1, "data": "synthetic", "machine": "this one"}
-QUIET_SECONDS = 10.0  # for what takes some milliseconds, on a busy machine
+QUIET_SECONDS = 3.0  # for what takes some milliseconds, on a busy machine
 
 
 @pytest.fixture
@@ -378,8 +378,9 @@ def test_a_thousand_strangers_keep_nobody_out(joining: Joining, monkeypatch: pyt
         for _ in range(1000):
             held.enter_context(stranger(joining))
         assert "welcome" in Agent(joining).answer
-        wait_for(lambda: threading.active_count() - threads <= MOST_STRANGERS + 10, "threads are left")
-        wait_for(lambda: len(joining.refused) == 100, "they were not refused")
+        few = MOST_STRANGERS + 10
+        wait_until(lambda: threading.active_count() - threads <= few, 10, lambda: "threads are left")
+        wait_until(lambda: len(joining.refused) == 100, 10, lambda: "they were not refused")
 
 
 @pytest.mark.slow

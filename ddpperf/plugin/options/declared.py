@@ -200,8 +200,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option(
             "--max-seconds",
             DEADLINE,
-            "Seconds from the start after which no second repeated measurement begins, "
-            "and a failed A/B run ends.",
+            "Seconds until no test is repeated.",
             ("480", "300"),
         ),
         Option("--deadline", DEADLINE, "Seconds until a silent rank counts as hung.", ("120",) * 2),
