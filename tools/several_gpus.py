@@ -39,7 +39,9 @@ from ddpperf.specs import TrainingSpec, format_bytes
 from tools.tables import ROOT, all_reduces, in_place, is_plain, markdown
 
 THIS_PYTHON = f"--against={sys.executable}"
-SCALING = ["perf/test_scaling.py", "perf/test_projection.py"]
+SCALING = "perf/test_scaling.py"
+WEAK = f"{SCALING}::test_weak_scaling"
+BUCKETS = "{gpus}gpu and not data_parallel and not torchvision and not resnet50"
 # The arguments of each test run, by its name. --slow-down is 3% of the shortest step on 2 H200s.
 PARTS = {
     "core-1": ["perf/"],
@@ -48,10 +50,12 @@ PARTS = {
     "core-compared": ["perf/", "--benchmark-compare={folder}/core-1.json"],
     "gate-equal": ["perf/", "-m", "gate", THIS_PYTHON],
     "gate-slower": ["perf/", "-m", "gate", THIS_PYTHON, "--slow-down=0.00006"],
-    "split": ["perf/test_comm_split.py::test_comm_split"],
-    "scaling": [*SCALING, "-k", "not data_parallel and not eager"],
-    "buckets": [f"{SCALING[0]}::test_weak_scaling", "--executions=graph", "--spec=bucket_cap_mb=25"],
-    "all_reduce": ["perf/test_all_reduce.py"],
+    "all_reduce": ["perf/test_all_reduce.py", "-k", "{gpus}gpu"],
+    "own_ddp": [WEAK, "-k", "{gpus}gpu and own_ddp and not compile and not eager"],
+    "epochs": [f"{SCALING}::test_epoch_scaling", "-k", "({gpus}gpu or 1gpu) and compile and not eager"],
+    "split": ["perf/test_comm_split.py::test_comm_split", "-k", "{gpus}gpu and not resnet50"],
+    "laws": [f"{SCALING}::test_amdahl", f"{SCALING}::test_gustafson", "perf/test_projection.py"],
+    "buckets": [WEAK, "--executions=graph", "--spec=bucket_cap_mb=25", "-k", BUCKETS],
 }
 ALL_REDUCE_PERF = "-b 1K -e 1G -f 4 -g 1 -a 3"  # the options of this program of nccl-tests
 LEAST_SECONDS = 30  # a part does not begin if less is left
@@ -69,11 +73,11 @@ Row = tuple[str, str, str]  # what, where, value
 
 def measure(folder: Path, wanted: Sequence[str], seconds: float, options: Sequence[str]) -> None:
     """Measure the wanted parts that the folder does not have yet, until the seconds are over."""
-    end = time.monotonic() + seconds
+    end, gpus = time.monotonic() + seconds, torch.cuda.device_count()
     for name in wanted:
         left = end - time.monotonic()
         if not (folder / f"{name}.json").exists() and left > LEAST_SECONDS:
-            arguments = [argument.format(folder=folder) for argument in PARTS[name]]
+            arguments = [argument.format(folder=folder, gpus=gpus) for argument in PARTS[name]]
             command = [sys.executable, "-m", "pytest", *arguments, *options]
             run_part(folder, name, command, left - SECONDS_TO_SAVE)
 
