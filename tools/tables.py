@@ -21,7 +21,7 @@ from ddpperf.report.text import ab_cells, markdown_table, without_file
 from ddpperf.report.warnings import warnings_of
 from ddpperf.results import units
 from ddpperf.results.samples import Measured
-from ddpperf.specs import AllReduceSpec, RunSpec, Spec, format_bytes
+from ddpperf.specs import AllReduceSpec, RunSpec, Spec, TrainingSpec, format_bytes
 from ddpperf.specs.strategy import CAPTURED_EXECUTIONS
 from ddpperf.verdict.two_stage_test import Finding
 from perf.common.recipes import read_recipes
@@ -312,6 +312,31 @@ def batches_table(run: str) -> str:
     warnings = dict.fromkeys(map(of_any_gpu, warnings_of(stored)))
     headings = ("images per batch", "step", "images/s", "peak memory")
     return markdown(headings, rows, [f"{warning}\n" for warning in warnings])
+
+
+def projections_table(run: str) -> str:
+    """Return a Markdown table of the extra step time on N devices, predicted and measured.
+
+    The extra step time is t(N) - t(1). The last column shows the error of the guess that the extra
+    step time is the same as on fewer devices.
+    """
+    rows = []
+    for case in of_functions(cases(run), "test_projection"):
+        spec = case.measured.spec
+        assert isinstance(spec, TrainingSpec)
+        projected = f"projected_excess_on_{spec.world_size}"
+        names = ("plain_excess_seconds", "excess_seconds", projected, f"{projected}_low", f"{projected}_high")
+        fewer, measured, value, low, high = (case.metrics[name]["value"] for name in names)
+        rows.append(
+            (
+                str(spec.per_rank_batch_size),
+                *map(units.seconds, (fewer, measured, value)),
+                f"{units.seconds(low)} to {units.seconds(high)}",
+                *(f"{guess / measured - 1:+.1%}" for guess in (value, fewer)),
+            )
+        )
+    columns = ("batch size", "fewer GPUs", "all GPUs", "projected", "95% interval")
+    return markdown((*columns, "error", "error of no change"), rows)
 
 
 def trials_table(folder: str) -> str:

@@ -19,7 +19,6 @@ from typing import Any
 from ddpperf.results.samples import Measured
 from ddpperf.specs import AllReduceSpec, Spec, format_bytes
 from tools.node_tables import node_calls_table, node_links_table, node_scaling_table
-from tools.projection import projection_table
 from tools.report_figures import figures_table, terms_table
 from tools.report_mistakes import (
     accuracies_table,
@@ -48,6 +47,7 @@ from tools.tables import (
     gate_table,
     is_plain,
     over_runs,
+    projections_table,
     recipes_table,
     trials_table,
     versus,
@@ -57,7 +57,7 @@ DOCS = ROOT / "docs"
 PICTURED = DOCS / "h200x4.md"
 # Pages with stored runs of single files of perf/. A whole test run does not replace these runs.
 OF_ONE_FILE = tuple(
-    DOCS / f"{page}.md" for page in ("h100x2", "h200x2", "large_batches", "all_reduce", "nodes")
+    DOCS / f"{page}.md" for page in ("h100x2", "h100x4", "h200x2", "large_batches", "all_reduce", "nodes")
 )
 OTHERS = tuple(
     DOCS / f"{page}.md" for page in ("cpu2", "images", "gate", "own_ddp", "experiments", "reports")
@@ -79,7 +79,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "the batches in ": batches_table,  # a run of test_largest_batch
     "the all_reduces in ": algorithms_table,
     "the trials in ": trials_table,  # a folder
-    "the projection in ": projection_table,  # two runs
+    "the projections in ": projections_table,
     "the calls on nodes in ": node_calls_table,
     "the links of nodes in ": node_links_table,
     "the scaling over nodes in ": node_scaling_table,
