@@ -11,8 +11,9 @@ import multiprocessing
 import random
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 CALLS = 7
+TRIAL_BLOCK = 128  # elements for each thread block
 DEADLOCK_SECONDS = 300
 
 
@@ -35,15 +37,18 @@ def interpreter() -> Iterator[ProcessPoolExecutor]:
 
 
 def sum_often(
-    rank: int, sources: list[Tensor], mailboxes: list[Tensor], calls: Tensor, results: Tensor
+    launch: Callable[..., None],
+    rank: int,
+    sources: list[Tensor],
+    mailboxes: list[Tensor],
+    calls: Tensor,
+    results: Tensor,
 ) -> None:
     """Be one rank that is sometimes late: before it sends, reads or checks a flag.
 
-    results: has a row for each call.
+    launch: launches the kernel. results: has a row for each call.
     """
     from triton.runtime.interpreter import InterpreterBuilder
-
-    from ddpperf.collectives.low_latency import launch
 
     load, exchange_or_check = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_atomic_rmw
     late, checked = random.Random(rank), False
@@ -71,19 +76,34 @@ def sum_often(
 
 def sums_of_ranks(N: int, count: int) -> tuple[list[list[float]], list[Any]]:
     """Sum on N forked processes; returns the sources, and the results by rank and call."""
-    from ddpperf.collectives.low_latency import FLAGGED_BLOCK, mailbox_layout
+    from ddpperf.collectives.low_latency import FLAGGED_BLOCK, launch, mailbox_layout
 
-    torch.set_num_threads(1)
     blocks, size, dtype = mailbox_layout(count, N, words=count < FLAGGED_BLOCK)
+    return results_of(launch, N, count, blocks, torch.zeros(size, dtype=dtype))
+
+
+def sums_by_trial(kernel: str, N: int, count: int) -> tuple[list[list[float]], list[Any]]:
+    """Sum as sums_of_ranks does, by a kernel that is on trial."""
+    from perf import trial_all_reduce
+
+    blocks, _, size = trial_all_reduce.layout(kernel, count, N, TRIAL_BLOCK)
+    launch = partial(trial_all_reduce.launch, kernel, TRIAL_BLOCK)
+    return results_of(launch, N, count, blocks, torch.full((size,), -1, dtype=torch.int32))
+
+
+def results_of(
+    launch: Callable[..., None], N: int, count: int, blocks: int, mailbox: Tensor
+) -> tuple[list[list[float]], list[Any]]:
+    torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
     sources = [torch.randn(count, generator=generator).share_memory_() for _ in range(N)]
-    mailboxes = [torch.zeros(size, dtype=dtype).share_memory_() for _ in range(N)]
+    mailboxes = [mailbox.clone().share_memory_() for _ in range(N)]
     results = [torch.zeros(CALLS, count).share_memory_() for _ in range(N)]
     context: Any = multiprocessing.get_context("fork")  # this process has imported Triton
     ranks = [
         context.Process(
             target=sum_often,
-            args=(rank, sources, mailboxes, torch.zeros(blocks, dtype=torch.int32), results[rank]),
+            args=(launch, rank, sources, mailboxes, torch.zeros(blocks, dtype=torch.int32), results[rank]),
         )
         for rank in range(N)
     ]
@@ -108,6 +128,17 @@ def test_late_ranks_have_the_same_sums(interpreter: ProcessPoolExecutor, N: int,
     """In words, and in blocks of elements, of which the last is not full."""
     sources, results = map(torch.tensor, interpreter.submit(sums_of_ranks, N, count).result())
     assert results.shape == (N, CALLS, count)
+    assert torch.equal(results, results[:1].expand_as(results))
+    factors = torch.arange(1, CALLS + 1).double()[:, None]
+    torch.testing.assert_close(results[0].double(), sources.double().sum(0) * factors, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("N", "count"), [(2, 1), (3, 300), (4, 1001)])
+@pytest.mark.parametrize("kernel", ["one_phase", "two_phase"])
+def test_kernels_on_trial_have_the_same_sums(
+    interpreter: ProcessPoolExecutor, kernel: str, N: int, count: int
+) -> None:
+    sources, results = map(torch.tensor, interpreter.submit(sums_by_trial, kernel, N, count).result())
     assert torch.equal(results, results[:1].expand_as(results))
     factors = torch.arange(1, CALLS + 1).double()[:, None]
     torch.testing.assert_close(results[0].double(), sources.double().sum(0) * factors, rtol=1e-5, atol=1e-5)
