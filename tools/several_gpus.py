@@ -44,6 +44,11 @@ WEAK = f"{SCALING}::test_weak_scaling"
 BUCKETS = "{gpus}gpu and not data_parallel and not torchvision and not resnet50"
 # What the pages about course reports still need
 REPORTS = "(breakdown and {gpus}gpu) or data_parallel or (weak and resnet50)"
+# NCCL's all_reduces and plain DDP steps, which README.md's picture shows
+PICTURE = (
+    "not eager and not compile and not own_ddp and not resnet50 and not torchvision and not shot and not "
+    "copy_engine and not low_latency and not out_of_place"
+)
 # The arguments of each test run, by its name. --slow-down is 3% of the shortest step on 2 H200s.
 PARTS = {
     "core-1": ["perf/"],
@@ -58,6 +63,7 @@ PARTS = {
     "split": ["perf/test_comm_split.py::test_comm_split", "-k", "{gpus}gpu and not resnet50"],
     "laws": [f"{SCALING}::test_amdahl", f"{SCALING}::test_gustafson", "perf/test_projection.py"],
     "buckets": [WEAK, "--executions=graph", "--spec=bucket_cap_mb=25", "-k", BUCKETS],
+    "picture": [WEAK, "perf/test_all_reduce.py::test_all_reduce", "-k", PICTURE],
     "reports": ["perf/test_step_breakdown.py", "perf/test_comm_split.py", WEAK, "-k", REPORTS],
 }
 ALL_REDUCE_PERF = "-b 1K -e 1G -f 4 -g 1 -a 3"  # the options of this program of nccl-tests
