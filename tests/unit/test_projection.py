@@ -67,6 +67,15 @@ def test_nccl_on_8_gpus_is_predicted_from_2_and_4(nbytes: int) -> None:
     assert all_reduce_seconds(measured, 8, nbytes, node=8) == pytest.approx(H200[8][nbytes] / 1e6, rel=0.15)
 
 
+@pytest.mark.parametrize(("N", "most"), [(4, 0.05), (8, 0.12)])
+def test_nccl_on_more_gpus_is_predicted_from_two(N: int, most: float) -> None:
+    """Two GPUs reach less bus bandwidth than four or eight."""
+    pair = choose_envelope(list(H200[2]), [each / 1e6 for each in H200[2].values()]).envelope
+    for nbytes in (2**22, 2**24, 2**26, 2**28):
+        measured = H200[N][nbytes] / 1e6
+        assert all_reduce_seconds({2: pair}, N, nbytes, node=8) == pytest.approx(measured, rel=most)
+
+
 def sending_by_lines(
     measured: dict[int, Envelope], buckets: list[float], N: int, *, node: int, network: Network | None
 ) -> Sending:
