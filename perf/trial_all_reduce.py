@@ -15,7 +15,11 @@ element and a flag, and no block of elements waits for a flag.
 
 Calls use three slots of the mailbox in turn. Each call makes the slot of the call before EMPTY
 again. Another rank writes into this slot two calls later. It then has all elements of the call
-between, which a rank sends only after the kernel of this call has ended.
+between, which a rank sends only after the kernel of this call has ended. So all calls must be in one
+stream, and a kernel must not start before the previous one has ended.
+
+GPUs start thread blocks in order, so that the kernels also work if not all blocks run at once: each
+block waits only for the same block of other ranks. At 16 MiB, not all blocks do.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ import torch.distributed as dist
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ddpperf.analysis.bandwidth import all_reduce_busbw
 from ddpperf.collectives.symmetric_memory import group_name, symmetric_buffer
@@ -51,9 +56,11 @@ def sent(values):  # type: ignore[no-untyped-def]  # Triton has its own meaning 
 
 
 @triton.jit
-def arrived(at, inside):  # type: ignore[no-untyped-def]
-    """Wait until none of the elements is EMPTY, and return their bits."""
-    bits = tl.load(at, mask=inside, other=0, volatile=True)
+def arrived(bits, at, inside):  # type: ignore[no-untyped-def]
+    """Wait until none of the elements is EMPTY, and return their bits.
+
+    bits: what the first load returned. The kernels load all rows before they wait for one.
+    """
     while tl.max((bits == -1).to(tl.int32)) > 0:
         bits = tl.load(at, mask=inside, other=0, volatile=True)
     return bits
@@ -81,19 +88,27 @@ def one_phase_kernel(  # type: ignore[no-untyped-def]
     filled = (call % 3).to(tl.int64) * N * part
     emptied = ((call + 2) % 3).to(tl.int64) * N * part
 
+    boxes = ()
+    for distance in tl.static_range(1, N):
+        boxes += (mailbox_of(mailboxes, (rank + distance) % N),)  # type: ignore[assignment]
     own = sent(tl.load(source + at, mask=inside, other=0.0))
     for distance in tl.static_range(1, N):
-        theirs = mailbox_of(mailboxes, (rank + distance) % N)
-        tl.store(theirs + filled + rank * part + at, own, mask=inside)
+        tl.store(boxes[distance - 1] + filled + rank * part + at, own, mask=inside)
     empty = tl.full((BLOCK,), -1, tl.int32)
     for distance in tl.static_range(1, N):
         tl.store(mailbox + emptied + (rank + distance) % N * part + at, empty, mask=inside)
 
+    rows = ()
+    for row in tl.static_range(N):
+        bits = tl.load(
+            mailbox + filled + row * part + at, mask=inside & (row != rank), other=0, volatile=True
+        )
+        rows += (bits,)  # type: ignore[assignment]
     total = tl.zeros((BLOCK,), tl.float32)
     for row in tl.static_range(N):  # all ranks add up in the same order
         bits = own
         if row != rank:
-            bits = arrived(mailbox + filled + row * part + at, inside)
+            bits = arrived(rows[row], mailbox + filled + row * part + at, inside)
         total += bits.to(tl.float32, bitcast=True)
     tl.store(result + at, total, mask=inside)
     tl.store(calls + block, call)
@@ -115,35 +130,49 @@ def two_phase_kernel(  # type: ignore[no-untyped-def]
     emptied = ((call + 2) % 3).to(tl.int64) * 2 * N * part
     sums = N * part.to(tl.int64)
 
+    boxes = ()
+    parts = ()
     for distance in tl.static_range(1, N):
         other = (rank + distance) % N
         inside = (at < part) & (other * part + at < count)
-        bits = sent(tl.load(source + other * part + at, mask=inside, other=0.0))
-        tl.store(mailbox_of(mailboxes, other) + filled + rank * part + at, bits, mask=inside)
+        boxes += (mailbox_of(mailboxes, other),)  # type: ignore[assignment]
+        parts += (tl.load(source + other * part + at, mask=inside, other=0.0),)  # type: ignore[assignment]
     mine = (at < part) & (rank * part + at < count)
     own = sent(tl.load(source + rank * part + at, mask=mine, other=0.0))
+    for distance in tl.static_range(1, N):
+        inside = (at < part) & ((rank + distance) % N * part + at < count)
+        tl.store(boxes[distance - 1] + filled + rank * part + at, sent(parts[distance - 1]), mask=inside)
     empty = tl.full((BLOCK,), -1, tl.int32)
     for distance in tl.static_range(1, N):
         row = (rank + distance) % N * part
         tl.store(mailbox + emptied + row + at, empty, mask=at < part)
         tl.store(mailbox + emptied + sums + row + at, empty, mask=at < part)
 
+    rows = ()
+    for row in tl.static_range(N):
+        bits = tl.load(mailbox + filled + row * part + at, mask=mine & (row != rank), other=0, volatile=True)
+        rows += (bits,)  # type: ignore[assignment]
     total = tl.zeros((BLOCK,), tl.float32)
     for row in tl.static_range(N):
         bits = own
         if row != rank:
-            bits = arrived(mailbox + filled + row * part + at, mine)
+            bits = arrived(rows[row], mailbox + filled + row * part + at, mine)
         total += bits.to(tl.float32, bitcast=True)
     bits = sent(total)
     for distance in tl.static_range(1, N):
-        theirs = mailbox_of(mailboxes, (rank + distance) % N)
-        tl.store(theirs + filled + sums + rank * part + at, bits, mask=mine)
+        tl.store(boxes[distance - 1] + filled + sums + rank * part + at, bits, mask=mine)
     tl.store(result + rank * part + at, bits.to(tl.float32, bitcast=True), mask=mine)
 
+    rows = ()
     for distance in tl.static_range(1, N):
         other = (rank + distance) % N
         inside = (at < part) & (other * part + at < count)
-        bits = arrived(mailbox + filled + sums + other * part + at, inside)
+        place = mailbox + filled + sums + other * part + at
+        rows += (tl.load(place, mask=inside, other=0, volatile=True),)  # type: ignore[assignment]
+    for distance in tl.static_range(1, N):
+        other = (rank + distance) % N
+        inside = (at < part) & (other * part + at < count)
+        bits = arrived(rows[distance - 1], mailbox + filled + sums + other * part + at, inside)
         tl.store(result + other * part + at, bits.to(tl.float32, bitcast=True), mask=inside)
     tl.store(calls + block, call)
 
@@ -181,14 +210,12 @@ def launch(
 
 def all_reduce(kernel: str, block: int) -> Callable[[Tensor], None]:
     """Return a function that sums a float32 buffer over all ranks in place."""
-    prepared: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+    prepared = WeakTensorKeyDictionary()  # a buffer and its mailbox live equally long on all ranks
 
     def sum_buffer(buffer: Tensor) -> None:
-        key = buffer.data_ptr(), buffer.numel(), group_name()
-        if key not in prepared:
-            prepared.clear()
-            prepared[key] = prepare(buffer.numel(), buffer.device)
-        launch(kernel, block, buffer, buffer, *prepared[key][:-1])
+        if buffer not in prepared:
+            prepared[buffer] = prepare(buffer.numel(), buffer.device)
+        launch(kernel, block, buffer, buffer, *prepared[buffer][:-1])
 
     def prepare(count: int, device: torch.device) -> tuple[Any, ...]:
         import torch.distributed._symmetric_memory as symmetric_memory
