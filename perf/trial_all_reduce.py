@@ -36,7 +36,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ddpperf.analysis.bandwidth import all_reduce_busbw
-from ddpperf.collectives.symmetric_memory import group_name, symmetric_buffer
+from ddpperf.collectives.symmetric_memory import mapped_addresses, symmetric_buffer
 from ddpperf.plugin.cases import Case, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
@@ -218,15 +218,10 @@ def all_reduce(kernel: str, block: int) -> Callable[[Tensor], None]:
         launch(kernel, block, buffer, buffer, *prepared[buffer][:-1])
 
     def prepare(count: int, device: torch.device) -> tuple[Any, ...]:
-        import torch.distributed._symmetric_memory as symmetric_memory
-
         rank, N = dist.get_rank(), dist.get_world_size()
         blocks, _, size = layout(kernel, count, N, block)
         mailbox = symmetric_buffer(size, torch.int32, device).fill_(-1)
-        handle: Any = symmetric_memory.rendezvous(mailbox, group_name())
-        offset = mailbox.data_ptr() - handle.buffer_ptrs[rank]  # in its allocation
-        addresses = [base + offset for base in handle.buffer_ptrs]
-        mailboxes = torch.tensor(addresses, dtype=torch.int64, device=device)
+        mailboxes, handle = mapped_addresses(mailbox)
         calls = torch.zeros(blocks, dtype=torch.int32, device=device)
         torch.cuda.synchronize(device)
         handle.barrier()  # all mailboxes are EMPTY

@@ -16,15 +16,13 @@ An H200 runs all 256 blocks (of 512 threads) of a 4 MiB buffer at once.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ddpperf.collectives.symmetric_memory import group_name, symmetric_buffer
+from ddpperf.collectives.symmetric_memory import mapped_addresses, symmetric_buffer
 from ddpperf.specs import FLOAT32_BYTES
 
 WORDS_BYTES = 2**18  # the largest buffer that is sent in words
@@ -153,16 +151,11 @@ class LowLatency:
     """
 
     def __init__(self, source: Tensor, result: Tensor) -> None:
-        import torch.distributed._symmetric_memory as symmetric_memory
-
         rank, device = dist.get_rank(), source.device
         words = source.numel() * FLOAT32_BYTES <= WORDS_BYTES
         blocks, size, dtype = mailbox_layout(source.numel(), dist.get_world_size(), words=words)
         mailbox = symmetric_buffer(size, dtype, device).zero_()
-        self.handle: Any = symmetric_memory.rendezvous(mailbox, group_name())
-        offset = mailbox.data_ptr() - self.handle.buffer_ptrs[rank]  # in its allocation
-        addresses = [base + offset for base in self.handle.buffer_ptrs]
-        mailboxes = torch.tensor(addresses, dtype=torch.int64, device=device)
+        mailboxes, self.handle = mapped_addresses(mailbox)
         calls = torch.zeros(blocks, dtype=torch.int32, device=device)
         self.arguments = source, result, mailbox, mailboxes, calls, rank
         torch.cuda.synchronize(device)

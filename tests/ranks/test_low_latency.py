@@ -128,9 +128,7 @@ def test_late_ranks_have_the_same_sums(interpreter: ProcessPoolExecutor, N: int,
     """In words, and in blocks of elements, of which the last is not full."""
     sources, results = map(torch.tensor, interpreter.submit(sums_of_ranks, N, count).result())
     assert results.shape == (N, CALLS, count)
-    assert torch.equal(results, results[:1].expand_as(results))
-    factors = torch.arange(1, CALLS + 1).double()[:, None]
-    torch.testing.assert_close(results[0].double(), sources.double().sum(0) * factors, rtol=1e-5, atol=1e-5)
+    assert_sums(sources, results)
 
 
 @pytest.mark.parametrize(("N", "count"), [(2, 1), (3, 300), (4, 1001)])
@@ -139,6 +137,11 @@ def test_kernels_on_trial_have_the_same_sums(
     interpreter: ProcessPoolExecutor, kernel: str, N: int, count: int
 ) -> None:
     sources, results = map(torch.tensor, interpreter.submit(sums_by_trial, kernel, N, count).result())
+    assert_sums(sources, results)
+
+
+def assert_sums(sources: Tensor, results: Tensor) -> None:
+    """All ranks have the same sums, which are right."""
     assert torch.equal(results, results[:1].expand_as(results))
     factors = torch.arange(1, CALLS + 1).double()[:, None]
     torch.testing.assert_close(results[0].double(), sources.double().sum(0) * factors, rtol=1e-5, atol=1e-5)
