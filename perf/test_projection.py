@@ -12,6 +12,7 @@ from ddpperf.analysis.backend_protocols import FEWEST_SIZES, Chosen, choose_enve
 from ddpperf.analysis.gloo_cost import fit_network, gloo_seconds
 from ddpperf.analysis.logarithmic_fit import Estimate
 from ddpperf.analysis.projection import (
+    NCCL_PAIR_BANDWIDTH,
     AllReduce,
     Excess,
     all_reduce_seconds,
@@ -139,7 +140,9 @@ def all_reduce_model(measure: Measure, times: Mapping[int, Times]) -> AllReduce:
         calls = {(N // node, nbytes): seconds for N in times for nbytes, seconds in times[N].items()}
         network = fit_network(calls, node_size=node).link
         return lambda N, nbytes: gloo_seconds(nbytes, nodes=N // node, node_size=node, network=network)
-    return partial(all_reduce_seconds, {N: lines(found).envelope for N, found in times.items()}, node=node)
+    pair = NCCL_PAIR_BANDWIDTH if measure.machine.device == "cuda" else 1.0
+    envelopes = {N: lines(found).envelope for N, found in times.items()}
+    return partial(all_reduce_seconds, envelopes, node=node, pair_bandwidth=pair)
 
 
 def lines(times: Times) -> Chosen:

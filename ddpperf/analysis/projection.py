@@ -29,7 +29,7 @@ LIBRARY_ALGORITHM = "ring"  # the all-reduce of gloo and NCCL on several nodes
 DRAWS = 1000
 # NCCL's bus bandwidth on two GPUs of a node, as part of that on more GPUs. It makes the predictions for
 # four GPUs from two right on average, for 4 MiB to 256 MiB on H100s and H200s.
-PAIR_BANDWIDTH = 0.91
+NCCL_PAIR_BANDWIDTH = 0.91
 DOUBLING_ERROR = 0.15  # relative error of all-reduce times per doubling of the devices, on 2 to 8 H200s
 
 
@@ -47,22 +47,24 @@ def projected_from(measured: Iterable[int], N: int, *, node: int) -> list[int]:
 AllReduce = Callable[[int, float], float]  # the seconds on a number of devices, for a number of bytes
 
 
-def all_reduce_seconds(measured: Mapping[int, Envelope], N: int, nbytes: float, *, node: int) -> float:
+def all_reduce_seconds(
+    measured: Mapping[int, Envelope], N: int, nbytes: float, *, node: int, pair_bandwidth: float = 1.0
+) -> float:
     """Return the predicted seconds of one all-reduce on N devices, by lines.
 
     Either all measured numbers of devices and N are on one node of `node` devices, or all are on
     several nodes. For a number that was not measured, the lines of the nearest number are scaled.
-    Their slopes grow as a ring's bytes do. Inside a node, two devices send at PAIR_BANDWIDTH times the
-    bus bandwidth of more devices. The starts of the lines grow inside a node with each doubling, and
-    on several nodes with each message of a ring, by as much as between the smallest and the largest
-    measured number. With only one measured number, the starts stay inside a node, and grow in
+    Their slopes grow as a ring's bytes do. Inside a node, two devices reach `pair_bandwidth` times
+    the bus bandwidth of more devices. The starts of the lines grow inside a node with each doubling,
+    and on several nodes with each message of a ring, by as much as between the smallest and the
+    largest measured number. With only one measured number, the starts stay inside a node, and grow in
     proportion to a ring's messages on several nodes.
     """
     if N in measured:
         return measured[N].seconds(nbytes)
     least, greatest, nearest = min(measured), max(measured), _nearest(measured, N)
-    steps, volume = _steps_and_volume(N, node)
-    nearest_steps, nearest_volume = _steps_and_volume(nearest, node)
+    steps, volume = _steps_and_volume(N, node, pair_bandwidth)
+    nearest_steps, nearest_volume = _steps_and_volume(nearest, node, pair_bandwidth)
     growth = 0.0
     if least != greatest:
         more = measured[greatest].seconds(0) - measured[least].seconds(0)
@@ -74,10 +76,10 @@ def all_reduce_seconds(measured: Mapping[int, Envelope], N: int, nbytes: float, 
     return Envelope(lines=lines).seconds(nbytes)
 
 
-def _steps_and_volume(N: int, node: int) -> tuple[float, float]:
+def _steps_and_volume(N: int, node: int, pair_bandwidth: float = 1.0) -> tuple[float, float]:
     """Return by what the start and the slope of an all-reduce on N devices grow."""
     if node >= N:
-        return math.log2(N), counts("ring", N).volume / (PAIR_BANDWIDTH if N == 2 else 1.0)
+        return math.log2(N), counts("ring", N).volume / (pair_bandwidth if N == 2 else 1.0)
     load = two_link_counts(LIBRARY_ALGORITHM, N, node).between
     return load.messages, load.volume
 
