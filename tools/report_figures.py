@@ -8,12 +8,15 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from ddpperf.results import metrics
+from ddpperf.results.units import counted
 from ddpperf.specs import Spec, format_bytes
 from tools.tables import ROOT, has_attributes, markdown
 
+COLUMNS = 100  # of a line
 TIME = "time"  # the time of a test itself, which every stored test has
 RECIPE = "recipe"  # the name of a training recipe, by which a row may be selected
 # What the columns of reports call the attributes of a spec
@@ -59,7 +62,8 @@ class Figure:
         parts = [f"{WORDS.get(name, name)} {listed(name, values)}" for name, values in varying.items()]
         if RECIPE in varying:  # names of recipes contain commas
             parts = ["; ".join(varying[RECIPE])]
-        return f"{count}: {'; '.join(parts)}" if parts else str(count)
+        rows = counted(count, "row")
+        return f"{rows}: {'; '.join(parts)}" if parts else rows
 
 
 def listed(name: str, values: Sequence[Any]) -> str:
@@ -84,13 +88,22 @@ def read_figures(path: str = "perf/reports.toml") -> list[Figure]:
     return [Figure(**fields) for fields in tomllib.loads((ROOT / path).read_text())["figure"]]
 
 
-def figures_table(path: str) -> str:
-    """Return a Markdown table of the rows, the command and the stored runs of each figure."""
-    rows = []
+def figures_list(path: str) -> str:
+    """Return a Markdown list of the rows, the stored runs and the command of each figure."""
+    lines = []
     for figure in read_figures(path):
-        runs = ", ".join(link(run) for run in figure.runs) or f"none yet: {figure.not_stored}"
-        rows.append((figure.question, figure.figure, figure.described_rows(), f"`{figure.command}`", runs))
-    return markdown(("question", "table or figure", "rows", "command", "stored run"), rows)
+        runs = ", ".join(link(run) for run in figure.runs)
+        stored = f"Stored in {runs}." if runs else f"Not stored yet, {figure.not_stored}."
+        name = f"**{figure.question}** {figure.figure}".removeprefix("**** ")
+        lines += wrap(
+            f"- {name}. {figure.described_rows()}. {stored}",
+            COLUMNS,
+            subsequent_indent="  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        lines.append(f"  `{figure.command}`")
+    return "\n".join(lines)
 
 
 def link(run: str) -> str:

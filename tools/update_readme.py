@@ -19,7 +19,7 @@ from typing import Any
 from ddpperf.results.samples import Measured
 from ddpperf.specs import AllReduceSpec, Spec, format_bytes
 from tools.node_tables import node_calls_table, node_links_table, node_scaling_table
-from tools.report_figures import figures_table, terms_table
+from tools.report_figures import figures_list, terms_table
 from tools.report_mistakes import (
     accuracies_table,
     bandwidths_table,
@@ -84,7 +84,7 @@ TABLES: dict[str, Callable[[str], str]] = {
     "the links of nodes in ": node_links_table,
     "the scaling over nodes in ": node_scaling_table,
     "the baselines in ": baselines_table,  # a folder
-    "the figures in ": figures_table,  # perf/reports.toml
+    "the figures in ": figures_list,  # perf/reports.toml
     "the terms in ": terms_table,  # perf/reports.toml
     "the speedups in ": speedups_table,
     "the efficiencies in ": efficiencies_table,  # the files of a pattern
