@@ -1,20 +1,25 @@
-"""A low-latency all-reduce for small buffers, in one Triton kernel and without a barrier.
+"""A low-latency all-reduce: one Triton kernel, without a barrier and without flags.
 
-Each rank writes its elements into a mailbox in the mapped memory of every other rank. It then adds
-its own elements and those that arrive in its mailbox. The price is that each rank sends its whole
-buffer to every other rank.
+Each rank writes elements into mailboxes in the mapped memory of all ranks, and adds up what arrives
+in its own mailbox. An element that has not arrived yet is EMPTY, the bits of one NaN. A sender
+replaces this NaN by another one. So no flag is sent, and no element waits for another one.
 
-There are two kernels. For the smallest buffers, each word of 8 bytes holds an element of 4 bytes
-and a flag of 4 bytes, as in NCCL's protocol LL. A GPU writes and reads a word as a whole, so that a
-reader who sees the flag has the element. This doubles the bytes that are sent. For larger buffers a
-flag follows each block of elements, as in NCCL's protocol Simple.
+- `one_phase` sends the whole buffer to every rank, which adds up all elements.
+- `two_phase` sends each rank one part of the buffer. The rank adds up its part, and sends the sums
+  to every rank. On four ranks it sends half as many bytes as one_phase, but waits twice.
 
-A thread block sends all its elements before it waits, and then waits only for the same block of the
-other ranks. GPUs start blocks in order, so that the kernel also works if not all blocks run at once.
-An H200 runs all 256 blocks (of 512 threads) of a 4 MiB buffer at once.
+Calls use three slots of the mailbox in turn. Each call makes the slot of the call before EMPTY
+again. Another rank writes into this slot two calls later. It then has all elements of the call
+between, which a rank sends only after the kernel of this call has ended. So all calls must be in one
+stream, and a kernel must not start before the previous one has ended.
+
+A thread block waits only for the same block of the other ranks. GPUs start blocks in order, so that
+the kernels also work if not all blocks run at once.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -25,121 +30,151 @@ from torch import Tensor
 from ddpperf.collectives.symmetric_memory import mapped_addresses, symmetric_buffer
 from ddpperf.specs import FLOAT32_BYTES
 
-WORDS_BYTES = 2**18  # the largest buffer that is sent in words
-WORDS_BLOCK, FLAGGED_BLOCK = 128, 4096  # elements for each thread block
-FLAGGED_WARPS = 16
-# Calls use two slots of the mailbox in turn. A rank is at most one call ahead of another rank, since
-# each call needs the other rank's elements.
-SLOTS = 2
+Kernel = Literal["one_phase", "two_phase"]
+EMPTY = tl.constexpr(-1)
+OTHER_NAN = tl.constexpr(0x7FC00000)
+SLOTS = tl.constexpr(3)
+ONE_PHASE_BYTES = 2**18  # the largest buffer for which one_phase is faster on four ranks
+BLOCK = 512  # elements for each thread block
+ELEMENTS_PER_THREAD = 4  # 16 bytes, the most that a thread writes at once
+
+
+@triton.jit
+def sent(values):  # type: ignore[no-untyped-def]  # Triton has its own meaning for annotations
+    """Return the bits of float32 values, with another NaN in place of EMPTY."""
+    bits = values.to(tl.int32, bitcast=True)
+    return tl.where(bits == EMPTY, OTHER_NAN, bits)
+
+
+@triton.jit
+def arrived(at, inside):  # type: ignore[no-untyped-def]
+    """Wait until no element is EMPTY, and return the float32 values."""
+    bits = tl.load(at, mask=inside, other=0, volatile=True)
+    while tl.max((bits == EMPTY).to(tl.int32)) > 0:
+        bits = tl.load(at, mask=inside, other=0, volatile=True)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def mailboxes_from(mailboxes, ranks):  # type: ignore[no-untyped-def]
+    """Return the addresses of the mailboxes of some ranks, as a column."""
+    return tl.multiple_of(tl.load(mailboxes + ranks).to(tl.pointer_type(tl.int32)), 16)[:, None]
 
 
 # rank is not specialized: all ranks need the same instructions
 @triton.jit(do_not_specialize=["rank"])  # type: ignore[untyped-decorator]
-def words_kernel(  # type: ignore[no-untyped-def]  # Triton has its own meaning for annotations
+def one_phase(  # type: ignore[no-untyped-def]
     source,
     result,
     mailbox,
     mailboxes,
-    calls,
+    slots,
     count,
-    slot,
+    part,
     rank,
     N: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Sum a float32 buffer over all ranks, sending each element and a flag as one word of 8 bytes.
+    """Sum a float32 buffer over all ranks by sending it to every rank.
 
-    A rank sends its elements to its own mailbox, too.
-
-    mailbox: SLOTS x N rows of `slot` words. mailboxes: the address of each rank's mailbox. calls:
-    the number of earlier calls, for each thread block. The flag is the number of the current call.
+    mailbox: SLOTS x N rows of `part` elements, the padded length of the buffer. mailboxes: the
+    address of each rank's mailbox. slots: the slot of this call, for each thread block. ROWS: the
+    next power of two of N.
     """
     block = tl.program_id(0)
-    call = tl.load(calls + block) + 1
-    flag = call.to(tl.int64) << 32
-    at = block * BLOCK + tl.arange(0, BLOCK)
-    rows = tl.arange(0, ROWS)
+    slot = tl.load(slots + block)
+    filled = slot.to(tl.int64) * N * part
+    emptied = ((slot + SLOTS - 1) % SLOTS).to(tl.int64) * N * part
+    rows, at = tl.arange(0, ROWS), block * BLOCK + tl.arange(0, BLOCK)
     inside = (rows < N)[:, None] & (at < count)[None, :]
-    first = (call & 1).to(tl.int64) * N * slot  # word of this call's slot
+    row_at = rows[:, None] * part + at[None, :]
 
-    bits = tl.load(source + at, mask=at < count, other=0.0).to(tl.int32, bitcast=True)
-    words = flag | (bits.to(tl.int64) & 0xFFFFFFFF)
-    # each rank begins with another mailbox
-    theirs = tl.load(mailboxes + (rank + rows) % N).to(tl.pointer_type(tl.int64))
-    tl.store(theirs[:, None] + first + rank * slot + at[None, :], words[None, :], mask=inside)
-
-    mine = mailbox + first + rows[:, None] * slot + at[None, :]
-    arrived = tl.load(mine, mask=inside, other=flag, volatile=True)
-    while tl.max(((arrived >> 32) != call).to(tl.int32)) > 0:
-        arrived = tl.load(mine, mask=inside, other=flag, volatile=True)
-    addends = (arrived & 0xFFFFFFFF).to(tl.int32).to(tl.float32, bitcast=True)
-    tl.store(result + at, tl.sum(addends, 0), mask=at < count)
-    tl.store(calls + block, call)
+    bits = sent(tl.load(source + at, mask=at < count, other=0.0))
+    theirs = mailboxes_from(mailboxes, (rank + rows) % N)  # each rank begins with another mailbox
+    tl.store(theirs + filled + rank * part + at[None, :], bits[None, :], mask=inside)
+    tl.store(mailbox + emptied + row_at, EMPTY, mask=inside)
+    total = tl.sum(arrived(mailbox + filled + row_at, inside), 0)  # in the same order on all ranks
+    tl.store(result + at, total, mask=at < count)
+    tl.store(slots + block, (slot + 1) % SLOTS)
 
 
 @triton.jit(do_not_specialize=["rank"])  # type: ignore[untyped-decorator]
-def flagged_kernel(  # type: ignore[no-untyped-def]
-    source, result, mailbox, mailboxes, calls, count, slot, rank, N: tl.constexpr, BLOCK: tl.constexpr
+def two_phase(  # type: ignore[no-untyped-def]
+    source,
+    result,
+    mailbox,
+    mailboxes,
+    slots,
+    count,
+    part,
+    rank,
+    N: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Sum a float32 buffer over all ranks, sending a flag after each block of elements.
+    """Sum a float32 buffer over all ranks, of which each adds up one part.
 
-    A rank's own elements stay in registers, and its own row of the mailbox stays empty.
-
-    mailbox: SLOTS x N rows of `slot` elements, then N flags for each block. The other parameters
-    are those of `words_kernel`.
+    mailbox: SLOTS x 2 x N rows of `part` elements: first this rank's part of all buffers, then the
+    sums of all parts. The other parameters are those of `one_phase`.
     """
     block = tl.program_id(0)
-    call = tl.load(calls + block) + 1
-    at = block * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
-    first = (call & 1).to(tl.int64) * N * slot  # element of this call's slot
-    flags = 2 * N * slot.to(tl.int64) + block * N
+    slot = tl.load(slots + block)
+    sums = N * part.to(tl.int64)
+    filled = slot.to(tl.int64) * 2 * sums
+    emptied = ((slot + SLOTS - 1) % SLOTS).to(tl.int64) * 2 * sums
+    rows, at = tl.arange(0, ROWS), block * BLOCK + tl.arange(0, BLOCK)
+    in_mailbox = (rows < N)[:, None] & (at < part)[None, :]
+    mine = in_mailbox & (rank * part + at < count)[None, :]
+    row_at = rows[:, None] * part + at[None, :]
+    in_buffer = in_mailbox & (row_at < count)
 
-    own = tl.load(source + at, mask=inside, other=0.0)
-    for distance in tl.static_range(1, N):
-        address = tl.load(mailboxes + (rank + distance) % N)
-        theirs = tl.multiple_of(address.to(tl.pointer_type(tl.float32)), 16)
-        tl.store(theirs + first + rank * slot + at, own, mask=inside)
-    tl.debug_barrier()  # all threads have sent before the flag is set
-    for distance in tl.static_range(1, N):
-        theirs = tl.load(mailboxes + (rank + distance) % N).to(tl.pointer_type(tl.int32))
-        tl.atomic_xchg(theirs + flags + rank, call, sem="release", scope="sys")
+    other = (rank + rows) % N  # each rank begins with another mailbox
+    theirs = mailboxes_from(mailboxes, other) + filled + rank * part + at[None, :]
+    part_at = other[:, None] * part + at[None, :]
+    in_part = in_mailbox & (part_at < count)
+    tl.store(theirs, sent(tl.load(source + part_at, mask=in_part, other=0.0)), mask=in_part)
+    tl.store(mailbox + emptied + row_at, EMPTY, mask=in_mailbox)
+    tl.store(mailbox + emptied + sums + row_at, EMPTY, mask=in_mailbox)
+    total = tl.sum(arrived(mailbox + filled + row_at, mine), 0)
 
-    mine = mailbox.to(tl.pointer_type(tl.int32)) + flags
-    for distance in tl.static_range(1, N):
-        while tl.atomic_add(mine + (rank + distance) % N, 0, sem="acquire", scope="sys") - call < 0:
-            pass  # a rank that is a call ahead has also sent this call's elements
-    tl.debug_barrier()
-    total = tl.zeros((BLOCK,), tl.float32)
-    for row in tl.static_range(N):  # all ranks add up in the same order
-        total += tl.load(mailbox + first + row * slot + at, mask=inside & (row != rank), other=own)
-    tl.store(result + at, total, mask=inside)
-    tl.store(calls + block, call)
+    tl.store(theirs + sums, sent(total)[None, :], mask=mine)
+    tl.store(result + row_at, arrived(mailbox + filled + sums + row_at, in_buffer), mask=in_buffer)
+    tl.store(slots + block, (slot + 1) % SLOTS)
+
+
+def choose_kernel(count: int, N: int) -> Kernel:
+    """Return the faster kernel. On two ranks, both kernels send equally many bytes."""
+    return "one_phase" if N == 2 or count * FLOAT32_BYTES <= ONE_PHASE_BYTES else "two_phase"
+
+
+def layout(kernel: Kernel, count: int, N: int, block: int = BLOCK) -> tuple[int, int, int]:
+    """Return the number of thread blocks, of elements of a part, and of elements of a mailbox."""
+    phases = 1 if kernel == "one_phase" else 2
+    part = 16 * triton.cdiv(count if phases == 1 else triton.cdiv(count, N), 16)  # whole 16 bytes
+    return triton.cdiv(part, block), part, SLOTS.value * phases * N * part
 
 
 def launch(
-    source: Tensor, result: Tensor, mailbox: Tensor, mailboxes: Tensor, calls: Tensor, rank: int
+    kernel: Kernel,
+    source: Tensor,
+    result: Tensor,
+    mailbox: Tensor,
+    mailboxes: Tensor,
+    slots: Tensor,
+    rank: int,
+    block: int = BLOCK,
 ) -> None:
-    """Launch one of the two Triton kernels of the low-latency all-reduce.
-
-    The mailbox's type decides which kernel. The parameters are those of the kernels.
-    """
-    N, blocks, words = mailboxes.numel(), calls.numel(), mailbox.dtype == torch.int64
-    slot = blocks * (WORDS_BLOCK if words else FLAGGED_BLOCK)
-    arguments = (source, result, mailbox, mailboxes, calls, source.numel(), slot, rank)
-    if words:
-        words_kernel[(blocks,)](*arguments, N=N, ROWS=triton.next_power_of_2(N), BLOCK=WORDS_BLOCK)
-    else:
-        flagged_kernel[(blocks,)](*arguments, N=N, BLOCK=FLAGGED_BLOCK, num_warps=FLAGGED_WARPS)
-
-
-def mailbox_layout(count: int, N: int, *, words: bool) -> tuple[int, int, torch.dtype]:
-    """Return the number of thread blocks, and the length and type of each rank's mailbox."""
-    block = WORDS_BLOCK if words else FLAGGED_BLOCK
-    blocks = triton.cdiv(count, block)
-    size = SLOTS * N * blocks * block
-    return (blocks, size, torch.int64) if words else (blocks, size + blocks * N, torch.float32)
+    """Launch one of the two kernels. The parameters are those of the kernels."""
+    N, count = mailboxes.numel(), source.numel()
+    blocks, part, _ = layout(kernel, count, N, block)
+    (one_phase if kernel == "one_phase" else two_phase)[(blocks,)](
+        *(source, result, mailbox, mailboxes, slots, count, part, rank),
+        N=N,
+        ROWS=triton.next_power_of_2(N),
+        BLOCK=block,
+        num_warps=block // ELEMENTS_PER_THREAD // 32,
+    )
 
 
 class LowLatency:
@@ -150,19 +185,21 @@ class LowLatency:
     equally often. The sums are bit-identical on all ranks.
     """
 
-    def __init__(self, source: Tensor, result: Tensor) -> None:
-        rank, device = dist.get_rank(), source.device
-        words = source.numel() * FLOAT32_BYTES <= WORDS_BYTES
-        blocks, size, dtype = mailbox_layout(source.numel(), dist.get_world_size(), words=words)
-        mailbox = symmetric_buffer(size, dtype, device).zero_()
+    def __init__(
+        self, source: Tensor, result: Tensor, kernel: Kernel | None = None, block: int = BLOCK
+    ) -> None:
+        rank, N, device = dist.get_rank(), dist.get_world_size(), source.device
+        kernel = kernel or choose_kernel(source.numel(), N)
+        blocks, _, size = layout(kernel, source.numel(), N, block)
+        mailbox = symmetric_buffer(size, torch.int32, device).fill_(EMPTY.value)
         mailboxes, self.handle = mapped_addresses(mailbox)
-        calls = torch.zeros(blocks, dtype=torch.int32, device=device)
-        self.arguments = source, result, mailbox, mailboxes, calls, rank
+        slots = torch.zeros(blocks, dtype=torch.int32, device=device)
+        self.arguments = kernel, source, result, mailbox, mailboxes, slots, rank, block
         torch.cuda.synchronize(device)
-        self.handle.barrier()  # no rank writes into a mailbox that is yet to be cleared
+        self.handle.barrier()  # all mailboxes are EMPTY
         torch.cuda.synchronize(device)
 
     def sum(self) -> Tensor:
         """Launch the all-reduce on the current CUDA stream and return the result tensor."""
         launch(*self.arguments)
-        return self.arguments[1]
+        return self.arguments[2]

@@ -1,8 +1,8 @@
 """The low-latency all-reduce by Triton's interpreter, in processes that share memory, with late
 ranks.
 
-And the instructions compiled for an H200: words are written and read as a whole, flags follow
-elements.
+And the instructions compiled for an H100: 16 bytes at once, and all is sent before anything is
+awaited.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import multiprocessing
 import random
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from typing import Any
 
 import pytest
@@ -22,8 +21,10 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 CALLS = 7
-TRIAL_BLOCK = 128  # elements for each thread block
+BLOCK = 128  # elements for each thread block
 DEADLOCK_SECONDS = 300
+EMPTY = torch.tensor(-1, dtype=torch.int32).view(torch.float32)  # the NaN that means "not arrived yet"
+Kernel = Any  # importing the type would import Triton before it is made an interpreter
 
 
 @pytest.fixture(scope="module")
@@ -37,73 +38,56 @@ def interpreter() -> Iterator[ProcessPoolExecutor]:
 
 
 def sum_often(
-    launch: Callable[..., None],
+    kernel: Kernel,
     rank: int,
     sources: list[Tensor],
     mailboxes: list[Tensor],
-    calls: Tensor,
+    slots: Tensor,
     results: Tensor,
 ) -> None:
-    """Be one rank that is sometimes late: before it sends, reads or checks a flag.
+    """Be one rank that is sometimes late, before it sends and before it reads.
 
-    launch: launches the kernel. results: has a row for each call.
+    results: has a row for each call.
     """
     from triton.runtime.interpreter import InterpreterBuilder
 
-    load, exchange_or_check = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_atomic_rmw
-    late, checked = random.Random(rank), False
+    from ddpperf.collectives.low_latency import launch
+
+    load, late = InterpreterBuilder.create_masked_load, random.Random(rank)
 
     def load_late(*arguments: object) -> object:
         time.sleep(late.choice((0.0, 0.0, 0.0, 0.05)))
         return load(*arguments)
 
-    def check_late(builder: object, operation: Any, *arguments: object) -> object:
-        nonlocal checked
-        if operation.name == "ADD" and not checked:
-            checked = True
-            time.sleep((rank + call) % 2 * 0.3)  # ranks that have all of this call begin the next one
-        return exchange_or_check(builder, operation, *arguments)
-
-    InterpreterBuilder.create_masked_load, InterpreterBuilder.create_atomic_rmw = load_late, check_late
+    InterpreterBuilder.create_masked_load = load_late
     addresses = torch.tensor([mailbox.data_ptr() for mailbox in mailboxes])
     for call in range(CALLS):
-        checked = False
+        time.sleep((rank + call) % 2 * 0.3)  # the other ranks begin the next call
         source = sources[rank] * (call + 1)
         result = source if call % 2 else torch.full_like(source, -1)
-        launch(source, result, mailboxes[rank], addresses, calls, rank)
+        launch(kernel, source, result, mailboxes[rank], addresses, slots, rank, BLOCK)
         results[call] = result
 
 
-def sums_of_ranks(N: int, count: int) -> tuple[list[list[float]], list[Any]]:
-    """Sum on N forked processes; returns the sources, and the results by rank and call."""
-    from ddpperf.collectives.low_latency import FLAGGED_BLOCK, launch, mailbox_layout
+def sums_of_ranks(kernel: Kernel, N: int, count: int) -> tuple[list[list[float]], list[Any]]:
+    """Sum on N forked processes; returns the sources, and the results by rank and call.
 
-    blocks, size, dtype = mailbox_layout(count, N, words=count < FLAGGED_BLOCK)
-    return results_of(launch, N, count, blocks, torch.zeros(size, dtype=dtype))
+    The first element of rank 0 has the bits of EMPTY.
+    """
+    from ddpperf.collectives.low_latency import layout
 
-
-def sums_by_trial(kernel: str, N: int, count: int) -> tuple[list[list[float]], list[Any]]:
-    """Sum as sums_of_ranks does, by a kernel that is on trial."""
-    from perf import trial_all_reduce
-
-    blocks, _, size = trial_all_reduce.layout(kernel, count, N, TRIAL_BLOCK)
-    launch = partial(trial_all_reduce.launch, kernel, TRIAL_BLOCK)
-    return results_of(launch, N, count, blocks, torch.full((size,), -1, dtype=torch.int32))
-
-
-def results_of(
-    launch: Callable[..., None], N: int, count: int, blocks: int, mailbox: Tensor
-) -> tuple[list[list[float]], list[Any]]:
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
+    blocks, _, size = layout(kernel, count, N, BLOCK)
     sources = [torch.randn(count, generator=generator).share_memory_() for _ in range(N)]
-    mailboxes = [mailbox.clone().share_memory_() for _ in range(N)]
+    sources[0][0] = EMPTY
+    mailboxes = [torch.full((size,), -1, dtype=torch.int32).share_memory_() for _ in range(N)]
     results = [torch.zeros(CALLS, count).share_memory_() for _ in range(N)]
     context: Any = multiprocessing.get_context("fork")  # this process has imported Triton
     ranks = [
         context.Process(
             target=sum_often,
-            args=(launch, rank, sources, mailboxes, torch.zeros(blocks, dtype=torch.int32), results[rank]),
+            args=(kernel, rank, sources, mailboxes, torch.zeros(blocks, dtype=torch.int32), results[rank]),
         )
         for rank in range(N)
     ]
@@ -123,95 +107,52 @@ def results_of(
     return [source.tolist() for source in sources], [result.tolist() for result in results]
 
 
-@pytest.mark.parametrize(("N", "count"), [(2, 1), (3, 300), (4, 128), (2, 4096), (3, 4097)])
-def test_late_ranks_have_the_same_sums(interpreter: ProcessPoolExecutor, N: int, count: int) -> None:
-    """In words, and in blocks of elements, of which the last is not full."""
-    sources, results = map(torch.tensor, interpreter.submit(sums_of_ranks, N, count).result())
-    assert results.shape == (N, CALLS, count)
-    assert_sums(sources, results)
-
-
 @pytest.mark.parametrize(("N", "count"), [(2, 1), (3, 300), (4, 1001)])
 @pytest.mark.parametrize("kernel", ["one_phase", "two_phase"])
-def test_kernels_on_trial_have_the_same_sums(
-    interpreter: ProcessPoolExecutor, kernel: str, N: int, count: int
+def test_late_ranks_have_the_same_sums(
+    interpreter: ProcessPoolExecutor, kernel: Kernel, N: int, count: int
 ) -> None:
-    sources, results = map(torch.tensor, interpreter.submit(sums_by_trial, kernel, N, count).result())
-    assert_sums(sources, results)
-
-
-def assert_sums(sources: Tensor, results: Tensor) -> None:
-    """All ranks have the same sums, which are right."""
+    """With several blocks, of which the last is not full, and with an element of EMPTY's bits."""
+    sources, results = map(torch.tensor, interpreter.submit(sums_of_ranks, kernel, N, count).result())
+    assert results.shape == (N, CALLS, count)
+    assert results[:, :, 0].isnan().all()
+    sources, results = sources[:, 1:], results[:, :, 1:]
     assert torch.equal(results, results[:1].expand_as(results))
     factors = torch.arange(1, CALLS + 1).double()[:, None]
     torch.testing.assert_close(results[0].double(), sources.double().sum(0) * factors, rtol=1e-5, atol=1e-5)
 
 
-def test_words_are_written_and_read_whole() -> None:
-    """Else the flag could arrive before the element."""
+@pytest.mark.parametrize("N", [2, 3, 4, 8])
+@pytest.mark.parametrize("kernel", ["one_phase", "two_phase"])
+def test_kernels_send_16_bytes_at_once_and_before_they_wait(kernel: Kernel, N: int) -> None:
+    """A rank that waited before it sends could wait for ever."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from ddpperf.collectives.low_latency import WORDS_BLOCK, words_kernel
+    from ddpperf.collectives import low_latency
 
-    pointers = {"source": "*fp32", "result": "*fp32", "mailbox": "*i64", "mailboxes": "*i64", "calls": "*i32"}
-    whole = dict.fromkeys(("count", "slot", "rank"), "i32")
-    constants = {"N": 4, "ROWS": 4, "BLOCK": WORDS_BLOCK}
-    aligned = {
-        (place,): [["tt.divisibility", 16]] for place in range(len(pointers) + 2)
-    }  # as by torch's allocator
-    for attributes in ({}, aligned):
-        types = {**pointers, **whole, **dict.fromkeys(constants, "constexpr")}
-        source = ASTSource(words_kernel, types, constants, attributes)
-        ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
-        assert set(re.findall(r"ld\.volatile\.\S*\.(b\d+)", ptx)) == {"b64"}
-        assert len(re.findall(r"st\.global\.b64", ptx)) == WORDS_BLOCK * 4 / 128, (
-            "one word per element and rank, by 128 threads"
-        )
-        assert ptx.rindex("st.global.b64") < ptx.index("ld.volatile"), (
-            "all words are sent before any is awaited"
-        )
+    pointers = {"source": "*fp32", "result": "*fp32", "mailbox": "*i32", "mailboxes": "*i64", "slots": "*i32"}
+    whole = dict.fromkeys(("count", "part", "rank"), "i32")
+    ROWS, block = triton.next_power_of_2(N), low_latency.BLOCK
+    constants = {"N": N, "ROWS": ROWS, "BLOCK": block}
+    types = {**pointers, **whole, **dict.fromkeys(constants, "constexpr")}
+    aligned = {(number,): [["tt.divisibility", 16]] for number in range(len(types) - len(constants) - 1)}
+    source = ASTSource(getattr(low_latency, kernel), types, constants, aligned)
+    options = {"num_warps": block // low_latency.ELEMENTS_PER_THREAD // 32}
+    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
 
-
-def place(pattern: str, ptx: str) -> int:
-    """Return where the first matching instruction is."""
-    found = re.search(pattern, ptx)
-    assert found is not None, pattern
-    return found.start()
-
-
-def test_flag_arrives_after_its_elements() -> None:
-    """By the memory model, for all threads and the other GPU; 16 bytes are sent at once."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    from ddpperf.collectives.low_latency import FLAGGED_BLOCK, FLAGGED_WARPS, flagged_kernel
-
-    pointers = {
-        "source": "*fp32",
-        "result": "*fp32",
-        "mailbox": "*fp32",
-        "mailboxes": "*i64",
-        "calls": "*i32",
-    }
-    constants = {"N": 2, "BLOCK": FLAGGED_BLOCK}
-    types = {
-        **pointers,
-        **dict.fromkeys(("count", "slot", "rank"), "i32"),
-        **dict.fromkeys(constants, "constexpr"),
-    }
-    aligned = {(number,): [["tt.divisibility", 16]] for number in range(len(pointers) + 2)}
-    source = ASTSource(flagged_kernel, types, constants, aligned)
-    target, options = GPUTarget("cuda", 90, 32), {"num_warps": FLAGGED_WARPS}
-    ptx = triton.compile(source, target=target, options=options).asm["ptx"]
-    store = r"st\.global\.v4\.b32"
-    sent, flagged, waited = (
-        place(pattern, ptx) for pattern in (store, r"\S*sys\S*release", r"\S*sys\S*acquire")
-    )
-    assert len(re.findall(store, ptx)) == 2 * FLAGGED_BLOCK / 4 / (32 * FLAGGED_WARPS), (
-        "each element is written to the other rank and to the result, 4 at once, by all threads"
-    )
-    assert sent < ptx.rindex("bar.sync", 0, flagged) < flagged < waited < ptx.index("bar.sync", waited)
-    assert ptx.index("ld.global.v4.b32", waited) > ptx.index("bar.sync", waited)
+    assert set(re.findall(r"ld\.volatile\.\S+", ptx)) == {"ld.volatile.global.v4.b32"}
+    stores = [match.start() for match in re.finditer(r"st\.global\.v4\.b32", ptx)]
+    waits = [match.start() for match in re.finditer(r"ld\.volatile", ptx)]
+    before_waiting = sum(place < waits[0] for place in stores)
+    if kernel == "one_phase":  # sent to all, and a slot made EMPTY; then the result
+        assert (before_waiting, len(stores)) == (2 * ROWS, 2 * ROWS + 1)
+        assert len(waits) == 2 * ROWS, "one load of each row, and one in the loop that waits"
+    else:  # parts sent to all, and two parts of a slot made EMPTY; then the sums, and the result
+        assert (before_waiting, len(stores)) == (3 * ROWS, 5 * ROWS)
+        assert len(waits) == 4 * ROWS
+        middle = waits[2 * ROWS]
+        assert sum(place < middle for place in stores) == 4 * ROWS, "all sums are sent before one is awaited"
+    # One element per slot and thread block, the number of the slot, is the only other store
+    assert len(re.findall(r"st\.global\.b32", ptx)) == 1
