@@ -54,15 +54,15 @@ from tools.tables import (
 )
 
 DOCS = ROOT / "docs"
-PICTURED = DOCS / "h200x4.md"
 # Pages with stored runs of single files of perf/. A whole test run does not replace these runs.
 OF_ONE_FILE = tuple(
     DOCS / f"{page}.md" for page in ("h100x2", "h100x4", "h200x2", "large_batches", "all_reduce", "nodes")
 )
 OTHERS = tuple(
-    DOCS / f"{page}.md" for page in ("cpu2", "images", "gate", "own_ddp", "experiments", "reports")
+    DOCS / f"{page}.md" for page in ("cpu2", "images", "gate", "own_ddp", "experiments", "reports", "h200x4")
 )
-PAGES = (ROOT / "README.md", ROOT / "perf" / "baselines" / "README.md", PICTURED, *OTHERS, *OF_ONE_FILE)
+PAGES = (ROOT / "README.md", ROOT / "perf" / "baselines" / "README.md", *OTHERS, *OF_ONE_FILE)
+PICTURED = DOCS / "h100x4" / "picture.json"  # of the part "picture" of tools/several_gpus.py
 PICTURE = DOCS / "overview.png"
 MADE = re.compile(r"<!-- made by tools/update_readme.py from (.+?) -->\n.*?<!-- end -->", re.DOTALL)
 FIRST = "the first tests in "  # one test of each file
@@ -130,7 +130,7 @@ def folder_of(run: str) -> str:
 
 
 def is_pictured(spec: Spec) -> bool:
-    return isinstance(spec, AllReduceSpec) and is_plain(spec) and not spec.captured
+    return isinstance(spec, AllReduceSpec) and is_plain(spec) and spec.captured
 
 
 def draw(document: dict[str, Any], picture: Path) -> None:
@@ -175,7 +175,7 @@ def draw(document: dict[str, Any], picture: Path) -> None:
     right.set_xscale("log", base=2)
     sizes = sorted({test["spec"]["nbytes"] for test in reducing})
     right.set_xticks(sizes, [format_bytes(size) for size in sizes], rotation=30)
-    right.set(xlabel="size", ylabel="bus bandwidth, GB/s", title="all_reduce of the backend, eager")
+    right.set(xlabel="size", ylabel="bus bandwidth, GB/s", title="all_reduce of NCCL, graph")
     right.legend()
     figure.suptitle(
         f"{document['ddpperf']['hardware_key']}, torch {document['ddpperf']['environment']['torch']}"
@@ -190,8 +190,7 @@ def main() -> None:
     }
     for page in PAGES:
         page.write_text(updated(page.read_text(), {} if page in OF_ONE_FILE else given))
-    pictured, *_ = MADE.findall(PICTURED.read_text())
-    draw(json.loads((ROOT / pictured).read_text()), PICTURE)
+    draw(json.loads(PICTURED.read_text()), PICTURE)
 
 
 if __name__ == "__main__":

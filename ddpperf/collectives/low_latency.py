@@ -34,8 +34,9 @@ Kernel = Literal["one_phase", "two_phase"]
 EMPTY = tl.constexpr(-1)
 OTHER_NAN = tl.constexpr(0x7FC00000)
 SLOTS = tl.constexpr(3)
-ONE_PHASE_BYTES = 2**18  # the largest buffer for which one_phase is faster on four ranks
-BLOCK = 512  # elements for each thread block
+ONE_PHASE_BYTES = 2**17  # the largest buffer for which one_phase is the faster kernel on four H100s
+SMALL_BYTES = 2**20  # the largest buffer with small thread blocks
+SMALL_BLOCK, BLOCK = 128, 512  # elements for each thread block
 ELEMENTS_PER_THREAD = 4  # 16 bytes, the most that a thread writes at once
 
 
@@ -143,12 +144,17 @@ def two_phase(  # type: ignore[no-untyped-def]
     tl.store(slots + block, (slot + 1) % SLOTS)
 
 
-def choose_kernel(count: int, N: int) -> Kernel:
-    """Return the faster kernel. On two ranks, both kernels send equally many bytes."""
-    return "one_phase" if N == 2 or count * FLOAT32_BYTES <= ONE_PHASE_BYTES else "two_phase"
+def choose(count: int, N: int) -> tuple[Kernel, int]:
+    """Return the faster kernel, and the elements for each thread block.
+
+    On two ranks, both kernels send equally many bytes.
+    """
+    nbytes = count * FLOAT32_BYTES
+    kernel: Kernel = "one_phase" if N == 2 or nbytes <= ONE_PHASE_BYTES else "two_phase"
+    return kernel, SMALL_BLOCK if nbytes <= SMALL_BYTES else BLOCK
 
 
-def layout(kernel: Kernel, count: int, N: int, block: int = BLOCK) -> tuple[int, int, int]:
+def layout(kernel: Kernel, block: int, count: int, N: int) -> tuple[int, int, int]:
     """Return the number of thread blocks, of elements of a part, and of elements of a mailbox."""
     phases = 1 if kernel == "one_phase" else 2
     part = 16 * triton.cdiv(count if phases == 1 else triton.cdiv(count, N), 16)  # whole 16 bytes
@@ -157,17 +163,17 @@ def layout(kernel: Kernel, count: int, N: int, block: int = BLOCK) -> tuple[int,
 
 def launch(
     kernel: Kernel,
+    block: int,
     source: Tensor,
     result: Tensor,
     mailbox: Tensor,
     mailboxes: Tensor,
     slots: Tensor,
     rank: int,
-    block: int = BLOCK,
 ) -> None:
     """Launch one of the two kernels. The parameters are those of the kernels."""
     N, count = mailboxes.numel(), source.numel()
-    blocks, part, _ = layout(kernel, count, N, block)
+    blocks, part, _ = layout(kernel, block, count, N)
     (one_phase if kernel == "one_phase" else two_phase)[(blocks,)](
         *(source, result, mailbox, mailboxes, slots, count, part, rank),
         N=N,
@@ -182,19 +188,18 @@ class LowLatency:
 
     source, result: float32 [count] of at most LOW_LATENCY_BYTES, anywhere on the GPU. They may be
     the same tensor. All ranks of the default group create one object together and call `sum`
-    equally often. The sums are bit-identical on all ranks.
+    equally often. The sums are bit-identical on all ranks. The mailbox needs the memory of 6
+    buffers, for small buffers that of 3 N.
     """
 
-    def __init__(
-        self, source: Tensor, result: Tensor, kernel: Kernel | None = None, block: int = BLOCK
-    ) -> None:
+    def __init__(self, source: Tensor, result: Tensor) -> None:
         rank, N, device = dist.get_rank(), dist.get_world_size(), source.device
-        kernel = kernel or choose_kernel(source.numel(), N)
-        blocks, _, size = layout(kernel, source.numel(), N, block)
+        kernel, block = choose(source.numel(), N)
+        blocks, _, size = layout(kernel, block, source.numel(), N)
         mailbox = symmetric_buffer(size, torch.int32, device).fill_(EMPTY.value)
         mailboxes, self.handle = mapped_addresses(mailbox)
         slots = torch.zeros(blocks, dtype=torch.int32, device=device)
-        self.arguments = kernel, source, result, mailbox, mailboxes, slots, rank, block
+        self.arguments = kernel, block, source, result, mailbox, mailboxes, slots, rank
         torch.cuda.synchronize(device)
         self.handle.barrier()  # all mailboxes are EMPTY
         torch.cuda.synchronize(device)
@@ -202,4 +207,4 @@ class LowLatency:
     def sum(self) -> Tensor:
         """Launch the all-reduce on the current CUDA stream and return the result tensor."""
         launch(*self.arguments)
-        return self.arguments[2]
+        return self.arguments[3]

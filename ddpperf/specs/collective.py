@@ -20,7 +20,7 @@ CAPTURED_ALGORITHMS: tuple[Algorithm, ...] = ("backend", *SYMMETRIC)
 ONE_KERNEL: tuple[Algorithm, ...] = ("backend", "one_shot", "two_shot")  # each is one library kernel
 GRAPH_CALLS = 20  # calls in one graph, like -G 20 of nccl-tests
 FLOAT32_BYTES = 4
-LOW_LATENCY_BYTES = 2**22  # largest buffer of low_latency, which sends all of it to every rank
+LOW_LATENCY_BYTES = 2**28  # largest buffer of low_latency, whose mailbox needs 6 times its memory
 PIECE_BYTES = 2**20  # size of the messages into which a ring divides a segment
 MOST_PIECES = 16
 

@@ -5,6 +5,7 @@ Arguments and answers are plain JSON values.
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import os
@@ -266,6 +267,7 @@ class Rank:
         self.opened, self.finished = None, False
         forget_compiled()
         gc.collect()  # frees reference cycles: a model's memory and a loader's processes
+        gc.freeze()  # the next collection need not look at what torch and its compiler have imported
         if self.device.type == "cuda":
             torch._C._cuda_clearCublasWorkspaces()  # 32 MiB for each stream that ever multiplied
             torch.cuda.empty_cache()
@@ -293,9 +295,19 @@ def inject(fault: specs.Fault | None, rank: int, command: str) -> None:
 
 
 def stream_for(spec: specs.Spec, device: torch.device) -> torch.cuda.Stream:
-    """Return a new CUDA stream for measurements with CUDA graphs, else the default stream.
+    """Return this process's CUDA stream for measurements with CUDA graphs, else the default stream.
 
     The default stream cannot be captured in a CUDA graph. On it, each NCCL call of a graph takes 4
     to 8 us longer.
     """
-    return torch.cuda.Stream(device) if spec.captured else torch.cuda.default_stream(device)
+    return graph_stream(device) if spec.captured else torch.cuda.default_stream(device)
+
+
+@functools.cache
+def graph_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the CUDA stream in which this process captures and replays all graphs.
+
+    Replays in another stream than before put the process at the slow pace (seen on four H100s), and
+    `GpuPace.restore` takes 0.4 to 0.7 s.
+    """
+    return torch.cuda.Stream(device)

@@ -86,7 +86,7 @@ def test_process_sets_do_not_disturb_what_others_time_at_their_end() -> None:
     ("algorithm", "nbytes"),
     [
         *(("copy_engine", 4), ("copy_engine", 2**22 + 4)),
-        *(("low_latency", 4), ("low_latency", 2**18 - 4), ("low_latency", 2**18 + 4), ("low_latency", 2**22)),
+        *(("low_latency", 4), ("low_latency", 2**17 + 4), ("low_latency", 2**20 + 4), ("low_latency", 2**28)),
     ],
 )
 def test_algorithms_in_mapped_memory_sum_any_length(pool: Pool, algorithm: Algorithm, nbytes: int) -> None:

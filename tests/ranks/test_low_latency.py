@@ -65,7 +65,7 @@ def sum_often(
         time.sleep((rank + call) % 2 * 0.3)  # the other ranks begin the next call
         source = sources[rank] * (call + 1)
         result = source if call % 2 else torch.full_like(source, -1)
-        launch(kernel, source, result, mailboxes[rank], addresses, slots, rank, BLOCK)
+        launch(kernel, BLOCK, source, result, mailboxes[rank], addresses, slots, rank)
         results[call] = result
 
 
@@ -78,7 +78,7 @@ def sums_of_ranks(kernel: Kernel, N: int, count: int) -> tuple[list[list[float]]
 
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
-    blocks, _, size = layout(kernel, count, N, BLOCK)
+    blocks, _, size = layout(kernel, BLOCK, count, N)
     sources = [torch.randn(count, generator=generator).share_memory_() for _ in range(N)]
     sources[0][0] = EMPTY
     mailboxes = [torch.full((size,), -1, dtype=torch.int32).share_memory_() for _ in range(N)]

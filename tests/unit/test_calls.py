@@ -257,8 +257,8 @@ def test_sum_out_of_place_ignores_number_of_calls(
             "execution graph captures backend, one_shot,",
         ),
         (
-            lambda: AllReduceSpec(world_size=2, nbytes=2**22 + 4, algorithm="low_latency"),
-            "algorithm low_latency sums up to 4MiB, got 4194308 bytes; use two_shot",
+            lambda: AllReduceSpec(world_size=2, nbytes=2**28 + 4, algorithm="low_latency"),
+            "algorithm low_latency sums up to 256MiB, got 268435460 bytes; use two_shot",
         ),
     ],
 )
