@@ -64,7 +64,7 @@ def mailboxes_from(mailboxes, ranks):  # type: ignore[no-untyped-def]
 
 # rank is not specialized: all ranks need the same instructions
 @triton.jit(do_not_specialize=["rank"])  # type: ignore[untyped-decorator]
-def one_phase(  # type: ignore[no-untyped-def]
+def one_phase_all_reduce(  # type: ignore[no-untyped-def]
     source,
     result,
     mailbox,
@@ -101,7 +101,7 @@ def one_phase(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["rank"])  # type: ignore[untyped-decorator]
-def two_phase(  # type: ignore[no-untyped-def]
+def two_phase_all_reduce(  # type: ignore[no-untyped-def]
     source,
     result,
     mailbox,
@@ -144,6 +144,9 @@ def two_phase(  # type: ignore[no-untyped-def]
     tl.store(slots + block, (slot + 1) % SLOTS)
 
 
+KERNELS = {"one_phase": one_phase_all_reduce, "two_phase": two_phase_all_reduce}
+
+
 def choose(count: int, N: int) -> tuple[Kernel, int]:
     """Return the faster kernel, and the elements for each thread block.
 
@@ -174,7 +177,7 @@ def launch(
     """Launch one of the two kernels. The parameters are those of the kernels."""
     N, count = mailboxes.numel(), source.numel()
     blocks, part, _ = layout(kernel, block, count, N)
-    (one_phase if kernel == "one_phase" else two_phase)[(blocks,)](
+    KERNELS[kernel][(blocks,)](
         *(source, result, mailbox, mailboxes, slots, count, part, rank),
         N=N,
         ROWS=triton.next_power_of_2(N),
@@ -189,7 +192,7 @@ class LowLatency:
     source, result: float32 [count] of at most LOW_LATENCY_BYTES, anywhere on the GPU. They may be
     the same tensor. All ranks of the default group create one object together and call `sum`
     equally often. The sums are bit-identical on all ranks. The mailbox needs the memory of 6
-    buffers, for small buffers that of 3 N.
+    buffers, or of 3 N buffers of at most ONE_PHASE_BYTES.
     """
 
     def __init__(self, source: Tensor, result: Tensor) -> None:

@@ -138,7 +138,7 @@ def test_kernels_send_16_bytes_at_once_and_before_they_wait(kernel: Kernel, N: i
     constants = {"N": N, "ROWS": ROWS, "BLOCK": block}
     types = {**pointers, **whole, **dict.fromkeys(constants, "constexpr")}
     aligned = {(number,): [["tt.divisibility", 16]] for number in range(len(types) - len(constants) - 1)}
-    source = ASTSource(getattr(low_latency, kernel), types, constants, aligned)
+    source = ASTSource(low_latency.KERNELS[kernel], types, constants, aligned)
     options = {"num_warps": block // low_latency.ELEMENTS_PER_THREAD // 32}
     ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
 

@@ -47,6 +47,8 @@ def test_a_gpus_time_is_split() -> None:
         ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*)", True),
         ("void one_shot_all_reduce_kernel<float, 16>(float**)", True),
         ("void two_shot_all_reduce_kernel_inplace<c10::BFloat16, 16, 4>", True),
+        ("one_phase_all_reduce", True),
+        ("two_phase_all_reduce", True),
         ("void multimem_all_reduce_kernel<float>", True),
         (GEMM, False),
         ("void at::native::reduce_kernel<512, 1>(ReduceOp)", False),
