@@ -43,7 +43,11 @@ SCALING = "perf/test_scaling.py"
 WEAK = f"{SCALING}::test_weak_scaling"
 BUCKETS = "{gpus}gpu and not data_parallel and not torchvision and not resnet50"
 # What the pages about course reports still need
-REPORTS = "(breakdown and {gpus}gpu) or data_parallel or (weak and resnet50)"
+REPORTS = (
+    "(split and data_parallel and {gpus}gpu and b128) or (test_weak_scaling and data_parallel) or "
+    "(test_weak_scaling and resnet50 and not eager and not compile and not own_ddp) or "
+    "(test_step_breakdown and {gpus}gpu and not eager and not epoch and not speedup and not resnet50)"
+)
 # NCCL's all_reduces and plain DDP steps, which README.md's picture shows
 PICTURE = (
     "not eager and not compile and not own_ddp and not resnet50 and not torchvision and not shot and not "
