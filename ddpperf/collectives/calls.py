@@ -17,7 +17,7 @@ from ddpperf.compile_and_capture import capture
 from ddpperf.custom_functions import import_function
 from ddpperf.errors import CannotTrain
 from ddpperf.instruments.measurement import Measurement
-from ddpperf.instruments.trace import communication_seconds, trace_of
+from ddpperf.instruments.trace import communication_seconds, load_profiler, trace_of
 from ddpperf.specs import (
     FLOAT32_BYTES,
     GRAPH_CALLS,
@@ -74,7 +74,14 @@ class RepeatedCall(Measurement):
     def step(self) -> None:
         (self._replay or self.call)()
 
+    @property
+    def profiled(self) -> bool:
+        """Whether `finish` traces the kernel of a call."""
+        return self.device.type == "cuda" and getattr(self.spec, "algorithm", "backend") in ONE_KERNEL
+
     def warm_up(self, steps: int) -> None:
+        if self.profiled:
+            load_profiler(self.device)
         for _ in range(steps):
             self.call()
         if self.spec.captured:
@@ -89,7 +96,7 @@ class RepeatedCall(Measurement):
 
         The result is empty on the CPU, without a profiler, and for algorithms of several kernels.
         """
-        if self.device.type != "cuda" or getattr(self.spec, "algorithm", "backend") not in ONE_KERNEL:
+        if not self.profiled:
             return {}
         self.start_round()
         seconds = communication_seconds(trace_of(self._replay or self._call_often, self.device))
