@@ -1,4 +1,4 @@
-"""A low-latency all-reduce: one Triton kernel, without a barrier and without flags.
+"""A low-latency all-reduce: one Triton kernel for each call, without a barrier and without flags.
 
 Each rank writes elements into mailboxes in the mapped memory of all ranks, and adds up what arrives
 in its own mailbox. An element that has not arrived yet is EMPTY, the bits of one NaN. A sender
@@ -13,8 +13,8 @@ again. Another rank writes into this slot two calls later. It then has all eleme
 between, which a rank sends only after the kernel of this call has ended. So all calls must be in one
 stream, and a kernel must not start before the previous one has ended.
 
-A thread block waits only for the same block of the other ranks. GPUs start blocks in order, so that
-the kernels also work if not all blocks run at once.
+A thread block waits only for the same block of the other ranks. In practice, GPUs start blocks in
+order, so that the kernels also work if not all blocks run at once.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def mailboxes_from(mailboxes, ranks):  # type: ignore[no-untyped-def]
     return tl.multiple_of(tl.load(mailboxes + ranks).to(tl.pointer_type(tl.int32)), 16)[:, None]
 
 
-# rank is not specialized: all ranks need the same instructions
+# rank is not specialized, so that all ranks run the same instructions and add up in the same order
 @triton.jit(do_not_specialize=["rank"])  # type: ignore[untyped-decorator]
 def one_phase_all_reduce(  # type: ignore[no-untyped-def]
     source,
@@ -79,23 +79,22 @@ def one_phase_all_reduce(  # type: ignore[no-untyped-def]
 ):
     """Sum a float32 buffer over all ranks by sending it to every rank.
 
-    mailbox: SLOTS x N rows of `part` elements, the padded length of the buffer. mailboxes: the
-    address of each rank's mailbox. slots: the slot of this call, for each thread block. ROWS: the
-    next power of two of N.
+    mailbox: SLOTS x N rows of `part` elements, the padded length of the buffer; the padding is sent,
+    too. mailboxes: the address of each rank's mailbox. slots: the slot of this call, for each thread
+    block. ROWS: the next power of two of N.
     """
     block = tl.program_id(0)
     slot = tl.load(slots + block)
-    filled = slot.to(tl.int64) * N * part
-    emptied = ((slot + SLOTS - 1) % SLOTS).to(tl.int64) * N * part
+    filled, emptied = slot * N * part, (slot + SLOTS - 1) % SLOTS * N * part
     rows, at = tl.arange(0, ROWS), block * BLOCK + tl.arange(0, BLOCK)
-    inside = (rows < N)[:, None] & (at < count)[None, :]
+    inside = (rows < N)[:, None] & (at < part)[None, :]
     row_at = rows[:, None] * part + at[None, :]
 
     bits = sent(tl.load(source + at, mask=at < count, other=0.0))
     theirs = mailboxes_from(mailboxes, (rank + rows) % N)  # each rank begins with another mailbox
     tl.store(theirs + filled + rank * part + at[None, :], bits[None, :], mask=inside)
     tl.store(mailbox + emptied + row_at, EMPTY, mask=inside)
-    total = tl.sum(arrived(mailbox + filled + row_at, inside), 0)  # in the same order on all ranks
+    total = tl.sum(arrived(mailbox + filled + row_at, inside), 0)
     tl.store(result + at, total, mask=at < count)
     tl.store(slots + block, (slot + 1) % SLOTS)
 
@@ -117,30 +116,27 @@ def two_phase_all_reduce(  # type: ignore[no-untyped-def]
     """Sum a float32 buffer over all ranks, of which each adds up one part.
 
     mailbox: SLOTS x 2 x N rows of `part` elements: first this rank's part of all buffers, then the
-    sums of all parts. The other parameters are those of `one_phase`.
+    sums of all parts. The other parameters are those of `one_phase_all_reduce`.
     """
     block = tl.program_id(0)
-    slot = tl.load(slots + block)
-    sums = N * part.to(tl.int64)
-    filled = slot.to(tl.int64) * 2 * sums
-    emptied = ((slot + SLOTS - 1) % SLOTS).to(tl.int64) * 2 * sums
+    slot, sums = tl.load(slots + block), N * part
+    filled, emptied = slot * 2 * sums, (slot + SLOTS - 1) % SLOTS * 2 * sums
     rows, at = tl.arange(0, ROWS), block * BLOCK + tl.arange(0, BLOCK)
-    in_mailbox = (rows < N)[:, None] & (at < part)[None, :]
-    mine = in_mailbox & (rank * part + at < count)[None, :]
+    inside = (rows < N)[:, None] & (at < part)[None, :]
     row_at = rows[:, None] * part + at[None, :]
-    in_buffer = in_mailbox & (row_at < count)
 
     other = (rank + rows) % N  # each rank begins with another mailbox
-    theirs = mailboxes_from(mailboxes, other) + filled + rank * part + at[None, :]
     part_at = other[:, None] * part + at[None, :]
-    in_part = in_mailbox & (part_at < count)
-    tl.store(theirs, sent(tl.load(source + part_at, mask=in_part, other=0.0)), mask=in_part)
-    tl.store(mailbox + emptied + row_at, EMPTY, mask=in_mailbox)
-    tl.store(mailbox + emptied + sums + row_at, EMPTY, mask=in_mailbox)
-    total = tl.sum(arrived(mailbox + filled + row_at, mine), 0)
+    theirs = mailboxes_from(mailboxes, other) + filled + rank * part + at[None, :]
+    bits = sent(tl.load(source + part_at, mask=inside & (part_at < count), other=0.0))
+    tl.store(theirs, bits, mask=inside)
+    tl.store(mailbox + emptied + row_at, EMPTY, mask=inside)
+    tl.store(mailbox + emptied + sums + row_at, EMPTY, mask=inside)
+    total = tl.sum(arrived(mailbox + filled + row_at, inside), 0)
 
-    tl.store(theirs + sums, sent(total)[None, :], mask=mine)
-    tl.store(result + row_at, arrived(mailbox + filled + sums + row_at, in_buffer), mask=in_buffer)
+    tl.store(theirs + sums, sent(total)[None, :], mask=inside)
+    total = arrived(mailbox + filled + sums + row_at, inside)
+    tl.store(result + row_at, total, mask=inside & (row_at < count))
     tl.store(slots + block, (slot + 1) % SLOTS)
 
 
@@ -160,7 +156,8 @@ def choose(count: int, N: int) -> tuple[Kernel, int]:
 def layout(kernel: Kernel, block: int, count: int, N: int) -> tuple[int, int, int]:
     """Return the number of thread blocks, of elements of a part, and of elements of a mailbox."""
     phases = 1 if kernel == "one_phase" else 2
-    part = 16 * triton.cdiv(count if phases == 1 else triton.cdiv(count, N), 16)  # whole 16 bytes
+    elements = count if phases == 1 else triton.cdiv(count, N)
+    part = 16 * triton.cdiv(elements, 16)  # Triton knows multiples of 16, and then sends 16 bytes at once
     return triton.cdiv(part, block), part, SLOTS.value * phases * N * part
 
 
@@ -202,6 +199,7 @@ class LowLatency:
         mailbox = symmetric_buffer(size, torch.int32, device).fill_(EMPTY.value)
         mailboxes, self.handle = mapped_addresses(mailbox)
         slots = torch.zeros(blocks, dtype=torch.int32, device=device)
+        self.result = result
         self.arguments = kernel, block, source, result, mailbox, mailboxes, slots, rank
         torch.cuda.synchronize(device)
         self.handle.barrier()  # all mailboxes are EMPTY
@@ -210,4 +208,4 @@ class LowLatency:
     def sum(self) -> Tensor:
         """Launch the all-reduce on the current CUDA stream and return the result tensor."""
         launch(*self.arguments)
-        return self.arguments[3]
+        return self.result

@@ -22,6 +22,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 CALLS = 7
 BLOCK = 128  # elements for each thread block
+AROUND = 64  # elements before and after a buffer, which the kernels may neither read nor write
 DEADLOCK_SECONDS = 300
 EMPTY = torch.tensor(-1, dtype=torch.int32).view(torch.float32)  # the NaN that means "not arrived yet"
 Kernel = Any  # importing the type would import Triton before it is made an interpreter
@@ -45,27 +46,33 @@ def sum_often(
     slots: Tensor,
     results: Tensor,
 ) -> None:
-    """Be one rank that is sometimes late, before it sends and before it reads.
+    """Be one rank that is sometimes late. In each call, one rank is late before each store.
 
-    results: has a row for each call.
+    results: has a row for each call, with the elements around the result.
     """
     from triton.runtime.interpreter import InterpreterBuilder
 
     from ddpperf.collectives.low_latency import launch
 
-    load, late = InterpreterBuilder.create_masked_load, random.Random(rank)
+    load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
+    late, call = random.Random(rank), 0
 
     def load_late(*arguments: object) -> object:
         time.sleep(late.choice((0.0, 0.0, 0.0, 0.05)))
         return load(*arguments)
 
-    InterpreterBuilder.create_masked_load = load_late
+    def store_late(*arguments: object) -> object:
+        time.sleep(0.2 * (call % len(sources) == rank))
+        return store(*arguments)
+
+    InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store = load_late, store_late
     addresses = torch.tensor([mailbox.data_ptr() for mailbox in mailboxes])
+    inside = slice(AROUND, -AROUND)
     for call in range(CALLS):
-        time.sleep((rank + call) % 2 * 0.3)  # the other ranks begin the next call
-        source = sources[rank] * (call + 1)
-        result = source if call % 2 else torch.full_like(source, -1)
-        launch(kernel, BLOCK, source, result, mailboxes[rank], addresses, slots, rank)
+        source = torch.full_like(results[call], 1e9)
+        source[inside] = sources[rank] * (call + 1)
+        result = source if call % 2 else torch.full_like(source, 1e9)
+        launch(kernel, BLOCK, source[inside], result[inside], mailboxes[rank], addresses, slots, rank)
         results[call] = result
 
 
@@ -82,7 +89,7 @@ def sums_of_ranks(kernel: Kernel, N: int, count: int) -> tuple[list[list[float]]
     sources = [torch.randn(count, generator=generator).share_memory_() for _ in range(N)]
     sources[0][0] = EMPTY
     mailboxes = [torch.full((size,), -1, dtype=torch.int32).share_memory_() for _ in range(N)]
-    results = [torch.zeros(CALLS, count).share_memory_() for _ in range(N)]
+    results = [torch.zeros(CALLS, AROUND + count + AROUND).share_memory_() for _ in range(N)]
     context: Any = multiprocessing.get_context("fork")  # this process has imported Triton
     ranks = [
         context.Process(
@@ -107,14 +114,17 @@ def sums_of_ranks(kernel: Kernel, N: int, count: int) -> tuple[list[list[float]]
     return [source.tolist() for source in sources], [result.tolist() for result in results]
 
 
-@pytest.mark.parametrize(("N", "count"), [(2, 1), (3, 300), (4, 1001)])
+@pytest.mark.parametrize(("N", "count"), [(4, 3), (3, 100), (2, 300), (4, 1001)])
 @pytest.mark.parametrize("kernel", ["one_phase", "two_phase"])
 def test_late_ranks_have_the_same_sums(
     interpreter: ProcessPoolExecutor, kernel: Kernel, N: int, count: int
 ) -> None:
-    """With several blocks, of which the last is not full, and with an element of EMPTY's bits."""
+    """With fewer elements than ranks, with one block and several, and with an element of EMPTY's bits."""
     sources, results = map(torch.tensor, interpreter.submit(sums_of_ranks, kernel, N, count).result())
-    assert results.shape == (N, CALLS, count)
+    assert results.shape == (N, CALLS, AROUND + count + AROUND)
+    assert (results[:, :, :AROUND] == 1e9).all()
+    assert (results[:, :, -AROUND:] == 1e9).all()
+    results = results[:, :, AROUND:-AROUND]
     assert results[:, :, 0].isnan().all()
     sources, results = sources[:, 1:], results[:, :, 1:]
     assert torch.equal(results, results[:1].expand_as(results))
@@ -122,37 +132,58 @@ def test_late_ranks_have_the_same_sums(
     torch.testing.assert_close(results[0].double(), sources.double().sum(0) * factors, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("N", [2, 3, 4, 8])
+@pytest.mark.parametrize("aligned", [True, False])
+@pytest.mark.parametrize("small", [True, False])
+@pytest.mark.parametrize("N", [2, 3, 8])
 @pytest.mark.parametrize("kernel", ["one_phase", "two_phase"])
-def test_kernels_send_16_bytes_at_once_and_before_they_wait(kernel: Kernel, N: int) -> None:
-    """A rank that waited before it sends could wait for ever."""
+def test_kernels_send_16_bytes_at_once_and_before_they_wait(
+    kernel: Kernel, N: int, small: bool, aligned: bool
+) -> None:
+    """A rank that waited before it sends could wait for ever.
+
+    small: whether the thread blocks are small. aligned: whether the buffers, and their length, are
+    multiples of 16. The mailboxes always are.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     from ddpperf.collectives import low_latency
 
-    pointers = {"source": "*fp32", "result": "*fp32", "mailbox": "*i32", "mailboxes": "*i64", "slots": "*i32"}
-    whole = dict.fromkeys(("count", "part", "rank"), "i32")
-    ROWS, block = triton.next_power_of_2(N), low_latency.BLOCK
+    types = {
+        **{"source": "*fp32", "result": "*fp32", "mailbox": "*i32", "mailboxes": "*i64", "slots": "*i32"},
+        **{"count": "i32", "part": "i32", "rank": "i32"},
+    }
+    multiples = {"mailbox", "mailboxes", "slots", "part"} | (
+        {"source", "result", "count"} if aligned else set()
+    )
+    attributes = {
+        (place,): [["tt.divisibility", 16]] for place, name in enumerate(types) if name in multiples
+    }
+    ROWS, block = triton.next_power_of_2(N), low_latency.SMALL_BLOCK if small else low_latency.BLOCK
     constants = {"N": N, "ROWS": ROWS, "BLOCK": block}
-    types = {**pointers, **whole, **dict.fromkeys(constants, "constexpr")}
-    aligned = {(number,): [["tt.divisibility", 16]] for number in range(len(types) - len(constants) - 1)}
-    source = ASTSource(low_latency.KERNELS[kernel], types, constants, aligned)
+    types |= dict.fromkeys(constants, "constexpr")
+    source = ASTSource(low_latency.KERNELS[kernel], types, constants, attributes)
     options = {"num_warps": block // low_latency.ELEMENTS_PER_THREAD // 32}
     ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
 
     assert set(re.findall(r"ld\.volatile\.\S+", ptx)) == {"ld.volatile.global.v4.b32"}
-    stores = [match.start() for match in re.finditer(r"st\.global\.v4\.b32", ptx)]
-    waits = [match.start() for match in re.finditer(r"ld\.volatile", ptx)]
-    before_waiting = sum(place < waits[0] for place in stores)
-    if kernel == "one_phase":  # sent to all, and a slot made EMPTY; then the result
-        assert (before_waiting, len(stores)) == (2 * ROWS, 2 * ROWS + 1)
+    waits = places(r"ld\.volatile", ptx)
+    sends = [place for place in places(r"st\.global\.v4\.b32", ptx) if place < waits[-1]]
+    before_waiting = sum(place < waits[0] for place in sends)
+    if kernel == "one_phase":  # the buffer to all, and a slot made EMPTY
+        assert before_waiting == len(sends) == 2 * ROWS
         assert len(waits) == 2 * ROWS, "one load of each row, and one in the loop that waits"
-    else:  # parts sent to all, and two parts of a slot made EMPTY; then the sums, and the result
-        assert (before_waiting, len(stores)) == (3 * ROWS, 5 * ROWS)
+        results = 1
+    else:  # parts to all, and two halves of a slot made EMPTY; then the sums
+        assert (before_waiting, len(sends)) == (3 * ROWS, 4 * ROWS)
         assert len(waits) == 4 * ROWS
-        middle = waits[2 * ROWS]
-        assert sum(place < middle for place in stores) == 4 * ROWS, "all sums are sent before one is awaited"
-    # One element per slot and thread block, the number of the slot, is the only other store
-    assert len(re.findall(r"st\.global\.b32", ptx)) == 1
+        assert sends[-1] < waits[2 * ROWS], "all sums are sent before one is awaited"
+        results = ROWS
+    # Apart from the result, one number is stored: that of the slot.
+    assert len(places(r"st\.global\.b32", ptx)) == 1 + 4 * results * (not aligned)
+
+
+def places(pattern: str, ptx: str) -> list[int]:
+    """Return where the matching instructions are."""
+    return [match.start() for match in re.finditer(pattern, ptx)]
