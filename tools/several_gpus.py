@@ -48,10 +48,10 @@ REPORTS = (
     "(test_weak_scaling and resnet50 and not eager and not compile and not own_ddp) or "
     "(test_step_breakdown and {gpus}gpu and not eager and not epoch and not speedup and not resnet50)"
 )
-# NCCL's all_reduces and plain DDP steps, which README.md's picture shows
+# NCCL's all_reduces in CUDA graphs and plain DDP steps, which README.md's picture shows
 PICTURE = (
-    "not eager and not compile and not own_ddp and not resnet50 and not torchvision and not shot and not "
-    "copy_engine and not low_latency and not out_of_place"
+    "(test_weak_scaling or graph) and not eager and not compile and not own_ddp and not resnet50 and not "
+    "torchvision and not shot and not copy_engine and not low_latency and not out_of_place"
 )
 # The arguments of each test run, by its name. --slow-down is 3% of the shortest step on 2 H200s.
 PARTS = {

@@ -3,7 +3,8 @@
     python -m tools.update_readme [perf/baselines/KEY/NNNN_NAME.json ...]
 
 tests/unit/test_readme.py checks that the tables are up to date. A stored run that is named on the
-command line replaces the run of the same hardware in README.md and docs/.
+command line replaces the run of the same hardware in README.md and docs/. The picture always shows
+docs/h100x4/picture.json.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ OTHERS = tuple(
     DOCS / f"{page}.md" for page in ("cpu2", "images", "gate", "own_ddp", "experiments", "reports", "h200x4")
 )
 PAGES = (ROOT / "README.md", ROOT / "perf" / "baselines" / "README.md", *OTHERS, *OF_ONE_FILE)
-PICTURED = DOCS / "h100x4" / "picture.json"  # of the part "picture" of tools/several_gpus.py
+PICTURED = DOCS / "h100x4" / "picture.json"  # a run of the part "picture" of tools/several_gpus.py
 PICTURE = DOCS / "overview.png"
 MADE = re.compile(r"<!-- made by tools/update_readme.py from (.+?) -->\n.*?<!-- end -->", re.DOTALL)
 FIRST = "the first tests in "  # one test of each file

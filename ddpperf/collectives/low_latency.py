@@ -1,17 +1,17 @@
 """A low-latency all-reduce: one Triton kernel for each call, without a barrier and without flags.
 
 Each rank writes elements into mailboxes in the mapped memory of all ranks, and adds up what arrives
-in its own mailbox. An element that has not arrived yet is EMPTY, the bits of one NaN. A sender
-replaces this NaN by another one. So no flag is sent, and no element waits for another one.
+in its own mailbox. A place whose element has not arrived holds EMPTY, the bits of a NaN. If a value
+has these bits, the sender sends a different NaN. So no flags are sent, and no element waits for one.
 
 - `one_phase` sends the whole buffer to every rank, which adds up all elements.
 - `two_phase` sends each rank one part of the buffer. The rank adds up its part, and sends the sums
   to every rank. On four ranks it sends half as many bytes as one_phase, but waits twice.
 
-Calls use three slots of the mailbox in turn. Each call makes the slot of the call before EMPTY
-again. Another rank writes into this slot two calls later. It then has all elements of the call
-between, which a rank sends only after the kernel of this call has ended. So all calls must be in one
-stream, and a kernel must not start before the previous one has ended.
+Calls use three slots of the mailbox in turn. Call k fills its slot, and makes the slot of call k-1
+EMPTY again. Other ranks write into that slot in call k+2. They have then received this rank's
+elements of call k+1, which it sends only after its kernel of call k has ended. So all calls must be
+in one stream, and a kernel must not start before the previous one has ended.
 
 A thread block waits only for the same block of the other ranks. In practice, GPUs start blocks in
 order, so that the kernels also work if not all blocks run at once.
@@ -79,9 +79,9 @@ def one_phase_all_reduce(  # type: ignore[no-untyped-def]
 ):
     """Sum a float32 buffer over all ranks by sending it to every rank.
 
-    mailbox: SLOTS x N rows of `part` elements, the padded length of the buffer; the padding is sent,
-    too. mailboxes: the address of each rank's mailbox. slots: the slot of this call, for each thread
-    block. ROWS: the next power of two of N.
+    mailbox: SLOTS x N rows of `part` elements: the buffer and its padding, which is sent, too.
+    mailboxes: the address of each rank's mailbox. slots: the slot of this call, for each thread
+    block. ROWS: N rounded up to a power of two.
     """
     block = tl.program_id(0)
     slot = tl.load(slots + block)
@@ -113,7 +113,7 @@ def two_phase_all_reduce(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Sum a float32 buffer over all ranks, of which each adds up one part.
+    """Sum a float32 buffer over all ranks. Each rank adds up one part.
 
     mailbox: SLOTS x 2 x N rows of `part` elements: first this rank's part of all buffers, then the
     sums of all parts. The other parameters are those of `one_phase_all_reduce`.
@@ -146,7 +146,7 @@ KERNELS = {"one_phase": one_phase_all_reduce, "two_phase": two_phase_all_reduce}
 def choose(count: int, N: int) -> tuple[Kernel, int]:
     """Return the faster kernel, and the elements for each thread block.
 
-    On two ranks, both kernels send equally many bytes.
+    On two ranks, both send the same number of bytes, but one_phase waits once.
     """
     nbytes = count * FLOAT32_BYTES
     kernel: Kernel = "one_phase" if N == 2 or nbytes <= ONE_PHASE_BYTES else "two_phase"
@@ -154,7 +154,7 @@ def choose(count: int, N: int) -> tuple[Kernel, int]:
 
 
 def layout(kernel: Kernel, block: int, count: int, N: int) -> tuple[int, int, int]:
-    """Return the number of thread blocks, of elements of a part, and of elements of a mailbox."""
+    """Return the number of thread blocks, elements per part, and elements per mailbox."""
     phases = 1 if kernel == "one_phase" else 2
     elements = count if phases == 1 else triton.cdiv(count, N)
     part = 16 * triton.cdiv(elements, 16)  # Triton knows multiples of 16, and then sends 16 bytes at once
@@ -171,7 +171,10 @@ def launch(
     slots: Tensor,
     rank: int,
 ) -> None:
-    """Launch one of the two kernels. The parameters are those of the kernels."""
+    """Launch one of the two kernels.
+
+    block: the elements for each thread block. The other parameters are those of the kernels.
+    """
     N, count = mailboxes.numel(), source.numel()
     blocks, part, _ = layout(kernel, block, count, N)
     KERNELS[kernel][(blocks,)](
@@ -188,8 +191,8 @@ class LowLatency:
 
     source, result: float32 [count] of at most LOW_LATENCY_BYTES, anywhere on the GPU. They may be
     the same tensor. All ranks of the default group create one object together and call `sum`
-    equally often. The sums are bit-identical on all ranks. The mailbox needs the memory of 6
-    buffers, or of 3 N buffers of at most ONE_PHASE_BYTES.
+    equally often. The sums are bit-identical on all ranks. The mailbox takes 6 times the
+    memory of the buffer, or 3 N times up to ONE_PHASE_BYTES.
     """
 
     def __init__(self, source: Tensor, result: Tensor) -> None:

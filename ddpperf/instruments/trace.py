@@ -31,7 +31,7 @@ Call = Callable[[], object]
 TRACED_STEPS = 5
 MARGIN_SECONDS = 1e-3  # idle time at both ends, because the profiler drops kernels outside the profile
 MARK = "ddpperf steps"
-# NCCL's kernels, torch's kernels in memory that all GPUs have mapped, and gloo's threads.
+# NCCL's kernels, torch's and this project's in memory that all GPUs have mapped, and gloo's threads.
 COMMUNICATION = re.compile(r"nccl.*kernel|(one|two)_(shot|phase)_all_reduce|multimem_|gloo:", re.IGNORECASE)
 ALL_REDUCE = re.compile("all_?reduce", re.IGNORECASE)
 BARRIER = "gloo:barrier"
@@ -163,9 +163,10 @@ def trace_of(
 
 @functools.cache
 def load_profiler(device: torch.device) -> None:
-    """Make a first trace of a GPU, because the first trace of a process takes 5 s (four H100s).
+    """Trace a GPU once, because the first trace of a process takes 5 s (four H100s).
 
-    Process sets open their measurements at the same time, but end them one by one.
+    Process sets warm up at the same time, but finish one by one. So the first trace belongs in the
+    warm-up.
     """
     import torch
 

@@ -17,10 +17,11 @@ CallExecution = Literal["eager", "graph"]
 OWN_ALGORITHMS: tuple[OwnAlgorithm, ...] = get_args(OwnAlgorithm)
 SYMMETRIC: tuple[SymmetricAlgorithm, ...] = get_args(SymmetricAlgorithm)
 CAPTURED_ALGORITHMS: tuple[Algorithm, ...] = ("backend", *SYMMETRIC)
+# One kernel for each call:
 ONE_KERNEL: tuple[Algorithm, ...] = ("backend", "one_shot", "two_shot", "low_latency")
 GRAPH_CALLS = 20  # calls in one graph, like -G 20 of nccl-tests
 FLOAT32_BYTES = 4
-LOW_LATENCY_BYTES = 2**28  # largest buffer of low_latency, whose mailbox needs 6 times its memory
+LOW_LATENCY_BYTES = 2**28  # largest buffer of low_latency; the mailbox takes 6 times as much
 PIECE_BYTES = 2**20  # size of the messages into which a ring divides a segment
 MOST_PIECES = 16
 

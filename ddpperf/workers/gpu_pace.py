@@ -3,9 +3,9 @@
 A process replays CUDA graphs at the fast pace until it loads the kernels of its first convolution
 or matrix product. From then on each kernel of a graph takes longer, by 0.18 us for the smallest
 kernels and by 0.36 us on average in a training step (one H200). If any CUDA context is then created
-or destroyed on the GPU, the process returns to the fast pace for the rest of its life. Without
-help, the pace depends on which other processes come and go, and steps of small kernels differ by up
-to 7% between runs.
+or destroyed on the GPU, the process returns to the fast pace. It is slow again after a replay in
+another CUDA stream (four H100s). Without help, the pace depends on which other processes come and
+go, and steps of small kernels differ by up to 7% between runs.
 """
 
 from __future__ import annotations

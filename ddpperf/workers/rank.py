@@ -267,7 +267,7 @@ class Rank:
         self.opened, self.finished = None, False
         forget_compiled()
         gc.collect()  # frees reference cycles: a model's memory and a loader's processes
-        gc.freeze()  # the next collection need not look at what torch and its compiler have imported
+        gc.freeze()  # the next collection skips the objects of torch and its compiler
         if self.device.type == "cuda":
             torch._C._cuda_clearCublasWorkspaces()  # 32 MiB for each stream that ever multiplied
             torch.cuda.empty_cache()
@@ -307,7 +307,7 @@ def stream_for(spec: specs.Spec, device: torch.device) -> torch.cuda.Stream:
 def graph_stream(device: torch.device) -> torch.cuda.Stream:
     """Return the CUDA stream in which this process captures and replays all graphs.
 
-    Replays in another stream than before put the process at the slow pace (seen on four H100s), and
-    `GpuPace.restore` takes 0.4 to 0.7 s.
+    Replays in another stream than before make the process slow, and `GpuPace.restore` then takes
+    0.7 s (four H100s).
     """
     return torch.cuda.Stream(device)

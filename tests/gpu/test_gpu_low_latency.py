@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,7 @@ def sum_all(rank: int, N: int, folder: str) -> None:
 
 
 def values_of(number: int, N: int, count: int) -> torch.Tensor:
-    """Return what the ranks sum. The first element of one rank has the bits that mean "not arrived"."""
+    """Return a row of values for each rank. One value has the bits that mean "not arrived"."""
     values = torch.randn(N, count, generator=torch.Generator().manual_seed(number))
     values[number % N, 0] = torch.tensor(-1, dtype=torch.int32).view(torch.float32)
     return values
@@ -76,12 +77,13 @@ def check(result: torch.Tensor, values: torch.Tensor, what: str) -> None:
 
 
 def test_all_kernels_sum_all_lengths(tmp_path: Path) -> None:
-    """New values in each call, so that a value from an earlier call is noticed."""
+    """Use new values in each call, so that a value from an earlier call changes the sum."""
     N = torch.cuda.device_count()
     processes = torch.multiprocessing.spawn(sum_all, args=(N, str(tmp_path)), nprocs=N, join=False)
-    if not processes.join(timeout=MOST_SECONDS):
-        while not processes.join(timeout=0):
+    end = time.monotonic() + MOST_SECONDS
+    while not processes.join(timeout=1):
+        if time.monotonic() > end:
             for process in processes.processes:
                 process.kill()
-        pytest.fail(f"the ranks wait for each other, or take more than {MOST_SECONDS} s")
+            pytest.fail(f"the ranks wait for each other, or take more than {MOST_SECONDS} s")
     assert len(list(tmp_path.glob("done*"))) == N

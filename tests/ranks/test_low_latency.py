@@ -1,8 +1,8 @@
 """The low-latency all-reduce by Triton's interpreter, in processes that share memory, with late
 ranks.
 
-And the instructions compiled for an H100: 16 bytes at once, and all is sent before anything is
-awaited.
+Also checks the instructions compiled for an H100: 16 bytes at once, and in each phase all stores come
+before the wait.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def sum_often(
     slots: Tensor,
     results: Tensor,
 ) -> None:
-    """Be one rank that is sometimes late. In each call, one rank is late before each store.
+    """Be one rank that is sometimes late. In each call, another rank is late before its stores.
 
     results: has a row for each call, with the elements around the result.
     """
@@ -119,7 +119,7 @@ def sums_of_ranks(kernel: Kernel, N: int, count: int) -> tuple[list[list[float]]
 def test_late_ranks_have_the_same_sums(
     interpreter: ProcessPoolExecutor, kernel: Kernel, N: int, count: int
 ) -> None:
-    """With fewer elements than ranks, with one block and several, and with an element of EMPTY's bits."""
+    """Check fewer elements than ranks, one block and several, and an element with EMPTY's bits."""
     sources, results = map(torch.tensor, interpreter.submit(sums_of_ranks, kernel, N, count).result())
     assert results.shape == (N, CALLS, AROUND + count + AROUND)
     assert (results[:, :, :AROUND] == 1e9).all()
@@ -136,13 +136,13 @@ def test_late_ranks_have_the_same_sums(
 @pytest.mark.parametrize("small", [True, False])
 @pytest.mark.parametrize("N", [2, 3, 8])
 @pytest.mark.parametrize("kernel", ["one_phase", "two_phase"])
-def test_kernels_send_16_bytes_at_once_and_before_they_wait(
+def test_kernels_send_16_bytes_before_they_wait(
     kernel: Kernel, N: int, small: bool, aligned: bool
 ) -> None:
-    """A rank that waited before it sends could wait for ever.
+    """If each rank waited before it sends, all would wait for ever.
 
-    small: whether the thread blocks are small. aligned: whether the buffers, and their length, are
-    multiples of 16. The mailboxes always are.
+    small: whether the thread blocks are small. aligned: whether the addresses of the buffers,
+    and their length, are multiples of 16. The addresses of the mailboxes always are.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -180,7 +180,7 @@ def test_kernels_send_16_bytes_at_once_and_before_they_wait(
         assert len(waits) == 4 * ROWS
         assert sends[-1] < waits[2 * ROWS], "all sums are sent before one is awaited"
         results = ROWS
-    # Apart from the result, one number is stored: that of the slot.
+    # Besides the result, one number is stored: that of the slot.
     assert len(places(r"st\.global\.b32", ptx)) == 1 + 4 * results * (not aligned)
 
 
