@@ -136,9 +136,7 @@ def test_late_ranks_have_the_same_sums(
 @pytest.mark.parametrize("small", [True, False])
 @pytest.mark.parametrize("N", [2, 3, 8])
 @pytest.mark.parametrize("kernel", ["one_phase", "two_phase"])
-def test_kernels_send_16_bytes_before_they_wait(
-    kernel: Kernel, N: int, small: bool, aligned: bool
-) -> None:
+def test_kernels_send_16_bytes_before_they_wait(kernel: Kernel, N: int, small: bool, aligned: bool) -> None:
     """If each rank waited before it sends, all would wait for ever.
 
     small: whether the thread blocks are small. aligned: whether the addresses of the buffers,
