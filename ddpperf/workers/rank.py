@@ -58,6 +58,16 @@ class Rank:
         self.compiled_graphs = 0
         self.pace: GpuPace | None = None
 
+    @functools.cached_property
+    def graph_stream(self) -> torch.cuda.Stream:
+        """The CUDA stream in which this rank captures and replays all CUDA graphs.
+
+        The default stream cannot be captured in a CUDA graph. On it, each NCCL call of a graph takes 4
+        to 8 us longer. Replays in another stream than before make the process slow, and
+        `GpuPace.restore` then takes 0.7 s (four H100s).
+        """
+        return torch.cuda.Stream(self.device)
+
     def run(self, command: str, arguments: Message) -> Message:
         """Carry out a command of the controller and return the answer."""
         if command not in COMMANDS:
@@ -180,7 +190,8 @@ class Rank:
         described = specs.from_json(spec)
         inject(described.fault, self.rank, "open")
         if self.device.type == "cuda":
-            torch.cuda.set_stream(stream_for(described, self.device))
+            default = torch.cuda.default_stream(self.device)
+            torch.cuda.set_stream(self.graph_stream if described.captured else default)
         self.opened = open_measurement(described, rank=self.rank, device=self.device, report=self.report)
         measurement = self.opened.measurement
         measurement.start_round()
@@ -292,22 +303,3 @@ def inject(fault: specs.Fault | None, rank: int, command: str) -> None:
         case "hang":
             while True:
                 time.sleep(60)
-
-
-def stream_for(spec: specs.Spec, device: torch.device) -> torch.cuda.Stream:
-    """Return this process's CUDA stream for measurements with CUDA graphs, else the default stream.
-
-    The default stream cannot be captured in a CUDA graph. On it, each NCCL call of a graph takes 4
-    to 8 us longer.
-    """
-    return graph_stream(device) if spec.captured else torch.cuda.default_stream(device)
-
-
-@functools.cache
-def graph_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the CUDA stream in which this process captures and replays all graphs.
-
-    Replays in another stream than before make the process slow, and `GpuPace.restore` then takes
-    0.7 s (four H100s).
-    """
-    return torch.cuda.Stream(device)

@@ -20,7 +20,6 @@ from ddpperf.training.step import TrainingStep
 from ddpperf.training.strategies import require_equal_parameters
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
-from ddpperf.workers.rank import stream_for
 from tests.two_ranks import whole
 from tests.unit.test_execution import small_model
 
@@ -99,7 +98,7 @@ def train(rank: int, folder: str) -> None:
 
 
 def parameters(spec: TrainingSpec, rank: int, device: torch.device) -> list[Tensor]:
-    torch.cuda.set_stream(stream_for(spec, device))
+    torch.cuda.set_stream(torch.cuda.Stream(device) if spec.captured else torch.cuda.default_stream(device))
     training = MeasuredStep(TrainingStep(spec, rank=rank if spec.grouped else 0, device=device))
     training.warm_up(CAPTURE_WARMUP)
     for _ in range(STEPS):

@@ -100,12 +100,10 @@ def test_opening_warms_up(opened: Rank) -> None:
     assert recorder_of(opened).calls == ["start", f"warm up {rank.WARMUP_ITERATIONS['cpu']}"]
 
 
-@pytest.mark.parametrize(("execution", "stream"), [("graph", "a new one"), ("eager", "the default one")])
-def test_whole_measurement_is_on_one_stream(
-    execution: Execution, stream: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From its building on: work on another stream would have to be waited for."""
+def test_all_graphs_of_a_rank_are_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the building of a measurement on: work on another stream would have to be waited for."""
     calls: list[str] = []
+    streams = map("graph stream {}".format, itertools.count(1))
 
     class Built(Recorder):
         def __init__(self, *_: Any, **__: Any) -> None:
@@ -114,13 +112,17 @@ def test_whole_measurement_is_on_one_stream(
 
     record_with(monkeypatch, Built)
     monkeypatch.setattr(rank, "synchronize", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: "a new one")
-    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: "the default one")
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: next(streams))
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: "the default stream")
     monkeypatch.setattr(torch.cuda, "set_stream", calls.append)
     mine = Rank(0)
     mine.device = torch.device("cuda", 0)
-    mine.open(specs.to_json(dataclasses.replace(SINGLE, execution=execution)))
-    assert calls == [stream, "built", "start", f"warm up {rank.WARMUP_ITERATIONS['cuda']}"]
+    executions: tuple[Execution, ...] = ("graph", "eager", "graph")
+    for execution in executions:
+        mine.open(specs.to_json(dataclasses.replace(SINGLE, execution=execution)))
+    begun = ["built", "start", f"warm up {rank.WARMUP_ITERATIONS['cuda']}"]
+    first, default = ["graph stream 1", *begun], ["the default stream", *begun]
+    assert calls == [*first, *default, *first]
 
 
 def test_round_has_an_untimed_step_and_a_check(opened: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
