@@ -158,7 +158,7 @@ def test_collective(measure: Measure, spec: CollectiveSpec) -> None:
 
 
 def call_metrics(measure: Measure, call: Measured, busbw_of: Callable[[float], float]) -> None:
-    """Store the bandwidths of a collective call, and the part of its time outside NCCL's kernel.
+    """Store the bandwidths of a collective call, and the part of its time outside its kernel.
 
     busbw_of: the function that returns the bus bandwidth, in bytes per second, for a time in
     seconds. The kernel's time is the shortest of all ranks, because the other ranks' kernels wait.

@@ -4,9 +4,9 @@ Each rank writes elements into mailboxes in the mapped memory of all ranks, and 
 in its own mailbox. A place whose element has not arrived holds EMPTY, the bits of a NaN. If a value
 has these bits, the sender sends a different NaN. So no flags are sent, and no element waits for one.
 
-- `one_phase` sends the whole buffer to every rank, which adds up all elements.
-- `two_phase` sends each rank one part of the buffer. The rank adds up its part, and sends the sums
-  to every rank. On four ranks it sends half as many bytes as one_phase, but waits twice.
+With one phase, each rank sends its whole buffer to every rank, which adds up all elements. With two
+phases, each rank sends every rank one part of its buffer. Each rank adds up its part, and then sends
+the sums to every rank. On four ranks this sends half as many bytes, but waits twice.
 
 Calls use three slots of the mailbox in turn. Call k fills its slot, and makes the slot of call k-1
 EMPTY again. Other ranks write into that slot in call k+2. They have then received this rank's
@@ -19,8 +19,6 @@ order, so that the kernels also work if not all blocks run at once.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 import torch.distributed as dist
 import triton
@@ -30,11 +28,10 @@ from torch import Tensor
 from ddpperf.collectives.symmetric_memory import mapped_addresses, symmetric_buffer
 from ddpperf.specs import FLOAT32_BYTES
 
-Kernel = Literal["one_phase", "two_phase"]
 EMPTY = tl.constexpr(-1)
 OTHER_NAN = tl.constexpr(0x7FC00000)
 SLOTS = tl.constexpr(3)
-ONE_PHASE_BYTES = 2**17  # the largest buffer for which one_phase is the faster kernel on four H100s
+ONE_PHASE_BYTES = 2**17  # the largest buffer for which one phase is faster on four H100s
 SMALL_BYTES = 2**20  # the largest buffer with small thread blocks
 SMALL_BLOCK, BLOCK = 128, 512  # elements for each thread block
 ELEMENTS_PER_THREAD = 4  # 16 bytes, the most that a thread writes at once
@@ -64,7 +61,7 @@ def mailboxes_from(mailboxes, ranks):  # type: ignore[no-untyped-def]
 
 # rank is not specialized, so that all ranks run the same instructions and add up in the same order
 @triton.jit(do_not_specialize=["rank"])  # type: ignore[untyped-decorator]
-def one_phase_all_reduce(  # type: ignore[no-untyped-def]
+def low_latency_all_reduce(  # type: ignore[no-untyped-def]
     source,
     result,
     mailbox,
@@ -74,95 +71,65 @@ def one_phase_all_reduce(  # type: ignore[no-untyped-def]
     part,
     rank,
     N: tl.constexpr,
+    PHASES: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Sum a float32 buffer over all ranks by sending it to every rank.
+    """Sum a float32 buffer over all ranks.
 
-    mailbox: SLOTS x N rows of `part` elements: the buffer and its padding, which is sent, too.
-    mailboxes: the address of each rank's mailbox. slots: the slot of this call, for each thread
-    block. ROWS: N rounded up to a power of two.
-    """
-    block = tl.program_id(0)
-    slot = tl.load(slots + block)
-    filled, emptied = slot * N * part, (slot + SLOTS - 1) % SLOTS * N * part
-    rows, at = tl.arange(0, ROWS), block * BLOCK + tl.arange(0, BLOCK)
-    inside = (rows < N)[:, None] & (at < part)[None, :]
-    row_at = rows[:, None] * part + at[None, :]
-
-    bits = sent(tl.load(source + at, mask=at < count, other=0.0))
-    theirs = mailboxes_from(mailboxes, (rank + rows) % N)  # each rank begins with another mailbox
-    tl.store(theirs + filled + rank * part + at[None, :], bits[None, :], mask=inside)
-    tl.store(mailbox + emptied + row_at, EMPTY, mask=inside)
-    total = tl.sum(arrived(mailbox + filled + row_at, inside), 0)
-    tl.store(result + at, total, mask=at < count)
-    tl.store(slots + block, (slot + 1) % SLOTS)
-
-
-@triton.jit(do_not_specialize=["rank"])  # type: ignore[untyped-decorator]
-def two_phase_all_reduce(  # type: ignore[no-untyped-def]
-    source,
-    result,
-    mailbox,
-    mailboxes,
-    slots,
-    count,
-    part,
-    rank,
-    N: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Sum a float32 buffer over all ranks. Each rank adds up one part.
-
-    mailbox: SLOTS x 2 x N rows of `part` elements: first this rank's part of all buffers, then the
-    sums of all parts. The other parameters are those of `one_phase_all_reduce`.
+    mailbox: SLOTS x PHASES x N rows of `part` elements: what the ranks send first, then the sums of
+    all parts. With one phase, the only part is the whole buffer. Parts are padded, and the padding is
+    sent, too. mailboxes: the address of each rank's mailbox. slots: the slot of this call, for each
+    thread block. ROWS: N rounded up to a power of two.
     """
     block = tl.program_id(0)
     slot, sums = tl.load(slots + block), N * part
-    filled, emptied = slot * 2 * sums, (slot + SLOTS - 1) % SLOTS * 2 * sums
+    filled, emptied = slot * PHASES * sums, (slot + SLOTS - 1) % SLOTS * PHASES * sums
     rows, at = tl.arange(0, ROWS), block * BLOCK + tl.arange(0, BLOCK)
     inside = (rows < N)[:, None] & (at < part)[None, :]
     row_at = rows[:, None] * part + at[None, :]
-
     other = (rank + rows) % N  # each rank begins with another mailbox
-    part_at = other[:, None] * part + at[None, :]
     theirs = mailboxes_from(mailboxes, other) + filled + rank * part + at[None, :]
-    bits = sent(tl.load(source + part_at, mask=inside & (part_at < count), other=0.0))
+
+    if PHASES == 1:
+        bits = sent(tl.load(source + at, mask=at < count, other=0.0))[None, :]
+    else:
+        part_at = other[:, None] * part + at[None, :]
+        bits = sent(tl.load(source + part_at, mask=inside & (part_at < count), other=0.0))
     tl.store(theirs, bits, mask=inside)
     tl.store(mailbox + emptied + row_at, EMPTY, mask=inside)
-    tl.store(mailbox + emptied + sums + row_at, EMPTY, mask=inside)
+    if PHASES == 2:
+        tl.store(mailbox + emptied + sums + row_at, EMPTY, mask=inside)
     total = tl.sum(arrived(mailbox + filled + row_at, inside), 0)
 
-    tl.store(theirs + sums, sent(total)[None, :], mask=inside)
-    total = arrived(mailbox + filled + sums + row_at, inside)
-    tl.store(result + row_at, total, mask=inside & (row_at < count))
+    if PHASES == 1:
+        tl.store(result + at, total, mask=at < count)
+    else:
+        tl.store(theirs + sums, sent(total)[None, :], mask=inside)
+        totals = arrived(mailbox + filled + sums + row_at, inside)
+        tl.store(result + row_at, totals, mask=inside & (row_at < count))
     tl.store(slots + block, (slot + 1) % SLOTS)
 
 
-KERNELS = {"one_phase": one_phase_all_reduce, "two_phase": two_phase_all_reduce}
+def choose(count: int, N: int) -> tuple[int, int]:
+    """Return the faster number of phases, and the elements for each thread block.
 
-
-def choose(count: int, N: int) -> tuple[Kernel, int]:
-    """Return the faster kernel, and the elements for each thread block.
-
-    On two ranks, both send the same number of bytes, but one_phase waits once.
+    On two ranks, both numbers of phases send the same number of bytes, but one phase waits once.
     """
     nbytes = count * FLOAT32_BYTES
-    kernel: Kernel = "one_phase" if N == 2 or nbytes <= ONE_PHASE_BYTES else "two_phase"
-    return kernel, SMALL_BLOCK if nbytes <= SMALL_BYTES else BLOCK
+    phases = 1 if N == 2 or nbytes <= ONE_PHASE_BYTES else 2
+    return phases, SMALL_BLOCK if nbytes <= SMALL_BYTES else BLOCK
 
 
-def layout(kernel: Kernel, block: int, count: int, N: int) -> tuple[int, int, int]:
+def layout(phases: int, block: int, count: int, N: int) -> tuple[int, int, int]:
     """Return the number of thread blocks, elements per part, and elements per mailbox."""
-    phases = 1 if kernel == "one_phase" else 2
     elements = count if phases == 1 else triton.cdiv(count, N)
     part = 16 * triton.cdiv(elements, 16)  # Triton knows multiples of 16, and then sends 16 bytes at once
     return triton.cdiv(part, block), part, SLOTS.value * phases * N * part
 
 
 def launch(
-    kernel: Kernel,
+    phases: int,
     block: int,
     source: Tensor,
     result: Tensor,
@@ -171,15 +138,16 @@ def launch(
     slots: Tensor,
     rank: int,
 ) -> None:
-    """Launch one of the two kernels.
+    """Launch the kernel.
 
-    block: the elements for each thread block. The other parameters are those of the kernels.
+    block: the elements for each thread block. The other parameters are those of the kernel.
     """
     N, count = mailboxes.numel(), source.numel()
-    blocks, part, _ = layout(kernel, block, count, N)
-    KERNELS[kernel][(blocks,)](
+    blocks, part, _ = layout(phases, block, count, N)
+    low_latency_all_reduce[(blocks,)](
         *(source, result, mailbox, mailboxes, slots, count, part, rank),
         N=N,
+        PHASES=phases,
         ROWS=triton.next_power_of_2(N),
         BLOCK=block,
         num_warps=block // ELEMENTS_PER_THREAD // 32,
@@ -191,19 +159,19 @@ class LowLatency:
 
     source, result: float32 [count] of at most LOW_LATENCY_BYTES, anywhere on the GPU. They may be
     the same tensor. All ranks of the default group create one object together and call `sum`
-    equally often. The sums are bit-identical on all ranks. The mailbox takes 6 times the
-    memory of the buffer, or 3 N times up to ONE_PHASE_BYTES.
+    equally often. The sums are bit-identical on all ranks. The mailbox takes 6 times the memory of
+    the buffer, or 3 N times up to ONE_PHASE_BYTES.
     """
 
     def __init__(self, source: Tensor, result: Tensor) -> None:
         rank, N, device = dist.get_rank(), dist.get_world_size(), source.device
-        kernel, block = choose(source.numel(), N)
-        blocks, _, size = layout(kernel, block, source.numel(), N)
+        phases, block = choose(source.numel(), N)
+        blocks, _, size = layout(phases, block, source.numel(), N)
         mailbox = symmetric_buffer(size, torch.int32, device).fill_(EMPTY.value)
         mailboxes, self.handle = mapped_addresses(mailbox)
         slots = torch.zeros(blocks, dtype=torch.int32, device=device)
         self.result = result
-        self.arguments = kernel, block, source, result, mailbox, mailboxes, slots, rank
+        self.arguments = phases, block, source, result, mailbox, mailboxes, slots, rank
         torch.cuda.synchronize(device)
         self.handle.barrier()  # all mailboxes are EMPTY
         torch.cuda.synchronize(device)

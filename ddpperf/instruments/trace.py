@@ -32,7 +32,9 @@ TRACED_STEPS = 5
 MARGIN_SECONDS = 1e-3  # idle time at both ends, because the profiler drops kernels outside the profile
 MARK = "ddpperf steps"
 # NCCL's kernels, torch's and this project's in memory that all GPUs have mapped, and gloo's threads.
-COMMUNICATION = re.compile(r"nccl.*kernel|(one|two)_(shot|phase)_all_reduce|multimem_|gloo:", re.IGNORECASE)
+COMMUNICATION = re.compile(
+    "nccl.*kernel|(one_shot|two_shot|low_latency)_all_reduce|multimem_|gloo:", re.IGNORECASE
+)
 ALL_REDUCE = re.compile("all_?reduce", re.IGNORECASE)
 BARRIER = "gloo:barrier"
 SPIN = "spin_kernel"  # an added delay: neither computation nor communication

@@ -1,4 +1,4 @@
-"""Both kernels of the low-latency all-reduce on all GPUs, with both sizes of thread blocks."""
+"""The low-latency all-reduce on all GPUs, in one phase and in two, with both sizes of thread blocks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
-KERNELS = ("one_phase", "two_phase")
+PHASES = (1, 2)
 BLOCKS = (128, 512)
 COUNTS = (1, 3, 1001, 2**16, 2**20 + 3)  # elements
 CALLS = 7
@@ -20,7 +20,7 @@ MOST_SECONDS = 300
 
 
 def sum_all(rank: int, N: int, folder: str) -> None:
-    """Be one rank: sum buffers of all lengths by all kernels, first eagerly, then in a CUDA graph."""
+    """Be one rank: sum buffers of all lengths in all ways, first eagerly, then in a CUDA graph."""
     from ddpperf.collectives import low_latency
 
     device = torch.device("cuda", rank)
@@ -29,8 +29,8 @@ def sum_all(rank: int, N: int, folder: str) -> None:
         "nccl", init_method=f"file://{folder}/store", rank=rank, world_size=N, device_id=device
     )
     torch.cuda.set_stream(torch.cuda.Stream(device))
-    for kernel, block, count, in_place in itertools.product(KERNELS, BLOCKS, COUNTS, (True, False)):
-        vars(low_latency)["choose"] = lambda count, N, chosen=(kernel, block): chosen
+    for phases, block, count, in_place in itertools.product(PHASES, BLOCKS, COUNTS, (True, False)):
+        vars(low_latency)["choose"] = lambda count, N, chosen=(phases, block): chosen
         source = torch.zeros(count, device=device)
         result = source if in_place else torch.zeros(count, device=device)
         call = low_latency.LowLatency(source, result)
@@ -45,7 +45,7 @@ def sum_all(rank: int, N: int, folder: str) -> None:
                     call.sum()
             if number >= CALLS:
                 graph.replay()
-            check(result, values, f"{kernel}, {block}, {count} elements, {in_place=}, call {number}")
+            check(result, values, f"{phases=}, {block=}, {count=}, {in_place=}, call {number}")
         del graph
     dist.barrier()
     dist.destroy_process_group()
@@ -76,7 +76,7 @@ def check(result: torch.Tensor, values: torch.Tensor, what: str) -> None:
     assert all(torch.equal(bits[1:], other[1:]) for other in of_ranks), what
 
 
-def test_all_kernels_sum_all_lengths(tmp_path: Path) -> None:
+def test_all_lengths_are_summed(tmp_path: Path) -> None:
     """Use new values in each call, so that a value from an earlier call changes the sum."""
     N = torch.cuda.device_count()
     processes = torch.multiprocessing.spawn(sum_all, args=(N, str(tmp_path)), nprocs=N, join=False)

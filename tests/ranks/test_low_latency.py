@@ -19,13 +19,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from ddpperf.specs import FLOAT32_BYTES, LOW_LATENCY_BYTES
+
 pytest.importorskip("triton")
 CALLS = 7
 BLOCK = 128  # elements for each thread block
 AROUND = 64  # elements before and after a buffer, which the kernels may neither read nor write
 DEADLOCK_SECONDS = 300
 EMPTY = torch.tensor(-1, dtype=torch.int32).view(torch.float32)  # the NaN that means "not arrived yet"
-Kernel = Any  # importing the type would import Triton before it is made an interpreter
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ def interpreter() -> Iterator[ProcessPoolExecutor]:
 
 
 def sum_often(
-    kernel: Kernel,
+    phases: int,
     rank: int,
     sources: list[Tensor],
     mailboxes: list[Tensor],
@@ -72,11 +73,11 @@ def sum_often(
         source = torch.full_like(results[call], 1e9)
         source[inside] = sources[rank] * (call + 1)
         result = source if call % 2 else torch.full_like(source, 1e9)
-        launch(kernel, BLOCK, source[inside], result[inside], mailboxes[rank], addresses, slots, rank)
+        launch(phases, BLOCK, source[inside], result[inside], mailboxes[rank], addresses, slots, rank)
         results[call] = result
 
 
-def sums_of_ranks(kernel: Kernel, N: int, count: int) -> tuple[list[list[float]], list[Any]]:
+def sums_of_ranks(phases: int, N: int, count: int) -> tuple[list[list[float]], list[Any]]:
     """Sum on N forked processes; returns the sources, and the results by rank and call.
 
     The first element of rank 0 has the bits of EMPTY.
@@ -85,7 +86,7 @@ def sums_of_ranks(kernel: Kernel, N: int, count: int) -> tuple[list[list[float]]
 
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
-    blocks, _, size = layout(kernel, BLOCK, count, N)
+    blocks, _, size = layout(phases, BLOCK, count, N)
     sources = [torch.randn(count, generator=generator).share_memory_() for _ in range(N)]
     sources[0][0] = EMPTY
     mailboxes = [torch.full((size,), -1, dtype=torch.int32).share_memory_() for _ in range(N)]
@@ -94,7 +95,7 @@ def sums_of_ranks(kernel: Kernel, N: int, count: int) -> tuple[list[list[float]]
     ranks = [
         context.Process(
             target=sum_often,
-            args=(kernel, rank, sources, mailboxes, torch.zeros(blocks, dtype=torch.int32), results[rank]),
+            args=(phases, rank, sources, mailboxes, torch.zeros(blocks, dtype=torch.int32), results[rank]),
         )
         for rank in range(N)
     ]
@@ -115,12 +116,12 @@ def sums_of_ranks(kernel: Kernel, N: int, count: int) -> tuple[list[list[float]]
 
 
 @pytest.mark.parametrize(("N", "count"), [(4, 3), (3, 100), (2, 300), (4, 600)])
-@pytest.mark.parametrize("kernel", ["one_phase", "two_phase"])
+@pytest.mark.parametrize("phases", [1, 2])
 def test_late_ranks_have_the_same_sums(
-    interpreter: ProcessPoolExecutor, kernel: Kernel, N: int, count: int
+    interpreter: ProcessPoolExecutor, phases: int, N: int, count: int
 ) -> None:
     """Check fewer elements than ranks, one block and several, and an element with EMPTY's bits."""
-    sources, results = map(torch.tensor, interpreter.submit(sums_of_ranks, kernel, N, count).result())
+    sources, results = map(torch.tensor, interpreter.submit(sums_of_ranks, phases, N, count).result())
     assert results.shape == (N, CALLS, AROUND + count + AROUND)
     assert (results[:, :, :AROUND] == 1e9).all()
     assert (results[:, :, -AROUND:] == 1e9).all()
@@ -135,8 +136,8 @@ def test_late_ranks_have_the_same_sums(
 @pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.parametrize("small", [True, False])
 @pytest.mark.parametrize("N", [2, 3, 8])
-@pytest.mark.parametrize("kernel", ["one_phase", "two_phase"])
-def test_kernels_send_16_bytes_before_they_wait(kernel: Kernel, N: int, small: bool, aligned: bool) -> None:
+@pytest.mark.parametrize("phases", [1, 2])
+def test_kernel_sends_16_bytes_before_it_waits(phases: int, N: int, small: bool, aligned: bool) -> None:
     """If each rank waited before it sends, all would wait for ever.
 
     small: whether the thread blocks are small. aligned: whether the addresses of the buffers,
@@ -159,9 +160,9 @@ def test_kernels_send_16_bytes_before_they_wait(kernel: Kernel, N: int, small: b
         (place,): [["tt.divisibility", 16]] for place, name in enumerate(types) if name in multiples
     }
     ROWS, block = triton.next_power_of_2(N), low_latency.SMALL_BLOCK if small else low_latency.BLOCK
-    constants = {"N": N, "ROWS": ROWS, "BLOCK": block}
+    constants = {"N": N, "PHASES": phases, "ROWS": ROWS, "BLOCK": block}
     types |= dict.fromkeys(constants, "constexpr")
-    source = ASTSource(low_latency.KERNELS[kernel], types, constants, attributes)
+    source = ASTSource(low_latency.low_latency_all_reduce, types, constants, attributes)
     options = {"num_warps": block // low_latency.ELEMENTS_PER_THREAD // 32}
     ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
 
@@ -169,7 +170,7 @@ def test_kernels_send_16_bytes_before_they_wait(kernel: Kernel, N: int, small: b
     waits = places(r"ld\.volatile", ptx)
     sends = [place for place in places(r"st\.global\.v4\.b32", ptx) if place < waits[-1]]
     before_waiting = sum(place < waits[0] for place in sends)
-    if kernel == "one_phase":  # the buffer to all, and a slot made EMPTY
+    if phases == 1:  # the buffer to all, and a slot made EMPTY
         assert before_waiting == len(sends) == 2 * ROWS
         assert len(waits) == 2 * ROWS, "one load of each row, and one in the loop that waits"
         results = 1
@@ -180,6 +181,17 @@ def test_kernels_send_16_bytes_before_they_wait(kernel: Kernel, N: int, small: b
         results = ROWS
     # Besides the result, one number is stored: that of the slot.
     assert len(places(r"st\.global\.b32", ptx)) == 1 + 4 * results * (not aligned)
+
+
+@pytest.mark.parametrize("N", [2, 3, 8, 64])
+def test_places_in_the_largest_mailbox_fit_into_32_bits(N: int) -> None:
+    """The kernel computes with them."""
+    from ddpperf.collectives.low_latency import choose, layout
+
+    for nbytes in (2**17, LOW_LATENCY_BYTES):
+        count = nbytes // FLOAT32_BYTES
+        _, _, elements = layout(*choose(count, N), count, N)
+        assert nbytes < elements < 2**31
 
 
 def places(pattern: str, ptx: str) -> list[int]:
