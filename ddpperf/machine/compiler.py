@@ -1,9 +1,10 @@
-"""Check the C and C++ compilers that torch.compile needs, and options for torch's compiler."""
+"""What torch.compile needs and knows: compilers for C and C++, its options, and its cache."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import getpass
 import os
 import shlex
 import shutil
@@ -19,6 +20,7 @@ from ddpperf.machine.child_process import run_child
 
 LIST_OPTIONS = "import torch._inductor; print(*torch._inductor.list_options())"
 COMPILE_SECONDS, LIST_SECONDS = 20, 60
+CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def compiler_reason(device: str = "cpu") -> str:
@@ -79,3 +81,16 @@ def check_inductor(options: str, option: str) -> None:
             close = " or ".join(get_close_matches(name, known, n=2))
             problem = f"{option} inductor={options}: torch's compiler has no option {name}"
             raise Refused(f"{problem}; write {close or 'a name of torch._inductor.list_options()'}")
+
+
+def compiler_cache() -> dict[str, str]:
+    """Return the variable that makes ranks use the user's cache of compiled steps.
+
+    torch keeps it in the folder for temporary files, but that of a rank ends with the rank. Returns an
+    empty dict if the user has set the variable, or if the folder belongs to another user.
+    """
+    with contextlib.suppress(OSError, KeyError):  # KeyError: a user without a name
+        folder = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"  # as torch names it
+        mine = not os.path.lexists(folder) or folder.lstat().st_uid == os.getuid()
+        return {CACHE_VARIABLE: str(folder)} if mine and CACHE_VARIABLE not in os.environ else {}
+    return {}

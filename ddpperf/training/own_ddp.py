@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from ddpperf.collectives.symmetric_memory import KERNEL_TYPES, CopyEngines, symmetric_buffer, two_shot
 from ddpperf.errors import CannotTrain
-from ddpperf.specs import TrainingSpec
+from ddpperf.specs import LOW_LATENCY_BYTES, TrainingSpec
 
 MOST_BYTES = 25 * 2**20  # the largest bucket, as in torch's DDP
 LEAST_BYTES = 2**19
@@ -125,10 +126,7 @@ class Bucket:
         for parameter, part in zip(self.parameters, self.flat.split([*sizes, padding]), strict=False):
             strides = torch.empty_like(parameter, device="meta").stride()
             self.views.append(self.flat.as_strided(parameter.shape, strides, part.storage_offset()))
-        self.mapped = spec.maps_memory
-        # A kernel for the last bucket delays no computation, because the backward pass has ended.
-        by_kernel = dtype in KERNEL_TYPES and (is_last or self.flat.nbytes <= TWO_SHOT_BYTES)
-        self.engines = CopyEngines(self.flat) if self.mapped and not by_kernel else None
+        self.sum_mapped = all_reduce_of(self.flat, is_last) if spec.maps_memory else None
 
     def fill(self) -> None:
         """Copy the gradients of all parameters in a bucket to the bucket's buffer, with one kernel.
@@ -142,10 +140,8 @@ class Bucket:
 
     def sum(self) -> None:
         """Sum a bucket's buffer over all ranks in place; on a CPU, only start the sum."""
-        if self.engines is not None:
-            self.engines.sum()
-        elif self.mapped:
-            two_shot(self.flat)
+        if self.sum_mapped is not None:
+            self.sum_mapped()
         else:
             self.work = dist.all_reduce(self.flat, async_op=self.flat.device.type == "cpu")
 
@@ -159,6 +155,20 @@ class Bucket:
             self.work.wait()
         self.gradients = []
         self.missing = len(self.parameters)
+
+
+def all_reduce_of(bucket: Tensor, is_last: bool) -> Callable[[], object]:
+    """Return the all-reduce in mapped memory that makes a step fastest, for a bucket's buffer.
+
+    A kernel for the last bucket delays no computation, because the backward pass has ended.
+    """
+    if is_last and bucket.dtype == torch.float32 and bucket.nbytes <= LOW_LATENCY_BYTES:
+        from ddpperf.collectives.low_latency import LowLatency  # a torch for the CPU may lack Triton
+
+        return LowLatency(bucket, bucket).sum
+    if bucket.dtype in KERNEL_TYPES and (is_last or bucket.nbytes <= TWO_SHOT_BYTES):
+        return partial(two_shot, bucket)
+    return CopyEngines(bucket).sum
 
 
 def divided(parameters: Sequence[nn.Parameter], spec: TrainingSpec) -> Iterator[list[nn.Parameter]]:

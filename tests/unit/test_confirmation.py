@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from ddpperf.machine.compiler import CACHE_VARIABLE
 from ddpperf.specs import CHECKPOINTS_VARIABLE, AllReduceSpec, Spec, TrainingSpec
 from ddpperf.workers.interpreter import Found, Side
 from ddpperf.workers.pool import Pool
@@ -210,8 +211,14 @@ def test_confirmation_measures_no_references(suite: CannedSuite) -> None:
     assert set(sampled) == {FIRST}
 
 
-def test_later_processes_do_not_resume(suite: CannedSuite, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A training that resumes from a finished one's checkpoint takes no time."""
+@pytest.mark.parametrize("variable", [CHECKPOINTS_VARIABLE, CACHE_VARIABLE])
+def test_only_the_first_processes_use_earlier_work(
+    suite: CannedSuite, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    """A training that resumes from a finished one's checkpoint takes no time.
+
+    With a cache of compiled steps, all process sets of a side would run the same choice of kernels.
+    """
     made: list[Sequence[Side]] = []
 
     def recorded(options: SetOptions, **others: Any) -> Pool:
@@ -219,9 +226,10 @@ def test_later_processes_do_not_resume(suite: CannedSuite, monkeypatch: pytest.M
         return Pool(options, **others)
 
     monkeypatch.setattr("ddpperf.plugin.session.Pool", recorded)
+    monkeypatch.delenv(CACHE_VARIABLE, raising=False)
     assert compare(suite, "--checkpoints", str(suite.root / "elsewhere")).status == 0
-    resume = [[CHECKPOINTS_VARIABLE in side.environment for side in sides] for sides in made]
-    assert resume == [[True], [False, False]]
+    used = [[variable in side.environment for side in sides] for sides in made]
+    assert used == [[True], [False, False]]
 
 
 # --- the time

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import re
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from ddpperf import compile_and_capture as executions
 from ddpperf.errors import CannotTrain
 from ddpperf.machine.compiler import compiler_reason
 from ddpperf.specs import Execution, TrainingSpec
-from ddpperf.training.own_ddp import Bucket, OwnDDP, divided
+from ddpperf.training import own_ddp
+from ddpperf.training.own_ddp import Bucket, OwnDDP, all_reduce_of, divided
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -50,6 +52,36 @@ def test_buckets_are_made_by_bytes(mib: list[float], asked: TrainingSpec, togeth
     buckets = list(divided(parameters, asked))
     assert [parameter for bucket in buckets for parameter in bucket] == parameters
     assert [sum(each.nbytes for each in bucket) / MIB for bucket in buckets] == together
+
+
+@pytest.mark.parametrize(
+    ("count", "dtype", "is_last", "by"),
+    [
+        (2**18, torch.float32, True, "LowLatency"),
+        (2**26, torch.float32, True, "LowLatency"),
+        (2**26 + 4, torch.float32, True, "two_shot"),
+        (2**18, torch.bfloat16, True, "two_shot"),
+        (2**18, torch.float16, True, "CopyEngines"),
+        (2**19, torch.float32, False, "two_shot"),
+        (2**19 + 4, torch.float32, False, "CopyEngines"),
+    ],
+)
+def test_a_bucket_is_summed_in_the_fastest_way(
+    monkeypatch: pytest.MonkeyPatch, count: int, dtype: torch.dtype, is_last: bool, by: str
+) -> None:
+    """A kernel that needs many multiprocessors would delay the backward pass, except for the last bucket."""
+    bucket, calls = torch.empty(count, dtype=dtype, device="meta"), list[tuple[str, Tensor]]()
+
+    def recorded(name: str) -> Any:
+        return lambda *tensors: SimpleNamespace(sum=lambda: calls.append((name, *tensors[:1])))
+
+    monkeypatch.setattr("ddpperf.collectives.low_latency.LowLatency", recorded("LowLatency"))
+    monkeypatch.setattr(own_ddp, "CopyEngines", recorded("CopyEngines"))
+    monkeypatch.setattr(own_ddp, "two_shot", lambda tensor: calls.append(("two_shot", tensor)))
+    all_reduce_of(bucket, is_last)()
+    [(called, tensor)] = calls
+    assert called == by
+    assert tensor is bucket
 
 
 def test_a_bucket_has_gradients_of_one_type() -> None:
