@@ -86,7 +86,7 @@ def batch_size(options: Options, spec: EpochSpec) -> bool:
 def execution(options: Options, spec: TrainingSpec) -> bool:
     """Return whether an execution mode's test belongs to the core suite.
 
-    Compiling takes 20 s on a GPU, so only the largest batch is compiled. If the first of
+    Compiling takes 20 s on a GPU in the first run, so only the largest batch is compiled. If the first of
     --executions is not eager, the eager step is a reference of the other steps, and only the
     smallest batch has a test of it.
     """
