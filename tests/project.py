@@ -24,7 +24,6 @@ from ddpperf.temporary import PREFIX, SHARED_MEMORY
 REPOSITORY = Path(__file__).parents[1]
 TEMPORARY = Path(tempfile.gettempdir())  # before a test sets another one
 OF_RANKS = (f"sem.{PREFIX}", "torch_")  # begin the names of what ranks and their loaders put there
-STAYS = ("pytest-of-", "torchinductor_")  # begin the names of folders for later runs, such as torch's cache
 HANG_SECONDS = 900  # longer than anything here takes on a busy machine
 # Variables of the process that runs the tests, which a project must not see. Torch sets the last.
 UNWANTED = ("PYTEST_", "GITHUB_", "CUDA_VISIBLE", "TORCHINDUCTOR_")
@@ -143,7 +142,7 @@ class Marked:
         """Check that no process of this test lives, and that it left no temporary files or semaphores."""
 
         def left() -> list[str]:
-            files = [path.name for path in self.folder.iterdir() if not path.name.startswith(STAYS)]
+            files = [path.name for path in self.folder.iterdir() if not path.name.startswith("pytest-of-")]
             return [*self.processes().values(), *self.shared_memory(), *files]
 
         wait_until(lambda: not left(), within_seconds, lambda: f"left: {left()}")

@@ -8,6 +8,7 @@ import getpass
 import os
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -36,17 +37,26 @@ def compiler_problem(device: str, seconds: float = COMPILE_SECONDS) -> str:
     The function compiles a short file to find out. torch.compile writes C++ for $CXX or g++. For
     GPUs Triton also writes C for $CC (one word), gcc or clang. seconds: the limit for each compiler.
     """
-    cxx, cc = os.environ.get("CXX", "g++"), os.environ.get("CC", "gcc" if shutil.which("gcc") else "clang")
+    cxx = os.environ.get("CXX", "g++")
     if not _compiles(cxx, "tried.cpp", seconds):
-        return _problem("C++", cxx or "an empty $CXX")
-    if device == "cuda" and not _compiles(cc, "tried.c", seconds):
-        return _problem("C", cc or "an empty $CC")
-    return ""
+        return _problem("torch.compile", "C++", cxx or "an empty $CXX")
+    return _c_problem("torch.compile", seconds) if device == "cuda" else ""
 
 
-def _problem(language: str, found: str) -> str:
-    needs = f"torch.compile needs a {language} compiler with Python's headers"
-    return f"{needs}, and {found} is not a working compiler"
+@functools.cache
+def triton_reason() -> str:
+    """Return why Triton cannot compile a kernel here and what to do, or an empty string if it can."""
+    problem = _c_problem("low_latency", COMPILE_SECONDS)
+    return f"{problem}; install both, or set CC" if problem else ""
+
+
+def _c_problem(user: str, seconds: float) -> str:
+    cc = os.environ.get("CC", "gcc" if shutil.which("gcc") else "clang")
+    return "" if _compiles(cc, "tried.c", seconds) else _problem(user, "C", cc or "an empty $CC")
+
+
+def _problem(user: str, language: str, found: str) -> str:
+    return f"{user} needs a {language} compiler with Python's headers, and {found} is not a working compiler"
 
 
 def _compiles(compiler: str, name: str, seconds: float) -> bool:
@@ -83,14 +93,19 @@ def check_inductor(options: str, option: str) -> None:
             raise Refused(f"{problem}; write {close or 'a name of torch._inductor.list_options()'}")
 
 
-def compiler_cache() -> dict[str, str]:
+def compiler_cache(device: str) -> dict[str, str]:
     """Return the variable that makes ranks use the user's cache of compiled steps.
 
     torch keeps it in the folder for temporary files, but that of a rank ends with the rank. Returns an
-    empty dict if the user has set the variable, or if the folder belongs to another user.
+    empty dict if the user has set the variable, if other users can write into the cache, and on a CPU,
+    where a killed compiler leaves damaged files in the cache.
     """
+    if CACHE_VARIABLE in os.environ or device != "cuda":
+        return {}
     with contextlib.suppress(OSError, KeyError):  # KeyError: a user without a name
         folder = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"  # as torch names it
-        mine = not os.path.lexists(folder) or folder.lstat().st_uid == os.getuid()
-        return {CACHE_VARIABLE: str(folder)} if mine and CACHE_VARIABLE not in os.environ else {}
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022:
+            return {CACHE_VARIABLE: str(folder)}
     return {}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ddpperf.collectives.symmetric_memory import KERNEL_TYPES, CopyEngines, symmetric_buffer, two_shot
 from ddpperf.errors import CannotTrain
-from ddpperf.specs import LOW_LATENCY_BYTES, TrainingSpec
+from ddpperf.specs import TrainingSpec
 
 MOST_BYTES = 25 * 2**20  # the largest bucket, as in torch's DDP
 LEAST_BYTES = 2**19
@@ -160,9 +160,10 @@ class Bucket:
 def all_reduce_of(bucket: Tensor, is_last: bool) -> Callable[[], object]:
     """Return the all-reduce in mapped memory that makes a step fastest, for a bucket's buffer.
 
-    A kernel for the last bucket delays no computation, because the backward pass has ended.
+    A kernel for the last bucket delays no computation, because the backward pass has ended. Above
+    MOST_BYTES, low_latency would gain little and take much memory.
     """
-    if is_last and bucket.dtype == torch.float32 and bucket.nbytes <= LOW_LATENCY_BYTES:
+    if is_last and bucket.dtype == torch.float32 and bucket.nbytes <= MOST_BYTES:
         from ddpperf.collectives.low_latency import LowLatency  # a torch for the CPU may lack Triton
 
         return LowLatency(bucket, bucket).sum

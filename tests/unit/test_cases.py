@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddpperf.machine.compiler import compiler_problem, compiler_reason
+from ddpperf.machine.compiler import compiler_problem, compiler_reason, triton_reason
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.cases import Case, if_measured_as, if_valid, possible, side_outcome, skipped
 from ddpperf.plugin.measure_fixture import Measure
@@ -159,6 +159,36 @@ def test_default_compiler_is_gpp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     compiler_problem.cache_clear()
     fake(tmp_path / "g++")
     assert compiler_reason() == ""
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        AllReduceSpec(world_size=2, nbytes=1024, algorithm="low_latency"),
+        TrainingSpec(**TRAINING | {"comm_hook": "symmetric_memory", "strategy": "own_ddp"}),
+    ],
+)
+def test_low_latency_needs_a_c_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, spec: Spec) -> None:
+    """own_ddp runs it in eager steps, too."""
+    gpus = Machine(device="cuda")
+    monkeypatch.setenv("CC", "/bin/false")
+    sentence = (
+        "low_latency needs a C compiler with Python's headers, and /bin/false is not a working compiler; "
+        "install both, or set CC"
+    )
+    triton_reason.cache_clear()
+    assert reason_of(possible(spec, gpus)) == sentence
+    for other in (
+        AllReduceSpec(world_size=2, nbytes=1024, algorithm="two_shot"),
+        TrainingSpec(**TRAINING | {"comm_hook": "symmetric_memory"}),
+        TrainingSpec(**TRAINING | {"strategy": "own_ddp"}),
+    ):
+        assert possible(other, gpus) is other
+    monkeypatch.setenv("CC", str(tmp_path / "cc"))
+    fake(tmp_path / "cc")
+    triton_reason.cache_clear()
+    assert possible(spec, gpus) is spec
+    triton_reason.cache_clear()
 
 
 def test_gpus_need_a_c_compiler_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

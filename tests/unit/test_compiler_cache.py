@@ -1,4 +1,4 @@
-"""The cache of compiled steps that the ranks of a plain run use."""
+"""The cache of compiled steps that ranks on GPUs use."""
 
 from __future__ import annotations
 
@@ -27,26 +27,39 @@ def test_cache_is_the_one_that_torch_uses(temporary: Path) -> None:
     environment = os.environ | {"TMPDIR": str(temporary)}
     command = [sys.executable, "-c", TORCHS_OWN]
     found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert compiler_cache() == {CACHE_VARIABLE: found.stdout.strip()}
-    assert Path(found.stdout.strip()).is_dir()
+    assert compiler_cache("cuda") == {CACHE_VARIABLE: found.stdout.strip()}
 
 
 def test_cache_of_another_user_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    Path(compiler_cache()[CACHE_VARIABLE]).mkdir()
-    assert compiler_cache()
+    assert compiler_cache("cuda")
     monkeypatch.setattr(os, "getuid", lambda: 1 + os.geteuid())
-    assert compiler_cache() == {}
+    assert compiler_cache("cuda") == {}
 
 
-def test_another_users_link_is_not_used(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path(compiler_cache()[CACHE_VARIABLE]).symlink_to(temporary / "missing")
-    monkeypatch.setattr(os, "getuid", lambda: 1 + os.geteuid())
-    assert compiler_cache() == {}
+@pytest.mark.parametrize("others", [0o020, 0o002])
+def test_cache_into_which_others_write_is_not_used(others: int) -> None:
+    folder = Path(compiler_cache("cuda")[CACHE_VARIABLE])
+    folder.chmod(0o700 | others)
+    assert compiler_cache("cuda") == {}
+    folder.chmod(0o755)
+    assert compiler_cache("cuda") == {CACHE_VARIABLE: str(folder)}
+
+
+def test_new_cache_is_private() -> None:
+    assert Path(compiler_cache("cuda")[CACHE_VARIABLE]).stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_what_is_no_folder_is_not_used(temporary: Path, kind: str) -> None:
+    folder = Path(compiler_cache("cuda")[CACHE_VARIABLE])
+    folder.rmdir()
+    folder.symlink_to(temporary) if kind == "link" else folder.touch()
+    assert compiler_cache("cuda") == {}
 
 
 def test_a_folder_that_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, "/elsewhere")
-    assert compiler_cache() == {}
+    assert compiler_cache("cuda") == {}
 
 
 def test_a_user_without_a_name_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,4 +67,9 @@ def test_a_user_without_a_name_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> 
         raise KeyError("uid not found")
 
     monkeypatch.setattr("getpass.getuser", nameless)
-    assert compiler_cache() == {}
+    assert compiler_cache("cuda") == {}
+
+
+def test_ranks_on_a_cpu_have_no_cache() -> None:
+    """A killed C++ compiler leaves damaged libraries there, which torch would load."""
+    assert compiler_cache("cpu") == {}

@@ -211,14 +211,9 @@ def test_confirmation_measures_no_references(suite: CannedSuite) -> None:
     assert set(sampled) == {FIRST}
 
 
-@pytest.mark.parametrize("variable", [CHECKPOINTS_VARIABLE, CACHE_VARIABLE])
-def test_only_the_first_processes_use_earlier_work(
-    suite: CannedSuite, monkeypatch: pytest.MonkeyPatch, variable: str
-) -> None:
-    """A training that resumes from a finished one's checkpoint takes no time.
-
-    With a cache of compiled steps, all process sets of a side would run the same choice of kernels.
-    """
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Side]]:
+    """The sides of each pool that a run makes, as on GPUs."""
     made: list[Sequence[Side]] = []
 
     def recorded(options: SetOptions, **others: Any) -> Pool:
@@ -226,10 +221,34 @@ def test_only_the_first_processes_use_earlier_work(
         return Pool(options, **others)
 
     monkeypatch.setattr("ddpperf.plugin.session.Pool", recorded)
-    monkeypatch.delenv(CACHE_VARIABLE, raising=False)
+    monkeypatch.setattr("ddpperf.plugin.session.compiler_cache", lambda device: {CACHE_VARIABLE: device})
+    return made
+
+
+def have(variable: str, made: Sequence[Sequence[Side]]) -> list[list[bool]]:
+    return [[variable in side.environment for side in sides] for sides in made]
+
+
+def test_later_processes_do_not_resume(suite: CannedSuite, made: list[Sequence[Side]]) -> None:
+    """A training that resumes from a finished one's checkpoint takes no time."""
     assert compare(suite, "--checkpoints", str(suite.root / "elsewhere")).status == 0
-    used = [[variable in side.environment for side in sides] for sides in made]
-    assert used == [[True], [False, False]]
+    assert have(CHECKPOINTS_VARIABLE, made) == [[True], [False, False]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "used"),
+    [
+        (["--benchmark-compare"], [[True], [False, False]]),
+        (["--replicates=2"], [[False]]),
+        ([f"--against={sys.executable}"], [[False, False]]),
+    ],
+)
+def test_several_process_sets_do_not_share_compiled_steps(
+    suite: CannedSuite, made: list[Sequence[Side]], arguments: list[str], used: list[list[bool]]
+) -> None:
+    """With a cache of compiled steps, all process sets of a side would run the same choice of kernels."""
+    suite.run("perf", *arguments)
+    assert have(CACHE_VARIABLE, made[: len(used)]) == used
 
 
 # --- the time

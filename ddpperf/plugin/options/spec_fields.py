@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ddpperf.machine.compiler import compiler_reason
+from ddpperf.machine.compiler import compiler_reason, triton_reason
 from ddpperf.plugin.options.values import Value
-from ddpperf.specs import Spec, TrainingSpec, gpu_reason
+from ddpperf.specs import AllReduceSpec, Spec, TrainingSpec, gpu_reason
 from ddpperf.specs.strategy import (
     COMPILED_EXECUTIONS,
     DDP_OPTIONS,
@@ -52,12 +52,20 @@ def changed(spec: Spec, given: Mapping[str, Value]) -> Spec:
 def machine_reason(spec: Spec, machine: Machine) -> str:
     """Return why a machine cannot measure a spec, or an empty string if it can."""
     reason = machine.mapping_reason(spec)
+    if machine.device == "cuda" and _runs_low_latency(spec):
+        reason = reason or triton_reason()
     if isinstance(spec, TrainingSpec):
         uncompiled = compiler_reason(machine.device) if spec.compiled else ""
         if spec.strategy == "data_parallel" and machine.crosses_nodes(spec.world_size):
             reason = "strategy data_parallel drives GPUs from one process, and these are on several nodes"
         reason = gpu_reason(spec, machine.device) or uncompiled or reason
     return reason
+
+
+def _runs_low_latency(spec: Spec) -> bool:
+    if isinstance(spec, TrainingSpec):
+        return spec.strategy == "own_ddp" and spec.maps_memory
+    return isinstance(spec, AllReduceSpec) and spec.algorithm == "low_latency"
 
 
 def change_reason(spec: Spec, given: Mapping[str, Value], machine: Machine) -> str:
