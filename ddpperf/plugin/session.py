@@ -175,9 +175,9 @@ class Session:
         # Absolute, as the agents of other nodes run in other folders
         common = {name: str(path.absolute()) for name, path in paths.items() if path is not None}
         common[FUNCTIONS_VARIABLE] = ",".join((options.model, *options.functions))
-        if run.sides is None and replicates == options.nodes.count == 1:
-            # Several process sets each compile: the compiler chooses kernels by timing them, and one
-            # choice for all sets of a side could look like a change.
+        if replicates == options.nodes.count == 1:
+            # Several process sets, as in A/B, each compile: the compiler chooses kernels by timing them,
+            # and one choice for all sets of a side could look like a change.
             common |= compiler_cache(options.device)
         chosen = [Side()]
         if run.sides is not None:  # in random order: the first side of a round may meet colder caches
