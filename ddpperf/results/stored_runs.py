@@ -387,7 +387,7 @@ def _temporary_file(folder: Path, document: dict[str, Any] | str | bytes) -> Ite
     """
     content = document
     if isinstance(content, dict):
-        content = json.dumps(content, indent=1, allow_nan=False, default=_plain)
+        content = json.dumps(content, separators=(",", ":"), allow_nan=False, default=_plain)
     if isinstance(content, str):
         content = content.encode("utf-8", errors="backslashreplace")
     with temporary_file(folder / "ddpperf") as temporary:
