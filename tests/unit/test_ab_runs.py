@@ -289,7 +289,7 @@ def test_base_with_another_torch_is_refused(project: CannedSuite) -> None:
     assert run(project, rounds="1").status == 0
     (path,) = project.root.glob(".ddpperf/runs/*/*.json")
     (sample,) = project.measured()["test_step"]["samples"]
-    path.write_text(path.read_text().replace(f'"torch": "{sample["torch"]}"', '"torch": "2.11.9"'))
+    path.write_text(path.read_text().replace(f'"torch":"{sample["torch"]}"', '"torch":"2.11.9"'))
     finished = run(project, "--baseline-root", "other", "--benchmark-compare")
     finished.assert_one_sentence(
         4, f"{path.name} was measured with torch 2.11.9, but the base has {sample['torch']}; name"

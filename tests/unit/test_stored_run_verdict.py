@@ -355,7 +355,7 @@ def test_baseline_with_nan_is_no_verdict(project: CannedSuite) -> None:
     """Nor does one that is cut, empty or older: test_storage.py has their sentences."""
     assert project.run("perf", "--benchmark-save=first").status == 0
     (baseline,) = project.root.glob("perf/baselines/*/*.json")
-    baseline.write_text(baseline.read_text().replace('"mean": ', '"mean": NaN, "was": ', 1))
+    baseline.write_text(baseline.read_text().replace('"mean":', '"mean":NaN,"was":', 1))
     run = project.run("perf", "--benchmark-compare")
     run.assert_one_sentence(
         125, "NO VERDICT: ", "0001_first.json cannot be read (NaN is no number); name another"
