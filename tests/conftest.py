@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ddpperf.machine.compiler import compiler_problem
+from ddpperf.machine.git import KEPT_VARIABLES
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
 from tests.canned import Canned, CannedSuite, canned_sets
@@ -32,6 +34,16 @@ def untried_compiler() -> None:
 def one_thread() -> None:
     """Compute with one thread, as ranks do: on a busy machine two are 30 times slower."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_repositories() -> Iterator[None]:
+    """Let git find the repositories of tests, also if this pytest is run by a hook of git."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in os.environ:
+            if name.startswith("GIT_") and not name.startswith(KEPT_VARIABLES):
+                patch.delenv(name)
+        yield
 
 
 @pytest.fixture

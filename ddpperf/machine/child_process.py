@@ -26,21 +26,23 @@ LATE_SECONDS = 0.25  # until a process that has closed its connection has ended
 
 def run_child(
     command: Sequence[str],
-    variables: Mapping[str, str],
+    variables: Mapping[str, str | None],
     seconds: float,
     on_line: Callable[[str], None] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command in a child process with limits on its time and its output.
 
-    variables: added to this process's environment. on_line: called with each line of the child's
-    output while it runs. The child gets its own temporary folder. At the end, the folder is removed
-    and all processes that the child started are killed. At most the last MiB of each output is
-    returned. Raises OSError if the command cannot be started and subprocess.TimeoutExpired after
-    `seconds`, counted from the last line for `on_line`. That exception has the output so far.
+    variables: added to this process's environment; None removes one. on_line: called with each line
+    of the child's output while it runs. The child gets its own temporary folder. At the end, the
+    folder is removed and all processes that the child started are killed. At most the last MiB of
+    each output is returned. Raises OSError if the command cannot be started and
+    subprocess.TimeoutExpired after `seconds`, counted from the last line for `on_line`. That
+    exception has the output so far.
     """
     with PrivateFolder() as folder:
         # files instead of pipes: a grandchild would hold a pipe open
         output, errors = folder / "output", folder / "errors"
+        environment = os.environ | dict(variables) | {"TMPDIR": str(folder)}
         with (
             output.open("wb") as out,
             errors.open("wb") as err,
@@ -51,7 +53,7 @@ def run_child(
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env=os.environ | dict(variables) | {"TMPDIR": str(folder)},
+                env={name: value for name, value in environment.items() if value is not None},
                 start_new_session=True,  # Ctrl-C reaches this process alone
                 preexec_fn=die_with_parent,
             )

@@ -1,4 +1,8 @@
-"""Read the commit of a source tree with git, and check out other commits of it."""
+"""Read the commit of a source tree with git, and check out other commits of it.
+
+Git runs without the user's hooks and without variables that redirect it: inside a pre-commit hook,
+GIT_INDEX_FILE names the index of the user's commit, which a checkout would overwrite.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,16 @@ from pathlib import Path
 from ddpperf.machine.child_process import run_child
 
 NO_COMMIT = "nogit"
+READ_SECONDS = 10
 CHECKOUT_SECONDS = 60
 # What stored runs are kept in or made into: changes here do not change what is measured.
 NOT_CODE = [
     f":(exclude){path}"
     for path in ("perf/baselines", "perf/thresholds.toml", "docs", "README.md", "CHANGELOG.md")
 ]
+# Variables that say how git works (the user's settings, keys, certificates), not on what.
+KEPT_VARIABLES = ("GIT_CONFIG_", "GIT_EXEC_PATH", "GIT_SSH", "GIT_SSL", "GIT_ASKPASS")
+WITHOUT_HOOKS = ["-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false"]
 
 
 def commit(root: Path) -> str:
@@ -24,21 +32,33 @@ def commit(root: Path) -> str:
     "+" is added if a tracked file has changed, except those in `NOT_CODE`. Untracked files do not
     count, as in `git describe --dirty`.
     """
-    name = git(root, "rev-parse", "--short=9", "HEAD")
-    changes = git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", *NOT_CODE)
-    if name is None or changes is None:
+    try:
+        name = git(root, "rev-parse", "--short=9", "HEAD")
+        changes = git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", *NOT_CODE)
+    except OSError:
         return NO_COMMIT
     return f"{name}+" if changes else name
 
 
-def git(root: Path, *arguments: str) -> str | None:
-    """Return the output of a git command on the source tree at `root`, or None if it fails."""
-    command = ["git", "-C", str(root), *arguments]
-    try:
-        ended = subprocess.run(command, capture_output=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return os.fsdecode(ended.stdout).strip()
+def git(root: Path, *arguments: str, seconds: float | None = None) -> str:
+    """Run a git command on the source tree at `root`, and return what it prints.
+
+    Raises OSError with git's reason if the command fails or takes longer than `seconds`, by
+    default READ_SECONDS.
+    """
+    redirecting = [name for name in os.environ if name.startswith("GIT_")]
+    variables: dict[str, str | None] = {
+        name: None for name in redirecting if not name.startswith(KEPT_VARIABLES)
+    }
+    variables["GIT_OPTIONAL_LOCKS"] = "0"  # `git status` would lock the index, and a commit of the user fail
+    seconds = READ_SECONDS if seconds is None else seconds
+    try:  # in a session of its own, so that what git has started ends, too
+        ended = run_child(["git", "-C", str(root), *WITHOUT_HOOKS, *arguments], variables, seconds)
+    except subprocess.TimeoutExpired as error:
+        raise OSError(f"git took longer than {seconds} s") from error
+    if ended.returncode:
+        raise OSError((ended.stderr.strip().splitlines() or [f"git {arguments[0]} failed"])[-1])
+    return ended.stdout.strip()
 
 
 def check_out(root: Path, commit: str, folder: Path) -> Path:
@@ -47,20 +67,25 @@ def check_out(root: Path, commit: str, folder: Path) -> Path:
     Raises OSError with git's reason if that fails. `remove_worktree` removes the folder again.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    command = ["git", "-C", str(root), "worktree", "add", "--force", "--detach", str(folder), commit]
+    add = ("worktree", "add", "--force", "--detach", str(folder), commit)
     try:
-        ended = run_child(command, {}, CHECKOUT_SECONDS)  # which also kills what git started
-    except subprocess.TimeoutExpired as error:
+        git(root, *add, seconds=CHECKOUT_SECONDS)
+        depth = git(root, "rev-parse", "--show-cdup").count("..")
+    except OSError:
         remove_worktree(root, folder)
-        raise OSError(f"git took longer than {CHECKOUT_SECONDS} s") from error
-    if ended.returncode:
-        remove_worktree(root, folder)
-        raise OSError((ended.stderr.strip().splitlines() or ["git failed"])[-1])
-    return folder / (git(root, "rev-parse", "--show-prefix") or "")
+        raise
+    here = root.resolve()
+    return folder / here.relative_to(here.parents[depth - 1]) if depth else folder
 
 
 def remove_worktree(root: Path, folder: Path) -> None:
-    """Remove a git worktree and its files, as far as they exist."""
-    git(root, "worktree", "remove", "--force", "--force", str(folder))  # twice: git may have left a lock
+    """Remove a git worktree and its files, as far as they exist.
+
+    Other worktrees whose files are missing stay: they may lie on a drive that is not mounted, and
+    `git worktree prune` would forget them.
+    """
     shutil.rmtree(folder, ignore_errors=True)
-    git(root, "worktree", "prune")
+    try:
+        git(root, "worktree", "remove", "--force", "--force", str(folder))  # twice: git may have left a lock
+    except OSError:
+        return  # there is no such worktree

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ddpperf.errors import Refused
 from ddpperf.machine.git import NO_COMMIT, NOT_CODE, check_out, git, remove_worktree
+from ddpperf.machine.git import commit as commit_of
 from ddpperf.plugin.options.options import Options
 from ddpperf.plugin.options.sides import Sides
 from ddpperf.results.samples import BASE, CANDIDATE
@@ -40,17 +41,18 @@ def require_stored_code(baseline: Baseline, sides: Sides | None, here: Path) -> 
         )
     root, commit = base.root or here, baseline.commit.removesuffix("+")
     head = ["HEAD"] if baseline.commit != commit else []  # of a changed tree, only the commit is known
-    if not commit or not git(
-        root, "diff", "--name-only", f"{commit}^{{commit}}", *head, "--", ".", *NOT_CODE
-    ):
-        return  # also if git fails, because the commit may be of another repository
+    try:
+        changes = git(root, "diff", "--name-only", f"{commit}^{{commit}}", *head, "--", ".", *NOT_CODE)
+    except OSError:
+        return  # the commit may be of another repository
+    if not commit or not changes:
+        return
     if base.root is None:
         raise Refused(
             f"{name} was measured at commit {baseline.commit}, but this tree, which the base runs, "
             f"differs from it; check {commit} out elsewhere, and name that folder with --baseline-root"
         )
-    held = git(root, "rev-parse", "--short=9", "HEAD") or "other files"
-    held += " with changes" if git(root, "status", "--porcelain", "--untracked-files=no") else ""
+    held = commit_of(root).replace("+", " with changes")
     raise Refused(
         f"{name} was measured at commit {baseline.commit}, but --baseline-root {root} holds {held}; "
         f"check {commit} out there"
@@ -69,8 +71,10 @@ def stored_sides(baseline: Baseline, here: Path, options: Options, cleanup: Exit
         raise Refused(f"{name} does not say which commit it measured")
     if commit.endswith("+"):
         raise Refused(f"{name} measured {commit.removesuffix('+')} with changes that were not committed")
-    if git(here, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}") is None:
-        raise Refused(f"commit {commit} of {name} is not in this repository")
+    try:
+        git(here, "cat-file", "-e", f"{commit}^{{commit}}")
+    except OSError as error:
+        raise Refused(f"commit {commit} of {name} is not in this repository ({error})") from error
     folder = here / ".ddpperf" / "base" / f"{commit}-{os.getpid()}"
     cleanup.callback(remove_worktree, here, folder)
     try:

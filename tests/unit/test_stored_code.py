@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from ddpperf.errors import Refused
-from ddpperf.machine.git import check_out, remove_worktree
+from ddpperf.machine.git import check_out, commit, remove_worktree
 from ddpperf.plugin.stored_code import stored_sides
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.results.stored_runs import Baseline
 from ddpperf.specs import AllReduceSpec
 from ddpperf.workers.interpreter import Found, Side
-from tests.project import full_disk
+from tests.project import REPOSITORY, full_disk
 
 TORCH = "2.11.0"
 OPTIONS: Any = SimpleNamespace(device="cpu", model="resnet18", functions=())
@@ -138,15 +138,69 @@ def test_full_disk_leaves_no_worktree(repository: Path) -> None:
 
 def test_slow_checkout_is_given_up(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, commit = repository / ".ddpperf" / "base" / "x", old(repository)
-    hook = repository / ".git" / "hooks" / "post-checkout"
-    hook.parent.mkdir(exist_ok=True)
-    hook.write_text("#!/bin/sh\nsleep 60\ntouch late\n")
-    hook.chmod(0o755)
+    git(repository, "config", "filter.slow.smudge", "sleep 60")
+    (repository / ".git" / "info" / "attributes").write_text("mine.py filter=slow\n")
     monkeypatch.setattr("ddpperf.machine.git.CHECKOUT_SECONDS", 0.5)
     with pytest.raises(OSError, match=r"git took longer than 0\.5 s"):
         check_out(repository, commit, folder)
     assert not folder.exists()
     assert worktrees(repository) == 1
+
+
+def hook(repository: Path, name: str, script: str) -> None:
+    path = repository / ".git" / "hooks" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize("arguments", [[], ["-a"], ["mine.py"]], ids=["staged", "all", "path"])
+def test_checkout_in_a_hook_leaves_the_commit_alone(repository: Path, arguments: list[str]) -> None:
+    """Git gives its hooks the index of the commit in GIT_INDEX_FILE."""
+    code = f"""if True:
+        from pathlib import Path
+        from ddpperf.machine.git import check_out, commit, remove_worktree
+        root, folder = Path("{repository}"), Path("{repository}/.ddpperf/base/x")
+        check_out(root, "{old(repository)}", folder)
+        assert commit(folder) == "{old(repository)}" != commit(root)
+        remove_worktree(root, folder)"""
+    script = repository.parent / "compare.py"
+    script.write_text(code)
+    hook(repository, "pre-commit", f"PYTHONPATH={REPOSITORY} exec {sys.executable} {script}")
+    (repository / "mine.py").write_text("staged")
+    git(repository, "add", "mine.py")
+    (repository / "sub" / "mine.py").write_text("not staged")
+    git(repository, "commit", "-m", "mine", *arguments)
+    assert git(repository, "show", "HEAD:mine.py") == "staged"
+    every = "-a" in arguments
+    assert git(repository, "show", "HEAD:sub/mine.py") == ("not staged" if every else "new")
+    assert git(repository, "status", "--porcelain") == ("" if every else "M sub/mine.py")
+    assert (repository / "sub" / "mine.py").read_text() == "not staged"
+    assert worktrees(repository) == 1
+
+
+def test_checkout_runs_no_hook_of_the_user(repository: Path) -> None:
+    hook(repository, "post-checkout", f"touch {repository}/ran")
+    check_out(repository, old(repository), repository / ".ddpperf" / "base" / "x")
+    assert not (repository / "ran").exists()
+
+
+def test_other_worktrees_are_not_forgotten(repository: Path, tmp_path: Path) -> None:
+    """A worktree on a drive that is not mounted is missing only for now."""
+    git(repository, "worktree", "add", "--detach", str(tmp_path / "drive"))
+    (tmp_path / "drive").rename(tmp_path / "elsewhere")
+    folder = repository / ".ddpperf" / "base" / "x"
+    check_out(repository, old(repository), folder)
+    remove_worktree(repository, folder)
+    assert worktrees(repository) == 2
+
+
+def test_reading_does_not_lock_the_index(repository: Path) -> None:
+    """`git status` would write the index anew, and a commit of the user at that moment fail."""
+    (repository / "mine.py").touch()
+    before = (repository / ".git" / "index").stat().st_mtime_ns
+    commit(repository)
+    assert (repository / ".git" / "index").stat().st_mtime_ns == before
 
 
 # --- the base of a stored run
