@@ -105,6 +105,9 @@ class Nodes:
         self.names = [f"{prefix}{node}" for node in range(count)]
         self.addresses = [f"10.77.0.{node + 1}" for node in range(count)]
         self.links = [Link()] * count
+        # The template of a launcher that starts each rank in its node.
+        variables = "RANK={rank} LOCAL_RANK={local_rank} WORLD_SIZE={ranks}"
+        self.launcher = f"{shutil.which('ip', path=PATH)} netns exec {prefix}{{node}} env {variables}"
         self._switch = switch
 
     def start(self, node: int, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from ddpperf.doctor.checks import run_findings
 from ddpperf.doctor.findings import Finding
 from ddpperf.machine.hardware import Gpu
+from ddpperf.machine.network import find_interface
 from ddpperf.plugin.devices import Devices
 from ddpperf.plugin.options.options import Options
 from ddpperf.plugin.other_nodes import OtherNodes
 from ddpperf.plugin.progress import ProgressLine
+from ddpperf.workers.interpreter import LOOPBACK
+from ddpperf.workers.launcher import Launcher
 from ddpperf.workers.process_set import Nodes
 
 
@@ -32,6 +37,7 @@ class Resources:
             min(most, options.nodes.size) if several else most,
             several_nodes=several,
         )
+        self.launcher: Launcher | None = None
         self.machine_findings: list[Finding] = []
         self.cleanup = ExitStack()
         self._gpus = gpus
@@ -44,7 +50,19 @@ class Resources:
         """
         self.cleanup.callback(self.devices.release)
         self.devices.acquire()
-        if options.nodes.count > 1:
+        nodes = options.nodes
+        if nodes.launcher is not None:
+            self.launcher = Launcher(
+                nodes.launcher,
+                nodes=nodes.count,
+                per_node=nodes.size if nodes.count > 1 else max(options.world_sizes),
+                device=options.device,
+                interface=nodes.interface or find_interface(LOOPBACK),
+                images=str(options.data.path.absolute()) if options.data.path is not None else "",
+                key_file=Path(f".ddpperf/launch-{os.getpid()}.key"),
+            )
+            self.cleanup.callback(self.launcher.close)
+        elif options.nodes.count > 1:
             self._other_nodes = OtherNodes(options, self._gpus)
             self.cleanup.callback(self._other_nodes.close)
             self._other_nodes.wait(progress)
@@ -56,4 +74,7 @@ class Resources:
 
     def environment(self) -> dict[str, Any]:
         """Return the nodes of a run on several nodes, as stored in the JSON file of the run."""
+        if self.launcher is not None and self.launcher.nodes > 1:
+            here = {"link": self.launcher.interface.link, "ranks": self.launcher.per_node}
+            return {"nodes": [node | here for node in self.launcher.hosts]}
         return {"nodes": self._other_nodes.to_json()} if self._other_nodes is not None else {}

@@ -12,6 +12,7 @@ from typing import Any
 
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from ddpperf.errors import Refused
 from ddpperf.machine import hardware
 from ddpperf.machine.compiler import compiler_cache
 from ddpperf.plugin.ab_run import ABRun
@@ -29,6 +30,7 @@ from ddpperf.plugin.stored_code import require_stored_code
 from ddpperf.results.outcomes import Outcome, OutcomeKind, Verdict
 from ddpperf.specs import CHECKPOINTS_VARIABLE, DATA_VARIABLE, FUNCTIONS_VARIABLE, TRACES_VARIABLE
 from ddpperf.verdict.exit_status import Answer, decide
+from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
@@ -137,6 +139,11 @@ class Session:
             self.prepare()
             self.resources.acquire(self.options, self.progress)
             self.begin_pass(self.run, self.run.replicates)
+            if self.resources.launcher is not None:
+                try:
+                    self.passes[0].pool.live_sets()
+                except SetFailure as failure:
+                    raise Refused(f"--launcher: {failure}") from failure
 
     def fixture(self, test: str, benchmark: BenchmarkFixture) -> Measure:
         """Return the value of the `measure` fixture for one test, and show which test it is."""
@@ -199,6 +206,7 @@ class Session:
             cores=devices.cores(),
             time_only=time_only,
             nodes=self.resources.placement(),
+            launcher=self.resources.launcher,
         )
         known = self.passes[0].measured().values() if time_only else ()
         pool = Pool(

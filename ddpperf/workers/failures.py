@@ -47,11 +47,12 @@ class NodeLost(OSError):
 class SetFailure(Exception):
     """Raised if ranks of a process set fail.
 
-    The message names the first cause, its rank and the rank's traceback.
+    The message names the first cause, its rank and the rank's traceback. failures: in the order in
+    which they were noticed: a launcher that kills the other ranks does so after the first death.
     """
 
     def __init__(self, set_name: str, doing: str, failures: Sequence[RankFailure]) -> None:
-        first, *others = sorted(failures, key=lambda failure: (failure.cause, failure.rank))
+        first, *others = sorted(failures, key=lambda failure: failure.cause)
         if first.cause is Cause.HUNG and others:
             ranks = ", ".join(f"{failure.rank}{failure.where}" for failure in (first, *others))
             lines = [f"ranks {ranks} of set {set_name} {first.what} ({doing})"]

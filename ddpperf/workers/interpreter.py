@@ -15,6 +15,7 @@ from pathlib import Path
 import ddpperf
 from ddpperf.errors import Refused
 from ddpperf.machine.child_process import run_child
+from ddpperf.machine.hardware import TUNING_VARIABLES
 
 BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
 PROBE_SECONDS = 120
@@ -47,6 +48,19 @@ def rank_environment(device: str, interface: str = LOOPBACK) -> dict[str, str]:
     """
     network = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
     return (_ON_CPU if device == "cpu" else {}) | os.environ | _ENVIRONMENT | network
+
+
+def travelling_environment(device: str) -> dict[str, str]:
+    """Return the variables of this process that ranks on any node need: those that change speed.
+
+    Which GPUs are visible is each node's own matter.
+    """
+    tuning = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(TUNING_VARIABLES) and not name.startswith(("CUDA_VISIBLE", "NVIDIA_"))
+    }
+    return (_ON_CPU if device == "cpu" else {}) | tuning | _ENVIRONMENT
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -132,7 +132,7 @@ class Pool:
             options = replace(options, size=min(options.size, most))
         if ranks <= options.size:
             return options
-        if self.options.device != "cpu":
+        if self.options.device != "cpu" or self.options.launcher is not None:
             found = f"each process set has {self.options.size}"
             advice = f"pass --world-sizes {ranks}, or measure fewer ranks"
             raise ValueError(f"world_size={ranks} needs {ranks} ranks, but {found}; {advice}")

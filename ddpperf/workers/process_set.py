@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
+import socket
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,11 +23,20 @@ from ddpperf.workers.channel import Message, Receiver, SlowMessage
 from ddpperf.workers.failures import Cause, NodeLost, RankFailure, SetFailure
 from ddpperf.workers.hangs import explained, remove_old_reports, seen_in, write_report
 from ddpperf.workers.interpreter import LOOPBACK, Side
-from ddpperf.workers.rank_process import EXIT_SECONDS, AnyRank, LocalRank, end_ranks, wait_for_stacks
+from ddpperf.workers.launcher import Launch, Launcher, LaunchFailed
+from ddpperf.workers.rank_process import (
+    EXIT_SECONDS,
+    AnyRank,
+    LaunchedRank,
+    LocalRank,
+    end_ranks,
+    wait_for_stacks,
+)
 
 START_SECONDS = 120  # to import torch on a busy machine and to make a CUDA context
 GATHER_SECONDS = 0.2  # how long to wait for more failures after the first one
 GROUP_GRACE_SECONDS = 300  # process groups time out later than commands: the controller reports a hang first
+NETWORK_LOST = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)  # of a read from a rank
 MOST_SUMMARY_LETTERS = 200  # of an error that a rank reports
 
 Progress = Callable[[float], None] | None  # called with the fraction of a command that is done
@@ -99,7 +111,7 @@ class SetOptions:
     there is a log folder.
     time_only: whether only times are needed. A step that uses one device is then measured on the
     first device only, not on all devices in turn, and no kernels are listed.
-    nodes: the nodes of the ranks.
+    nodes: the nodes of the ranks. launcher: what starts the ranks, or None to start them here.
     """
 
     size: int
@@ -111,6 +123,7 @@ class SetOptions:
     cores: Sequence[Sequence[int]] | None = None
     time_only: bool = False
     nodes: Nodes = field(default_factory=Nodes)
+    launcher: Launcher | None = None
 
     @property
     def devices_in_turn(self) -> int:
@@ -135,6 +148,7 @@ class ProcessSet:
         self._setup: Message = {}  # rank 0's answer to "setup"
         self._group_size = 0
         self._pending: tuple[str, list[RankHandle]] = ("", [])  # the last command, and to whom
+        self._launch: Launch | None = None
         self._others = options.nodes.usable()  # chosen once: nodes may be lost and join meanwhile
 
     @property
@@ -155,6 +169,9 @@ class ProcessSet:
     @property
     def _network(self) -> Message:
         """What ranks on several nodes must know to meet."""
+        if self.options.launcher is not None:
+            with socket.socket(fileno=os.dup(self.ranks[0].connection.fileno())) as connected:
+                return {"address": connected.getpeername()[0]}  # where rank 0 runs
         return {"address": self.options.nodes.address} if self.options.nodes.others else {}
 
     # --- starting
@@ -163,6 +180,10 @@ class ProcessSet:
         """Start the processes of the ranks, and tell each rank to prepare its device."""
         options, nodes = self.options, self.options.nodes
         cores = options.cores
+        if options.launcher is not None:
+            with self._launch_failures():
+                self._launch = options.launcher.start(self.name, self.side, options.size)
+            return
         with self._killed_on_error():
             try:
                 for rank in range(options.size):
@@ -200,13 +221,35 @@ class ProcessSet:
             rank,
             device=options.device,
             side=self.side,
-            log=options.log_folder and options.log_folder / f"{self.name}-rank{rank}.log",
+            log=self._log(rank),
             folder=folder,
             interface=nodes.interface,
         )
 
+    @contextlib.contextmanager
+    def _launch_failures(self) -> Iterator[None]:
+        """Kill the process set if its launcher fails, and raise SetFailure."""
+        with self._killed_on_error():
+            try:
+                yield
+            except LaunchFailed as error:
+                failure = RankFailure(rank=error.rank, cause=Cause.DIED, what=str(error), detail=error.detail)
+                raise self._failure("start", [failure]) from error
+
+    def _join_ranks(self, launch: Launch) -> None:
+        with self._launch_failures():
+            for rank, joined in enumerate(launch.join()):
+                self.ranks.append(LaunchedRank(rank, joined, launch, self._log(rank)))
+        self.ask("setup", device=self.options.device, cores=None, **self._network)
+
+    def _log(self, rank: int) -> Path | None:
+        folder = self.options.log_folder
+        return folder and folder / f"{self.name}-rank{rank}.log"
+
     def wait_ready(self) -> None:
         """Wait until all ranks of a process set have prepared their devices."""
+        if self._launch is not None:
+            self._join_ranks(self._launch)
         self._setup = self.answers(deadline_seconds=START_SECONDS)[0]
 
     # --- commands
@@ -272,7 +315,7 @@ class ProcessSet:
             raise self._failure(command, [_failure_of(rank, answer) for rank, answer in failed])
         if waiting:
             raise self._failure(command, self._hangs([*waiting.values()], deadline_seconds))
-        ours = [rank for rank in asked if isinstance(rank, LocalRank)]
+        ours = [rank for rank in asked if isinstance(rank, LocalRank | LaunchedRank)]
         if lost := [_lost_output(rank) for rank in ours if rank.output.problem]:
             raise self._failure(command, lost)
         return answers
@@ -280,7 +323,8 @@ class ProcessSet:
     @property
     def pids(self) -> dict[int, int]:
         """The process ids of the ranks on the controller's node, by rank."""
-        return {rank.rank: rank.pid for rank in self.ranks if isinstance(rank, LocalRank)}
+        pids = {rank.rank: rank.pid for rank in self.ranks if isinstance(rank, LocalRank | LaunchedRank)}
+        return {rank: pid for rank, pid in pids.items() if pid is not None}
 
     def dead_ranks(self) -> list[RankHandle]:
         """Return the ranks whose processes have ended."""
@@ -336,6 +380,8 @@ class ProcessSet:
         """Kill all ranks and what they started, and remove their files. May be called again."""
         self.alive = False
         end_ranks(self.ranks)
+        if self._launch is not None:
+            self._launch.end()
         self._folder.remove()
 
     @contextlib.contextmanager
@@ -401,7 +447,12 @@ def _receive(receiver: Receiver, rank: RankHandle, command: str) -> Message | Ra
             return None  # a child of the rank keeps the connection open
     except SlowMessage as error:
         return _rank_failure(rank, Cause.HUNG, str(error))
-    except (EOFError, OSError):
+    except OSError as error:
+        if error.errno not in NETWORK_LOST:
+            return None
+        what = f"was lost: its node or the network does not answer ({error.strerror})"
+        return _rank_failure(rank, Cause.DIED, what)
+    except EOFError:
         return None
     except ValueError as error:
         answer, problem = {}, str(error)
@@ -413,7 +464,7 @@ def _receive(receiver: Receiver, rank: RankHandle, command: str) -> Message | Ra
     return answer
 
 
-def _lost_output(rank: LocalRank) -> RankFailure:
+def _lost_output(rank: LocalRank | LaunchedRank) -> RankFailure:
     advice = "free space there, or name another folder by --worker-logs"
     what = f"printed lines that are lost, because {rank.output.problem}; {advice}"
     return _rank_failure(rank, Cause.RAISED, what)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import socket
 import subprocess
 import time
@@ -15,12 +16,16 @@ from typing import Any, Protocol
 
 import psutil
 
+from ddpperf.errors import short
 from ddpperf.machine.child_process import describe_exit, kill_group, members_of, wait_for_end, wait_for_exit
 from ddpperf.temporary import remove_tensors
 from ddpperf.workers.channel import limit_pauses
 from ddpperf.workers.failures import Cause, RankFailure
+from ddpperf.workers.handshake import shut_down
 from ddpperf.workers.hangs import COLLECTIVES, STATE
 from ddpperf.workers.interpreter import LOOPBACK, Side, rank_environment
+from ddpperf.workers.launcher import Joined, Launch
+from ddpperf.workers.node_facts import machine_id
 from ddpperf.workers.rank_output import RankOutput
 from ddpperf.workers.worker import STACKS_SIGNAL
 
@@ -69,11 +74,16 @@ class RankProcess:
         if side.root is not None and not side.root.is_dir():
             raise FileNotFoundError(errno.ENOENT, "no such source tree on this node", str(side.root))
         self.rank = rank
-        self.output = RankOutput(log)
+        reader, writer = os.pipe()
+        try:
+            self.output = RankOutput(reader, log)
+        except BaseException:
+            os.close(writer)
+            raise
         variables = {"RANK": str(rank), "LOCAL_RANK": str(node_rank), "TMPDIR": str(folder)}
         channel.setblocking(True)  # whatever socket.setdefaulttimeout says: both ends wait for messages
         try:
-            with self.output.pipe as output:
+            with open(writer, "wb", buffering=0) as output:
                 self.process = subprocess.Popen(
                     side.command("rank", str(folder.parent), str(rank)),
                     stdin=channel.fileno(),  # a wrapper of an interpreter passes it on
@@ -148,6 +158,64 @@ class LocalRank(RankProcess):
     def close(self) -> None:
         """Reap the killed process, close the connection to it, and stop reading what it prints."""
         super().close()
+        self.connection.close()
+
+
+class LaunchedRank:
+    """A rank that a launcher has started, on any node.
+
+    where: " on node b". pid: its process id if it runs on this machine, else None.
+    """
+
+    def __init__(self, rank: int, joined: Joined, launch: Launch, log: Path | None) -> None:
+        self.rank = rank
+        self.where = f" on node {short(str(joined.hello['host']))}"
+        self.pid = joined.hello["pid"] if joined.hello["machine"] == machine_id() else None
+        self.connection, self._launch = joined.commands, launch
+        self.output = RankOutput(os.dup(joined.output.fileno()), log)
+        self._output = joined.output
+        self._events = select.poll()
+        self._events.register(self.connection.fileno(), select.POLLRDHUP)
+
+    def connect(self) -> None:
+        """Do nothing: the rank has joined."""
+
+    def is_dead(self) -> bool:
+        return bool(self._events.poll(0)) or self._launch.has_ended(self.rank)
+
+    def death(self) -> RankFailure:
+        """Return how the rank ended: the end of what it printed, and what its launcher says."""
+        first_to_end = not self._events.poll(0)
+        words = self._launch.words(self.rank)
+        what = self._launch.describe_rank(self.rank)
+        if first_to_end:
+            what = f"was lost: {self._launch.name} {self._launch.describe(self.rank)}"
+        lines = self.output.end().splitlines()[-LOG_TAIL_LINES:]
+        detail = [f"the end of rank {self.rank}'s output:", *lines] if lines else []
+        detail += [f"{self._launch.name} printed:", *words] if words else []
+        return RankFailure(
+            rank=self.rank, cause=Cause.DIED, what=what, detail="\n".join(detail), where=self.where
+        )
+
+    def wait(self, seconds: float) -> None:
+        """Wait at most `seconds` until the rank and what it started have ended."""
+        self.output.wait(seconds)
+
+    def kill(self) -> None:
+        """End the rank's connections. The rank then ends all that it started, and itself."""
+        shut_down(self.connection)
+        shut_down(self._output)
+
+    def ask_for_stacks(self) -> None:
+        pass
+
+    def stacks(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        """Close the connections to the rank, which has ended."""
+        self.output.close()
+        self._output.close()
         self.connection.close()
 
 

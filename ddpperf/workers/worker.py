@@ -20,10 +20,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from ddpperf.errors import CannotTrain
-from ddpperf.temporary import hold
+from ddpperf.temporary import hold, remove_folder
 from ddpperf.workers import channel
 from ddpperf.workers.hangs import COLLECTIVES
 
+OWN_FOLDER_VARIABLE = "DDPPERF_OWN_FOLDER"  # set if the rank shares its private folder with no other rank
 STACKS_SIGNAL = signal.SIGUSR1
 LAST_COLLECTIVES = 20
 MOST_LETTERS = 2**16  # of an error, whose message may be as long as a tensor
@@ -44,6 +45,8 @@ def main(folder: str, rank: int) -> None:
         hold(Path(folder))  # until this process ends
     try:
         _serve(connection, rank, Path(folder))
+        if OWN_FOLDER_VARIABLE in os.environ:
+            remove_folder(Path(folder))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         lifeline.join()  # the controller has ended: the other thread cleans up and ends this process
 

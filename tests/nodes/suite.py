@@ -25,6 +25,7 @@ def run_on_nodes(
     node_size: int,
     seconds: float,
     before: Sequence[str] = (),
+    launched: bool = False,
     **link: float,
 ) -> tuple[dict[str, Any], str]:
     """Run pytest with `words` on nodes with a link, and return the stored run and its output.
@@ -34,12 +35,15 @@ def run_on_nodes(
     """
     key, report = folder / "node.key", folder / "run.json"
     options = [f"--nodes={count}", f"--node-size={node_size}", f"--interface={INTERFACE}"]
-    options += [f"--node-key={key}", f"--benchmark-json={report}"]
+    options += [f"--benchmark-json={report}"]
+    options += [] if launched else [f"--node-key={key}"]
     python = [*before, sys.executable, "-m"]
     with nodes(count, **link) as made:
         join = ["ddpperf.node", "--join", f"{made.addresses[0]}:29511", "--key", str(key)]
+        if launched:
+            options += ["--launcher", made.launcher]
         commands = [[*python, "pytest", *words, *options]]
-        commands += [[*python, *join, "--name", f"node{node}"] for node in range(1, count)]
+        commands += [[*python, *join, "--name", f"node{node}"] for node in range(1, 1 if launched else count)]
         variables = {key: value for key, value in os.environ.items() if not key.startswith(UNWANTED)}
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         started = [

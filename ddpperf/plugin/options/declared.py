@@ -19,6 +19,7 @@ from ddpperf.specs import CommHook, Execution, Model, Precision
 from ddpperf.specs.base import MOST_DELAY_SECONDS
 from ddpperf.specs.strategy import GROUPED_STRATEGIES, MOST_BUCKET_CAP_MB
 from ddpperf.verdict.two_stage_test import MOST_SETS
+from ddpperf.workers.launcher import launcher
 
 MAX_WORLD_SIZE = 1024
 BUILT_IN = ", ".join(get_args(Model))
@@ -102,6 +103,7 @@ PORT_NUMBER = whole_number(2**16 - 1)
 INTERFACE = Parser("NAME", "the name or the address of a network interface", "eth0")
 FILE = Parser("FILE", "a file with one host per line", "hosts.txt")
 KEY = Parser("FILE", "a file", KEY_FILE)
+LAUNCHER = Parser("CMD", "srun, mpirun or a command with placeholders (docs/nodes.md)", "srun", launcher)
 RECIPE = Parser("NAME", "the name of a training recipe", "'2048, warm-up'")
 
 FIELDS = (
@@ -230,6 +232,12 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             NODES,
             "Number of nodes, this one included. Wait until the agents of the others join.",
             ("1",) * 2,
+        ),
+        Option(
+            "--launcher",
+            LAUNCHER,
+            "Command that starts the ranks, on any node.",
+            "srun in a Slurm job with --nodes above 1; this machine starts its own ranks",
         ),
         Option(
             "--hostfile", FILE, "Start the agents by ssh, on the hosts in this file: all nodes but this one."

@@ -29,6 +29,7 @@ class NodeOptions:
     count: the number of nodes. size: the number of ranks of each node. interface: the network
     interface to the other nodes; None on one node. port: where agents join. key: the key file.
     seconds: how long to wait for the agents. hostfile: the hosts on which ssh starts the agents.
+    launcher: the command that starts the ranks; None to start them on this machine.
     """
 
     count: int = 1
@@ -38,6 +39,7 @@ class NodeOptions:
     key: Path = Path(KEY_FILE)
     seconds: float = 120.0
     hostfile: Hostfile | None = None
+    launcher: str | None = None
 
     def of(self, world_size: int) -> int:
         """Return on how many nodes so many ranks run."""

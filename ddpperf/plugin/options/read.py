@@ -33,7 +33,7 @@ from ddpperf.workers.interpreter import Side
 
 ROUNDS, AB_ROUNDS = 10, 7
 CPU_NODE_SIZE = 2  # ranks
-NODE_OPTIONS = {option.name for option in GROUPS["Several nodes"]} - {"--nodes"}
+NODE_OPTIONS = {option.name for option in GROUPS["Several nodes"]} - {"--nodes", "--launcher"}
 
 
 def read_options(config: pytest.Config, gpu_count: int) -> Options:
@@ -99,7 +99,7 @@ def _nodes(given: dict[str, Any], values: Mapping[str, Any], device: str, gpu_co
         if extra := sorted(given.keys() & NODE_OPTIONS):
             what = f"{extra[0]} is only for runs on several nodes"
             raise Refused(f"{what}; pass --nodes 2, or remove {extra[0]}")
-        return NodeOptions()
+        return NodeOptions(launcher=given.get("--launcher"))
     usual = CPU_NODE_SIZE if device == "cpu" else gpu_count
     if device == "cpu" and (requested := given.get("--world-sizes")):
         usual = -(-max(requested) // count)
@@ -111,6 +111,7 @@ def _nodes(given: dict[str, Any], values: Mapping[str, Any], device: str, gpu_co
         key=Path(values["--node-key"]),
         seconds=values["--node-seconds"],
         hostfile=None if hostfile is None else read_hostfile(hostfile, count),
+        launcher=given.get("--launcher"),
     )
 
 
