@@ -19,7 +19,6 @@ lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy .github/actions/ddpperf/publish.py
 	$(BIN)/lint-imports
 
 test: lint

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 from collections.abc import Callable, Mapping
@@ -12,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from tests.github_api import REPOSITORY_NAME
+from tests.fake_gh import REPOSITORY_NAME
 from tests.project import HANG_SECONDS, REPOSITORY
 
 EXPRESSION = re.compile(r"\$\{\{(.*?)\}\}", re.DOTALL)
@@ -50,7 +49,6 @@ class Runner:
     workspace: Path
     temp: Path
     variables: Mapping[str, str]
-    api_url: str
     github: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
     inputs: Mapping[str, str] = field(default_factory=dict)
@@ -61,12 +59,16 @@ class Runner:
         definition = content["jobs"][job]
         self.temp.mkdir(exist_ok=True)
         finished = Finished()
-        event = self.temp / "event.json"
-        event.write_text(json.dumps(self.github.get("event", {})))
         summary = self.temp / "summary.md"
         summary.touch()
         context = {
-            "github": {"repository": REPOSITORY_NAME, "job": job, "token": "", **self.github},
+            "github": {
+                "repository": REPOSITORY_NAME,
+                "job": job,
+                "token": "",
+                "sha": "0" * 40,
+                **self.github,
+            },
             "vars": self.settings,
             "inputs": self.inputs,
             "runner": {"environment": "self-hosted"},
@@ -78,17 +80,13 @@ class Runner:
             **self.variables,
             "CI": "true",
             "GITHUB_ACTIONS": "true",
-            "GITHUB_API_URL": self.api_url,
             "GITHUB_EVENT_NAME": "pull_request"
             if "pull_request" in self.github.get("event", {})
             else "schedule",
-            "GITHUB_EVENT_PATH": str(event),
             "GITHUB_JOB": job,
-            "GITHUB_REF_NAME": "main",
             "GITHUB_REPOSITORY": REPOSITORY_NAME,
             "GITHUB_RUN_ID": "7",
             "GITHUB_SERVER_URL": "https://github.com",
-            "GITHUB_SHA": "0" * 40,
             "GITHUB_STEP_SUMMARY": str(summary),
             "GITHUB_WORKFLOW": content["name"],
             "RUNNER_TEMP": str(self.temp),
@@ -157,7 +155,6 @@ class Runner:
         """Run the composite action; stand in for the actions of GitHub."""
         known: dict[str, Callable[[], dict[str, str]]] = {
             "actions/checkout": dict,  # the scratch repository is checked out
-            "actions/cache": lambda: {"cache-hit": ""},
             "actions/upload-artifact": lambda: _upload(inputs, finished),
         }
         name, _, commit = action.partition("@")

@@ -44,8 +44,8 @@ def source(tmp_path: Path) -> Path:
     return root
 
 
-def run(source: Path, command: str, timeout: float = 120, **variables: str) -> dict[str, str]:
-    """Run the script in an empty checkout; return the outputs of the step."""
+def environment(source: Path, timeout: float = 120, **variables: str) -> Path:
+    """Run the script in an empty checkout; return the folder of the environment."""
     folder = source.parent
     (folder / "checkout").mkdir(exist_ok=True)
     output = folder / "output"
@@ -56,26 +56,15 @@ def run(source: Path, command: str, timeout: float = 120, **variables: str) -> d
         "RUNNER_TOOL_CACHE": str(folder / "tools"),
         "PIP_CONFIG_FILE": os.devnull,
     }
+    inputs = {"ENVIRONMENT": "", "INSTALL": "", "PYTHON": sys.executable}
     subprocess.run(
-        ["bash", str(source / ACTION / "environment.sh"), command],
+        ["bash", str(source / ACTION / "environment.sh")],
         cwd=folder / "checkout",
-        env={**clean, **runner, "PYTHON": sys.executable, "INSTALL": "", **variables},
+        env={**clean, **runner, **inputs, **variables},
         check=True,
         timeout=timeout,
     )
-    return dict(line.split("=", 1) for line in output.read_text().splitlines())
-
-
-def test_key_follows_what_is_installed(source: Path) -> None:
-    first = run(source, "name")
-    assert run(source, "name") == first
-    assert first["folder"].startswith(str(source.parent / "tools" / "ddpperf"))
-    keys = {first["key"], run(source, "name", INSTALL="torchvision")["key"]}
-    (source.parent / "checkout" / "requirements.txt").write_text("numpy")
-    keys.add(run(source, "name")["key"])
-    (source / "pyproject.toml").write_text(f"{PYPROJECT}# another requirement")
-    keys.add(run(source, "name")["key"])
-    assert len(keys) == 4
+    return Path(output.read_text().strip().removeprefix("folder="))
 
 
 @pytest.mark.slow
@@ -84,27 +73,27 @@ def test_environment_is_made_once_and_old_ones_go(source: Path) -> None:
     for age in range(1, 5):
         (tools / f"old{age}").mkdir(parents=True)
         os.utime(tools / f"old{age}", (1000 - age, 1000 - age))
-    folder = Path(run(source, "name")["folder"])
-    folder.mkdir()
-    (folder / "part").touch()  # of a cancelled job
-    run(source, "make", FOLDER=str(folder))
+    folder = environment(source)
     imported = [str(folder / "bin" / "python"), "-c", "import mine; print(mine.__file__)"]
     found = subprocess.run(imported, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
     assert found == str(source / "mine.py")
-    assert not (folder / "part").exists()
     assert sorted(path.name for path in tools.glob("[!.]*")) == sorted([folder.name, "old1", "old2"])
     ready = (folder / "ready").stat().st_mtime_ns
-    run(source, "make", FOLDER=str(folder))
+    assert environment(source) == folder
     assert (folder / "ready").stat().st_mtime_ns == ready
+    (folder / "ready").unlink()
+    (folder / "part").touch()  # of a cancelled job
+    environment(source)
+    assert not (folder / "part").exists()
+    (source / "pyproject.toml").write_text(f"{PYPROJECT}# another requirement")
+    assert environment(source) != folder
 
 
 def test_second_job_waits_for_the_first(source: Path) -> None:
     """Two jobs at once would delete each other's parts, and mark a broken environment as ready."""
-    folder = Path(run(source, "name")["folder"])
-    folder.mkdir(parents=True)
-    (folder / "ready").touch()
-    with (folder.parent / ".lock").open("w") as lock:
+    tools = source.parent / "tools" / "ddpperf"
+    tools.mkdir(parents=True)
+    with (tools / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(subprocess.TimeoutExpired, match="timed out after"):
-            run(source, "make", timeout=1, FOLDER=str(folder))
-    run(source, "make", FOLDER=str(folder))
+            environment(source, timeout=1)
