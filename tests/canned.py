@@ -215,7 +215,7 @@ def canned_sets(canned: Canned) -> Iterator[None]:
 class CannedSuite(Project):
     """A project whose runs of pytest happen in this process, with canned measurements.
 
-    Options that start child processes, such as --model and --against, take as long as ever.
+    Options that start child processes, such as --model and --candidate, take as long as ever.
     """
 
     def __init__(self, root: Path) -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpperf.plugin.options.options import Options
-from ddpperf.plugin.options.read import read_options
+from ddpperf.plugin.options.options import Options, read_options
 
 Read = Callable[..., Options]  # of arguments as typed, and gpus=N
 

@@ -35,7 +35,6 @@ class Run:
     """A finished run: its exit status, what it printed, and what it stored of each test."""
 
     def __init__(self, project: Project, finished: Finished) -> None:
-        self.traces = project.root / "traces"
         self.status, self.output = finished.status, finished.output
         (document,) = project.saved_runs()
         self.header = document["ddpperf"]
@@ -70,7 +69,7 @@ def run_experiments(project: Project) -> Run:
     if isinstance(project, CannedSuite):
         project.canned.counters = canned_counters
         project.canned.seconds = canned_seconds
-    return Run(project, project.run("perf", "--full", "--world-sizes", "1,2", *OPTIONS, "--traces", "traces"))
+    return Run(project, project.run("perf", "--full", "--world-sizes", "1,2", *OPTIONS))
 
 
 def canned_seconds(spec: Spec, set_name: str) -> float:

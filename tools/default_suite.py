@@ -14,8 +14,7 @@ from _pytest.config import _prepareconfig
 import perf
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.cases import parameters
-from ddpperf.plugin.options.options import Options
-from ddpperf.plugin.options.read import read_options
+from ddpperf.plugin.options.options import Options, read_options
 from ddpperf.specs import Spec
 
 

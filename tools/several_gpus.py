@@ -38,7 +38,7 @@ from ddpperf.results.stored_runs import NoBaseline, read_document
 from ddpperf.specs import TrainingSpec, format_bytes
 from tools.tables import ROOT, all_reduces, in_place, is_plain, markdown
 
-THIS_PYTHON = f"--against={sys.executable}"
+THIS_PYTHON = f"--candidate={sys.executable}"
 SCALING = "perf/test_scaling.py"
 WEAK = f"{SCALING}::test_weak_scaling"
 BUCKETS = "{gpus}gpu and not data_parallel and not torchvision and not resnet50"
@@ -53,14 +53,14 @@ PICTURE = (
     "(test_weak_scaling or graph) and not eager and not compile and not own_ddp and not resnet50 and not "
     "torchvision and not shot and not copy_engine and not low_latency and not out_of_place"
 )
-# The arguments of each test run, by its name. --slow-down is 3% of the shortest step on 2 H200s.
+# The arguments of each test run, by its name. The delay is 3% of the shortest step on 2 H200s.
 PARTS = {
     "core-1": ["perf/"],
     "core-2": ["perf/"],
     "core-3": ["perf/"],
     "core-compared": ["perf/", "--benchmark-compare={folder}/core-1.json"],
     "gate-equal": ["perf/", "-m", "gate", THIS_PYTHON],
-    "gate-slower": ["perf/", "-m", "gate", THIS_PYTHON, "--slow-down=0.00006"],
+    "gate-slower": ["perf/", "-m", "gate", THIS_PYTHON, "--candidate=delay_seconds=0.00006"],
     "all_reduce": ["perf/test_all_reduce.py", "-k", "{gpus}gpu"],
     "own_ddp": [WEAK, "-k", "{gpus}gpu and own_ddp and not compile and not eager"],
     "epochs": [f"{SCALING}::test_epoch_scaling", "-k", "({gpus}gpu or 1gpu) and compile and not eager"],

@@ -177,8 +177,8 @@ def candidate(nightlies: Nightlies, wanted: str | None) -> dict[str, str]:
     if good:
         nightlies.make(good)  # with this Python, so that torch is the only difference
     nightlies.make(version)
-    base = f"--baseline-python={nightlies.python(good)} " if good else ""
-    arguments = f"{base}--against={nightlies.python(version)}"
+    base = f"--base={nightlies.python(good)} " if good else ""
+    arguments = f"{base}--candidate={nightlies.python(version)}"
     compared = f"torch {good}, the last good nightly" if good else "the released torch"
     print(f"torch {version} is installed. To compare it with {compared}, run:")
     print(f"    python -m pytest perf/ -m gate {arguments}")

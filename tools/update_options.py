@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ddpperf.plugin.options.declared import FIELDS, GROUPS, Option
+from ddpperf.plugin.options.option_table import FIELDS, GROUPS, Option
 from tools.tables import markdown
 
 PAGE = Path(__file__).parents[1] / "docs" / "options.md"
@@ -29,7 +29,7 @@ def tables_of_options() -> Iterator[str]:
     """Yield a heading and a table for each group of options, and then for the fields of --spec."""
     for title, options in GROUPS.items():
         yield f"## {title}\n\n{table('option', options)}"
-    yield f"## Fields of `--spec` and `--against-spec`\n\n{table('field', FIELDS)}"
+    yield f"## Fields of `--spec` and `--candidate`\n\n{table('field', FIELDS)}"
 
 
 def table(first_column: str, options: Iterable[Option]) -> str:

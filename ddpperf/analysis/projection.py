@@ -140,7 +140,7 @@ def sending_seconds(
         if network is None:
             raise Undetermined(
                 f"no all-reduce on several nodes of {node} devices was measured on fewer than {N} devices; "
-                "measure one node more, or pass --node-latency and --node-bandwidth"
+                "measure one node more, or pass --node-link"
             )
         assumed = sum(network.all_reduce_seconds(nbytes, N // node, node) for nbytes in buckets)
     return Sending(measured=sum(all_reduce(size, nbytes) for nbytes in buckets), assumed=assumed)

@@ -157,13 +157,13 @@ def link_between(
     """Return the rate of the link between two nodes, or None if unknown.
 
     interface: this node's network interface, whose nominal rate counts. node_size: the number of
-    devices of a node. device_bytes_per_second: the rate of --node-bandwidth, which is the rate of
+    devices of a node. device_bytes_per_second: the rate of --node-link, which is the rate of
     each device of a node to other nodes. It overrides the nominal rate.
     """
     if device_bytes_per_second is not None:
         of = f" of {node_size} devices" if node_size > 1 else ""
         rate = node_size * device_bytes_per_second
-        return LinkRate(bytes_per_second=rate, source=f"--node-bandwidth{of}", kind=RateKind.GIVEN)
+        return LinkRate(bytes_per_second=rate, source=f"--node-link{of}", kind=RateKind.GIVEN)
     if interface.bytes_per_second is None:
         return None
     source = f"{interface.link} between nodes"

@@ -24,13 +24,11 @@ from ddpperf.plugin.end_of_run import Ending
 from ddpperf.plugin.interrupts import interrupt_once
 from ddpperf.plugin.measure_again import judge
 from ddpperf.plugin.measure_fixture import CLOCK, Measure
-from ddpperf.plugin.options.checks import check_measuring_options, runs_tests, table_options
-from ddpperf.plugin.options.declared import add_options
-from ddpperf.plugin.options.options import is_experiment
+from ddpperf.plugin.options.benchmark_options import check_measuring_options, runs_tests, table_options
+from ddpperf.plugin.options.option_table import add_options
+from ddpperf.plugin.options.options import is_experiment, read_options
 from ddpperf.plugin.options.outputs import requested_outputs
-from ddpperf.plugin.options.prepare import lacking_side
-from ddpperf.plugin.options.read import read_options
-from ddpperf.plugin.recipe_option import recipes_of, refusal_of
+from ddpperf.plugin.options.slow_checks import lacking_side
 from ddpperf.plugin.session import Session
 from ddpperf.plugin.setup import read_setup
 from ddpperf.specs import Spec
@@ -43,7 +41,7 @@ MARKERS = (
     "slow: a test outside the core suite, which --full adds; set by the specs marker",
     "gate: a test to run before every merge; set by the specs marker",
     "candidate_cannot: a test that only the candidate of an A/B run cannot measure; set by specs",
-    "recipe(name): a training with a recipe, which --recipe selects by its name",
+    "recipe(name): a training with a recipe, which reports name",
 )
 
 
@@ -132,20 +130,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Remove tests for which the options leave no case, and tests that this run leaves out."""
     collection = config.stash[SESSION].collection
     collection.in_files = [item.nodeid for item in items]
-    requested = config.getoption("--recipe")
-    if requested and not collection.refusal:
-        collection.refusal = refusal_of(items, requested)
     yield
     items[:] = [item for item in items if not _has_no_cases(item)]
     collection.paths = [_relative(argument, config) for argument in config.args]
-    full = bool(config.getoption("--full") or requested)
+    full = bool(config.getoption("--full"))
     outside = outside_core(items, collection.paths, full=full, markers=config.getoption("markexpr"))
     collection.left_out = [item.nodeid for item in outside]
     left_out = set(outside)
     if config.getoption("benchmark_skip") and not config.getoption("benchmark_only"):
         left_out.update(filter(measures, items))
-    if requested:
-        left_out.update(item for item in items if not recipes_of([item]).intersection(requested))
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]

@@ -11,7 +11,7 @@ from typing import Any
 
 from ddpperf.plugin.control_measurements import ab_controls
 from ddpperf.plugin.measure_fixture import Measuring
-from ddpperf.plugin.options.sides import Sides
+from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.secret_values import shown_value
 from ddpperf.verdict.ab import Decision, ab_answer
 from ddpperf.verdict.estimates import MetricEstimates, estimates_of
@@ -92,7 +92,7 @@ class ABRun:
             self.problems += failures
         if self.sides.spec_fields and not any(measured.candidate_spec for measured in tests.values()):
             fields = ", ".join(f"{name}={value}" for name, value in self.sides.spec_fields.items())
-            self.problems.append(f"--against-spec {fields} changes no test of this run")
+            self.problems.append(f"--candidate {fields} changes no test of this run")
         suspected = self._confirms.looks_slower if self._confirms is not None else ()
         self.decision = Decision(estimates, self._settings, suspected)
         return self.decision.open_tests()

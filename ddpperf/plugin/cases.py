@@ -104,8 +104,7 @@ def _parameter(
     if not core(options, spec):
         marks.append(pytest.mark.slow)
     identity = case.id or case_id(spec, options)
-    if options.sides is None:
-        spec = dataclasses.replace(spec, delay_seconds=options.delay_seconds)
+    spec = dataclasses.replace(spec, delay_seconds=options.delay_seconds)
     return pytest.param(spec, id=identity, marks=marks)
 
 
@@ -147,7 +146,7 @@ def named(identity: str, case: Case) -> Case:
 
 
 def of_recipe(name: str, case: Case) -> ParameterSet:
-    """Return a test case that `--recipe` selects by the given name."""
+    """Return a test case that trains with the recipe of the given name."""
     case = case if isinstance(case, ParameterSet) else pytest.param(case)
     return pytest.param(*case.values, id=case.id, marks=[*case.marks, pytest.mark.recipe(name)])
 

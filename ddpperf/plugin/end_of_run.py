@@ -28,13 +28,12 @@ from ddpperf.errors import first_line
 from ddpperf.foreign_text import harmless, printable_document
 from ddpperf.machine import hardware
 from ddpperf.plugin.core_suite import by_file
-from ddpperf.plugin.options.checks import runs_tests
+from ddpperf.plugin.options.benchmark_options import runs_tests
 from ddpperf.plugin.options.outputs import Outputs, file_to_write
 from ddpperf.plugin.session import Session
 from ddpperf.report.layout import wrapped
 from ddpperf.report.markdown import markdown
 from ddpperf.report.page import write_page
-from ddpperf.report.plots import write_plots
 from ddpperf.report.questions import report_tables
 from ddpperf.report.summary import fitting_width, markup, summary_lines, verdict_lines
 from ddpperf.results.outcomes import Status, Verdict
@@ -205,11 +204,8 @@ class Ending:
         outputs, text = self._outputs, markdown(document, summary_lines(document))
         if path := outputs.verdict:
             self._write("the verdict", path, partial(write_atomically, path, text))
-        kept = storage.kept() if outputs.page or outputs.plots else []
         if path := outputs.page:
-            self._draw("the page", path, partial(write_page, path, document, kept))
-        if path := outputs.plots:
-            self._draw("the pictures", path, partial(write_plots, path, document, kept))
+            self._draw("the page", path, partial(write_page, path, document, storage.kept()))
         if step_summary := os.environ.get("GITHUB_STEP_SUMMARY"):
             path = Path(step_summary)
             self._write("the step's summary", path, partial(_append, path, text))
@@ -309,7 +305,7 @@ def _no_baseline(header: dict[str, Any]) -> str:
         return "an A/B run measures base and candidate, and a baseline has one of them"
     if header["unfit"]:
         return str(header["unfit"][0])
-    return "a test of this run failed, was not measured, or was delayed by --slow-down"
+    return "a test of this run failed, was not measured, or was delayed by delay_seconds"
 
 
 def _described(error: BaseException) -> str:

@@ -83,7 +83,7 @@ def _confirm(session: Session, plain: PlainRun, items: Sequence[pytest.Item], te
     plain.unconfirmed = ""
     if left:
         plain.unconfirmed = (
-            f"--confirm-seconds {options.confirm_seconds:.0f} ended before {left} of the measurements "
+            f"half of --max-seconds {options.max_seconds:.0f} ended before {left} of the measurements "
             "beside the stored run's code; pass more seconds"
         )
     elif late:

@@ -14,7 +14,7 @@ from ddpperf.foreign_text import harmless
 from ddpperf.instruments.kernels import other_kernels
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.devices import Devices
-from ddpperf.plugin.options.sides import Sides
+from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.results import metrics
 from ddpperf.results.notes import Note, info, warning
 from ddpperf.results.outcomes import OutcomeKind

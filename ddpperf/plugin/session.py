@@ -20,7 +20,7 @@ from ddpperf.plugin.collection import Collection
 from ddpperf.plugin.interrupts import ignore_interrupts
 from ddpperf.plugin.measure_fixture import Measure, Measuring
 from ddpperf.plugin.options.options import Options, is_experiment
-from ddpperf.plugin.options.prepare import prepare, with_functions
+from ddpperf.plugin.options.slow_checks import prepare, with_functions
 from ddpperf.plugin.outcomes import Outcomes
 from ddpperf.plugin.plain_run import PlainRun
 from ddpperf.plugin.progress import ProgressLine
@@ -28,7 +28,7 @@ from ddpperf.plugin.resources import Resources
 from ddpperf.plugin.setup import Setup
 from ddpperf.plugin.stored_code import require_stored_code
 from ddpperf.results.outcomes import Outcome, OutcomeKind, Verdict
-from ddpperf.specs import CHECKPOINTS_VARIABLE, DATA_VARIABLE, FUNCTIONS_VARIABLE, TRACES_VARIABLE
+from ddpperf.specs import DATA_VARIABLE, FUNCTIONS_VARIABLE
 from ddpperf.verdict.exit_status import Answer, decide
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import Side
@@ -172,16 +172,13 @@ class Session:
         """
         time_only = run is not self.run
         options, devices = self.options, self.resources.devices
-        paths = {DATA_VARIABLE: options.data.path}
         sets_made = 0  # the names of process sets are not used again
         if self.passes:
             self.passes[-1].pool.close()
             sets_made = self.passes[-1].pool.sets_made
-        else:  # only the first processes resume from checkpoints and write traces
-            paths |= {TRACES_VARIABLE: options.traces, CHECKPOINTS_VARIABLE: options.checkpoints}
-        # Absolute, as the agents of other nodes run in other folders
-        common = {name: str(path.absolute()) for name, path in paths.items() if path is not None}
-        common[FUNCTIONS_VARIABLE] = ",".join((options.model, *options.functions))
+        common = {FUNCTIONS_VARIABLE: ",".join((options.model, *options.functions))}
+        if options.data.path is not None:
+            common[DATA_VARIABLE] = str(options.data.path.absolute())  # other nodes run in other folders
         if replicates == options.nodes.count == 1:
             # Several process sets, as in A/B, each compile: the compiler chooses kernels by timing them,
             # and one choice for all sets of a side could look like a change.

@@ -11,8 +11,8 @@ from pathlib import Path
 from ddpperf.errors import Refused
 from ddpperf.machine.git import NO_COMMIT, NOT_CODE, check_out, git, remove_worktree
 from ddpperf.machine.git import commit as commit_of
+from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.plugin.options.options import Options
-from ddpperf.plugin.options.sides import Sides
 from ddpperf.results.samples import BASE, CANDIDATE
 from ddpperf.results.stored_runs import Baseline
 from ddpperf.workers.interpreter import Side, check_side
@@ -23,7 +23,7 @@ def require_stored_code(baseline: Baseline, sides: Sides | None, here: Path) -> 
 
     Other code is another version of torch, or another commit of a repository that has the stored
     run's commit.
-    here: the source tree that a base without --baseline-root runs.
+    here: the source tree that a base without a source tree runs.
     """
     if sides is None:
         return
@@ -31,13 +31,13 @@ def require_stored_code(baseline: Baseline, sides: Sides | None, here: Path) -> 
     if sides.are_equal(here):
         raise Refused(
             f"the base equals this environment, so suspects of {name} would be compared with themselves; "
-            "name the stored run's code with --baseline-root, or its interpreter with --baseline-python"
+            "name the stored run's code or its interpreter with --base"
         )
     stored = baseline.torch_versions
     if sides.base_torch and stored != [sides.base_torch]:
         raise Refused(
             f"{name} was measured with torch {' and '.join(stored)}, but the base has {sides.base_torch}; "
-            "name an interpreter with the stored run's torch with --baseline-python, or save a new baseline"
+            "name an interpreter with the stored run's torch with --base, or save a new baseline"
         )
     root, commit = base.root or here, baseline.commit.removesuffix("+")
     head = ["HEAD"] if baseline.commit != commit else []  # of a changed tree, only the commit is known
@@ -50,11 +50,11 @@ def require_stored_code(baseline: Baseline, sides: Sides | None, here: Path) -> 
     if base.root is None:
         raise Refused(
             f"{name} was measured at commit {baseline.commit}, but this tree, which the base runs, "
-            f"differs from it; check {commit} out elsewhere, and name that folder with --baseline-root"
+            f"differs from it; check {commit} out elsewhere, and name that folder with --base"
         )
     held = commit_of(root).replace("+", " with changes")
     raise Refused(
-        f"{name} was measured at commit {baseline.commit}, but --baseline-root {root} holds {held}; "
+        f"{name} was measured at commit {baseline.commit}, but --base {root} holds {held}; "
         f"check {commit} out there"
     )
 

@@ -103,7 +103,7 @@ def next_step(header: Mapping[str, Any]) -> str:
             test = next(iter([*failed, *(row["test"] for row in worse)]), "FILE::TEST")
             return f"look at one test alone, with the same options: python -m pytest '{test}'"
     if compared:
-        return "repeat the run on a quieter machine, or give it more time: --confirm-seconds 600"
+        return "repeat the run on a quieter machine, or give it more time: --max-seconds 1200"
     return "remove the reasons above, then run the same command again"
 
 

@@ -24,7 +24,7 @@ from PIL import Image
 from ddpperf.data import decode
 from ddpperf.errors import CannotTrain, Refused
 from ddpperf.node.hostfile import read_hostfile
-from ddpperf.plugin.options.declared import NOTHING, OPTIONS
+from ddpperf.plugin.options.option_table import NOTHING, OPTIONS
 from ddpperf.report import __main__ as report
 from ddpperf.results.stored_runs import NoBaseline, Storage
 from ddpperf.specs import RunSpec, from_json, to_json

@@ -15,7 +15,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from ddpperf.errors import Refused
-from ddpperf.plugin.options.prepare import MODEL_SECONDS, check_model
+from ddpperf.plugin.options.slow_checks import MODEL_SECONDS, check_model
 from ddpperf.specs import FUNCTIONS_VARIABLE
 from ddpperf.training.check_model import check
 from tests.canned import CannedSuite
@@ -246,7 +246,7 @@ def test_failed_check_is_refused_with_one_sentence(
             raise subprocess.TimeoutExpired(command, MODEL_SECONDS)
         return ended
 
-    monkeypatch.setattr("ddpperf.plugin.options.prepare.run_child", run_child)
+    monkeypatch.setattr("ddpperf.plugin.options.slow_checks.run_child", run_child)
     with pytest.raises(Refused, match=f"^{re.escape(sentence)}"):
         check_model(read("own_models:good"))
 
@@ -274,7 +274,7 @@ def test_run_with_a_wrong_model_ends_with_status_4(
     canned_suite: CannedSuite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = CompletedProcess([], 1, "", "model x is not in torchvision; name another")
-    monkeypatch.setattr("ddpperf.plugin.options.prepare.run_child", lambda *_: ended)
+    monkeypatch.setattr("ddpperf.plugin.options.slow_checks.run_child", lambda *_: ended)
     canned_suite.experiment.write_text(EXPERIMENT)
     run = canned_suite.run("perf", "--model", "torchvision:resnet999")
     run.assert_one_sentence(4, "ERROR: --model: model x is not in torchvision; name another")

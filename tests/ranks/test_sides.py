@@ -16,8 +16,8 @@ import pytest
 
 import ddpperf
 from ddpperf.errors import Refused
-from ddpperf.plugin.options.prepare import check_sides, lacking_side, with_functions
-from ddpperf.plugin.options.sides import Sides
+from ddpperf.plugin.options.ab_sides import Sides
+from ddpperf.plugin.options.slow_checks import check_sides, lacking_side, with_functions
 from ddpperf.workers import interpreter as probing_module
 from ddpperf.workers.interpreter import Side
 from tests.command_line import reader
@@ -95,7 +95,7 @@ def read(
     marked.assert_nothing_left()
 
 
-@pytest.mark.parametrize("line", [f"--against {sys.executable}", "--against-spec comm_hook=bf16"])
+@pytest.mark.parametrize("line", [f"--candidate {sys.executable}", "--candidate comm_hook=bf16"])
 def test_this_environment_is_not_probed(read: Read, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probing_module, "BOOTSTRAP", Path("/nowhere/bootstrap.py"))
     assert read(line).torchvision
@@ -107,19 +107,19 @@ def test_virtual_environment_is_probed_through_its_link(read: Read, at: Path) ->
     (packages / "ours.pth").write_text(str(Path(sys.prefix, "lib", packages.parent.name, "site-packages")))
     python = at / "other" / "bin" / "python"
     assert python.is_symlink()
-    assert read("--against other/bin/python").candidate == Side(name="B", python=str(python))
+    assert read("--candidate other/bin/python").candidate == Side(name="B", python=str(python))
 
 
-@pytest.mark.parametrize(("environment", "probes"), [("", "x"), ("--against-env A=1", "xx")])
+@pytest.mark.parametrize(("environment", "probes"), [("", "x"), ("--candidate A=1", "xx")])
 def test_same_environment_is_probed_once(read: Read, at: Path, environment: str, probes: str) -> None:
     (at / "counted").unlink(missing_ok=True)
-    read(f"--baseline-root good/count --against-root good/count {environment}")
+    read(f"--base good/count --candidate good/count {environment}")
     assert (at / "counted").read_text() == probes
 
 
 @pytest.mark.parametrize("model", ["loud:make", "own.models:make"])
 def test_model_may_print_and_start_threads_and_processes(read: Read, model: str) -> None:
-    assert read("--against bare/bin/python --against-root good", model=model)
+    assert read("--candidate bare/bin/python --candidate good", model=model)
 
 
 @pytest.mark.parametrize("holds", ["mine", "torchvision", "ddpperf"])
@@ -128,15 +128,15 @@ def test_root_with_one_loaded_module_is_accepted(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(at / "good"), str(at / "holds-torchvision")]))
     assert read(
-        f"--against-root holds-{holds}", model="torchvision:vit" if holds == "torchvision" else "mine:make"
+        f"--candidate holds-{holds}", model="torchvision:vit" if holds == "torchvision" else "mine:make"
     )
 
 
 def test_root_may_hold_only_a_tested_function(read: Read, at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(at / "good"))
-    assert read("--against-root holds-mine", functions=["mine:make"])
-    assert read("--against-root holds-src", functions=["mine:make"]), "its folder src is on the path, too"
-    assert "holds nothing that a rank loads" in refusal(read, "--against-root holds-mine")
+    assert read("--candidate holds-mine", functions=["mine:make"])
+    assert read("--candidate holds-src", functions=["mine:make"]), "its folder src is on the path, too"
+    assert "holds nothing that a rank loads" in refusal(read, "--candidate holds-mine")
 
 
 def test_clone_of_ddpperf_compares_with_another_tree(
@@ -145,7 +145,7 @@ def test_clone_of_ddpperf_compares_with_another_tree(
     """The first file of every rank lies in the current folder, and is no module of the candidate."""
     monkeypatch.chdir(REPOSITORY)
     monkeypatch.setenv("PYTHONPATH", str(at / "good"))
-    assert read(f"--against-root {at}/holds-multiprocessing", functions=["mine:make"])
+    assert read(f"--candidate {at}/holds-multiprocessing", functions=["mine:make"])
 
 
 def test_root_that_lacks_a_module_is_refused(read: Read, at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,13 +153,13 @@ def test_root_that_lacks_a_module_is_refused(read: Read, at: Path, monkeypatch: 
     here = at / "candidate"
     monkeypatch.chdir(here)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(at / "good"), str(here / "src")]))
-    lacks = f"--against-root {at}/lacks-helper"
+    lacks = f"--candidate {at}/lacks-helper"
     sentence = refusal(read, lacks, functions=["steps:make"])
     assert sentence == (
         f"{lacks} lacks a module: its ranks would load helper of the current folder; move it to the root or"
         " to src/"
     )
-    assert read(f"--against-root {at}/has-helper", functions=["steps:make"])
+    assert read(f"--candidate {at}/has-helper", functions=["steps:make"])
 
 
 def test_new_function_is_not_imported_by_the_base(
@@ -168,7 +168,7 @@ def test_new_function_is_not_imported_by_the_base(
     """A pull request with a new test must still be compared by its other tests."""
     monkeypatch.chdir(at / "candidate")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(at / "good"), str(at / "candidate" / "src")]))
-    root = f"--baseline-root={at}/has-helper"
+    root = f"--base={at}/has-helper"
     assert read(root, functions=["steps:make", "added:make"])
     options = reader(pytestconfig)("--rootdir", str(at), "--device", "cpu", root)
     assert lacking_side(options, "steps:make") == ""
@@ -182,7 +182,7 @@ def test_model_of_the_current_folder_suits_two_ddpperfs(
     """If the source tree has its own ddpperf, ddpperf is what is compared."""
     monkeypatch.chdir(at / "candidate")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(at / "good"), str(at / "candidate" / "src")]))
-    assert read(f"--against-root {at}/holds-ddpperf", model="added:make")
+    assert read(f"--candidate {at}/holds-ddpperf", model="added:make")
 
 
 @pytest.mark.parametrize("safe_path", ["", "1"])
@@ -210,7 +210,7 @@ def test_wrapper_that_prints_is_accepted_as_interpreter(read: Read, at: Path) ->
     wrapper = at / "activates"
     wrapper.write_text(f'#!/bin/sh\necho activating an environment\nexec {sys.executable} "$@"\n')
     wrapper.chmod(0o755)
-    sides = read("--against ./activates")
+    sides = read("--candidate ./activates")
     assert sides is not None
     assert sides.candidate.python == str(wrapper)
 
@@ -219,17 +219,17 @@ def test_wrapper_that_prints_is_accepted_as_interpreter(read: Read, at: Path) ->
 
 NO_PYTHON = "is no Python 3.11 or newer, it ended with status"
 NOT_PYTHON = {
-    "--against ./garbage": (
-        "--against {at}/garbage cannot be started (Exec format error); name a Python interpreter"
+    "--candidate ./garbage": (
+        "--candidate {at}/garbage cannot be started (Exec format error); name a Python interpreter"
     ),
-    "--against /bin/ls": f"--against /bin/ls {NO_PYTHON} 2 (",
-    "--against ./endless": (
-        f"--against {{at}}/endless {NO_PYTHON} -{signal.SIGKILL}; name a Python interpreter"
+    "--candidate /bin/ls": f"--candidate /bin/ls {NO_PYTHON} 2 (",
+    "--candidate ./endless": (
+        f"--candidate {{at}}/endless {NO_PYTHON} -{signal.SIGKILL}; name a Python interpreter"
     ),
-    "--against /bin/true": f"--against /bin/true {NO_PYTHON} 0; name a Python interpreter",
-    "--baseline-python /bin/echo": f"--baseline-python /bin/echo {NO_PYTHON} 0; name a Python interpreter",
-    "--against-root .": (
-        "--against-root {at} holds nothing that a rank loads, found ddpperf from {ours}, torch from {at}/good"
+    "--candidate /bin/true": f"--candidate /bin/true {NO_PYTHON} 0; name a Python interpreter",
+    "--base /bin/echo": f"--base /bin/echo {NO_PYTHON} 0; name a Python interpreter",
+    "--candidate .": (
+        "--candidate {at} holds nothing that a rank loads, found ddpperf from {ours}, torch from {at}/good"
     ),
 }
 NO_MODULE = "as its ranks must (ModuleNotFoundError: No module named"
@@ -281,15 +281,15 @@ def test_environment_that_cannot_run_ranks_is_refused(
 ) -> None:
     if root == "hanging":
         monkeypatch.setattr(probing_module, "PROBE_SECONDS", 0.5)
-    named = f"--against {at}/bare/bin/python" + (f" --against-root {at}/{root}" if root else "")
+    named = f"--candidate {at}/bare/bin/python" + (f" --candidate {at}/{root}" if root else "")
     assert refusal(read, named, model=model or "resnet18").startswith(f"{named} {PROBED[root, model]}")
 
 
 def test_torch_without_cuda_is_refused_on_gpus_only(read: Read, at: Path) -> None:
-    assert read("--against-root plain", device="cpu")
-    assert read("--against-root good", device="cuda")
+    assert read("--candidate plain", device="cpu")
+    assert read("--candidate good", device="cuda")
     sentence = (
-        f"--against-root {at}/plain has torch 2.12.0+cpu, which has no CUDA, for --device cuda; install one"
+        f"--candidate {at}/plain has torch 2.12.0+cpu, which has no CUDA, for --device cuda; install one"
         " that has, or"
     )
-    assert refusal(read, "--against-root plain", device="cuda") == f"{sentence} pass --device cpu"
+    assert refusal(read, "--candidate plain", device="cuda") == f"{sentence} pass --device cpu"

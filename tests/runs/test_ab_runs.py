@@ -21,7 +21,7 @@ def test_step(measure):
 # Few sets: the machine adds next to nothing to what a step sleeps.
 SETTINGS = "[decision.cpu]\nscreen_sets = 3\nconfirm_sets = 3\n"
 ONE_LOOK = "[decision.cpu]\nmargin = 0.9\ntolerance = 0.95\nscreen_sets = 2\n"
-WITH_BF16 = ("--world-sizes", "2", "--against-spec", "comm_hook=bf16")
+WITH_BF16 = ("--world-sizes", "2", "--candidate", "comm_hook=bf16")
 FAST, SLOW, SLOWEST = (SLEEPING_MODEL.format(seconds=seconds) for seconds in (0.1, 0.16, 0.4))
 
 
@@ -58,7 +58,7 @@ def torch_version() -> str:
 
 @pytest.mark.figures
 def test_slower_candidate_fails_on_fresh_sets(project: Project) -> None:
-    finished = run(project, "--against-root", "other", "--junitxml", "junit.xml")
+    finished = run(project, "--candidate", "other", "--junitxml", "junit.xml")
     assert finished.status == 1, finished
     assert "test_it.py::test_step is worse: its time is 1." in finished.output
     row = found(project)["test_step", "time"]
@@ -85,7 +85,7 @@ def test_slower_candidate_fails_on_fresh_sets(project: Project) -> None:
 
 @pytest.mark.figures
 def test_equal_candidate_passes(project: Project) -> None:
-    finished = run(project, "--against", sys.executable, "--benchmark-save=same")
+    finished = run(project, "--candidate", sys.executable, "--benchmark-save=same")
     assert finished.status == 0, finished
     assert "is worse" not in finished.output
     for side in ("base", "candidate"):
@@ -109,7 +109,7 @@ def test_dying_rank_of_the_candidate_fails(
     (project.root / "mine.py").write_text(
         FAST + "\nimport os\nif 'DIE' in os.environ and 'RANK' in os.environ:\n    os._exit(7)\n"
     )
-    finished = run(project, "--against-env", "DIE=1")
+    finished = run(project, "--candidate", "DIE=1")
     assert finished.status == 1, finished
     assert "the candidate's rank 0 of set B" in finished.output
     assert "exited with status 7" in finished.output
@@ -121,7 +121,7 @@ def test_dying_rank_of_the_base_is_no_verdict(project: Project) -> None:
     (project.root / "other" / "mine.py").write_text(
         FAST + "\nimport os\nif 'RANK' in os.environ:\n    os._exit(7)\n"
     )
-    finished = run(project, "--baseline-root", "other")
+    finished = run(project, "--base", "other")
     finished.assert_one_sentence(
         125, "NO VERDICT: perf/test_it.py::test_step was not measured: the base's rank 0 of set A"
     )
@@ -137,7 +137,7 @@ def test_suspects_are_measured_beside_the_stored_code(project: Project) -> None:
     (project.root / "mine.py").write_text(SLOWEST)
     finished = run(
         project,
-        "--baseline-root",
+        "--base",
         "before",
         "--benchmark-compare-fail=median:20%",
         "--benchmark-compare=fast",
@@ -153,7 +153,7 @@ def test_suspects_are_measured_beside_the_stored_code(project: Project) -> None:
     )  # another day's machine would do the same to what did not change
     finished = run(
         project,
-        "--baseline-root",
+        "--base",
         "before",
         "--benchmark-compare-fail=median:20%",
         "--benchmark-compare=fast",

@@ -254,7 +254,7 @@ def test_stepwise_continues_at_the_failed_test(suite: Suite) -> None:
 def test_repeated_measurements_end_after_a_failure(suite: Suite, option: str, failed: int) -> None:
     suite.experiment.write_text(FAILS_LATER)
     suite.canned.seconds = lambda spec, name: 0.01 * (4 if name.startswith("B") else 1)
-    sides = ["--replicates", "2", "--against-spec", "comm_hook=bf16"]
+    sides = ["--replicates", "2", "--candidate", "comm_hook=bf16"]
     run = suite.run("perf/test_it.py", *sides, option)
     run.assert_one_sentence(1, "fails when measured again")
     assert run.output.count("FAILED perf/test_it.py") == failed, run

@@ -5,14 +5,12 @@ By default on canned measurements, as a slow test on real ranks too.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from statistics import median
 from typing import Any
 
 import pytest
 
-from ddpperf.instruments.trace import TRACED_STEPS, split_of
 from ddpperf.machine.hardware import computes_bf16
 from ddpperf.results.units import bandwidth
 from ddpperf.specs import OWN_ALGORITHMS, PARTS
@@ -311,16 +309,6 @@ def test_communication_is_measured_by_three_methods(run: Run) -> None:
     )
     disagreement = (exposed - metric(stored, "traced_exposed_comm_seconds")) / seconds(stored)
     assert metric(stored, "method_disagreement") == pytest.approx(disagreement)
-
-
-def test_kept_trace_gives_the_stored_seconds(real_run: Run) -> None:
-    (folder,) = real_run.traces.iterdir()
-    counters = real_run.one("test_comm_split")["references"]["trace"]["samples"][0]["counters"]
-    assert sorted(path.name for path in folder.iterdir()) == ["rank0.json", "rank1.json"]
-    for rank in range(2):
-        found = split_of(json.loads((folder / f"rank{rank}.json").read_bytes())["traceEvents"])
-        assert found is not None
-        assert found.communication / TRACED_STEPS == pytest.approx(counters["comm_seconds"][rank])
 
 
 def test_parts_are_those_of_the_least_waiting_rank(run: Run) -> None:

@@ -353,7 +353,7 @@ def test_child_processes_die_with_a_killed_controller(project: Project, hanging:
     (project.root / hanging).write_text(
         "import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(600)\n"
     )
-    process = project.start("perf", "--model", "mine:sleeping", "--against-root", "other")
+    process = project.start("perf", "--model", "mine:sleeping", "--candidate", "other")
     wait_while_it_runs(process, (project.root / "begun").exists, "the model was not imported")
     process.send_signal(signal.SIGKILL)
     process.wait()

@@ -157,13 +157,13 @@ def test_gate_compares_two_checkouts(repository: Repository) -> None:
     for name, old, new in (("step.py", "", ""), ("test_step.py", "perf.step:", "perf.step_new:")):
         source = (repository.root / "perf" / name).read_text()
         (repository.root / "perf" / name.replace(".py", "_new.py")).write_text(source.replace(old, new))
-    finished = repository.run("perf", "-m", "gate", "-k", "1rank", f"--baseline-root={base}")
+    finished = repository.run("perf", "-m", "gate", "-k", "1rank", f"--base={base}")
     assert finished.status in (0, 125), finished
     assert any(f"code in {base}" in sentence for sentence in finished.sentences), finished
     lacks = "the base lacks perf.step_new:make_step, so there is nothing to compare"
     assert any(lacks in sentence for sentence in finished.sentences), finished
     (repository.root / "perf" / "step.py").write_text("import no_such_module")
-    finished = repository.run("perf", "-m", "gate", "-k", "1rank", f"--baseline-root={base}")
+    finished = repository.run("perf", "-m", "gate", "-k", "1rank", f"--base={base}")
     finished.assert_one_sentence(1, "the candidate's", "step perf.step:make_step cannot be imported")
 
 

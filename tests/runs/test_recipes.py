@@ -15,8 +15,7 @@ import torch
 import torch._dynamo  # before pytester: importing its libraries twice ends the process
 from _pytest.mark import ParameterSet
 
-from ddpperf.plugin.options.options import Options
-from ddpperf.plugin.options.read import read_options
+from ddpperf.plugin.options.options import Options, read_options
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import RunSpec, to_json
 from ddpperf.training.run import TrainingRun
@@ -63,7 +62,6 @@ def test_every_recipe_can_be_trained(options: Any, device: str, gpus: int, make:
 
 
 def test_names_of_recipes_are_unique() -> None:
-    """--recipe selects a recipe of any kind by its name."""
     for device in ("cpu", "cuda"):
         names = [recipe.name for kind in KINDS for recipe in read_recipes(device, kind)]
         assert len(set(names)) == len(names)
@@ -335,42 +333,6 @@ def test_damaged_tuning_results_are_refused(
         read_recipes("cpu")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (
-            ("perf", "64, warm up"),
-            "--recipe '64, warm up' is no recipe of the named files; pass '64, warm-up' or",
-        ),
-        (("perf", ""), "--recipe takes the name of a training recipe, got ''; pass a name in"),
-        (("perf", "12345"), "--recipe '12345' is no recipe of the named files; pass a name in perf/"),
-        (("perf", "16"), "pass '16, as it is' or '16, warm-up + linear decay'"),
-        (("perf/test_sampler.py", "64, LARS"), "but the named files have none; name perf/ or"),
-        (
-            ("perf", "ResNet-18, 50 epochs"),
-            "cannot be measured here: whole trainings of ResNets take hours on",
-        ),
-        (("perf", "50 epochs"), "'50 epochs' cannot be measured here: 50 epochs take hours on a CPU"),
-    ],
-)
-def test_recipe_that_cannot_be_selected_is_refused(
-    canned_suite: CannedSuite, arguments: tuple[str, str], sentence: str
-) -> None:
-    with_experiments(canned_suite)
-    path, name = arguments
-    canned_suite.run(path, "--recipe", name).assert_one_sentence(4, "ERROR: --recipe", sentence)
-
-
-def test_recipe_selects_its_training_alone(canned_suite: CannedSuite) -> None:
-    with_experiments(canned_suite)
-    canned_suite.canned.counters = canned_counters
-    run = canned_suite.run("perf", "--recipe", "64, warm-up", "--recipe", "64, LARS")
-    run.assert_one_sentence(0, "PASS: 2 tests measured")
-    assert set(canned_suite.measured()) == {"test_remedies[64, warm-up]", "test_remedies[64, LARS]"}
-    (document,) = canned_suite.saved_runs()
-    assert set(document["ddpperf"]["recipes"].values()) == {"64, warm-up", "64, LARS"}
-
-
 def test_wrong_recipes_file_ends_the_run(canned_suite: CannedSuite, monkeypatch: pytest.MonkeyPatch) -> None:
     with_experiments(canned_suite)
     monkeypatch.setattr(recipes, "FOLDER", canned_suite.root / "perf")
@@ -402,25 +364,6 @@ def test_it(measure):
                    test_images=32, epochs=2, rate=RATE, model="resnet10_cifar")
     learned(measure, [measure(spec)])
 """
-
-
-@pytest.mark.slow
-def test_training_resumes_from_its_checkpoint(project: Project) -> None:
-    project.experiment.write_text(LARGE.replace("RATE", "0.1"))
-    arguments = ("perf", "--world-sizes", "1", "--checkpoints", "kept")
-    first = project.run(*arguments)
-    first.assert_one_sentence(0, "train accuracy", "test accuracy")
-    first.assert_one_sentence(0, "PASS: 1 test measured")
-    assert "spread is unknown" not in first.output
-    (kept,) = (project.root / "kept").iterdir()
-    again = project.run(*arguments)
-    again.assert_one_sentence(0, "the training was resumed from a checkpoint")
-    kept.write_bytes(kept.read_bytes()[:1000])
-    cut = project.run(*arguments)
-    assert cut.status == 1
-    assert "has no checksum: it is cut short" in cut.output
-    assert "remove it to start again" in cut.output
-    assert "Traceback" not in cut.output
 
 
 def test_nan_loss_fails_with_its_epoch(project: Project) -> None:

@@ -358,7 +358,7 @@ def test_torch_night_needs_an_index(machine: Machine) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "status", "command"),
-    [("", 0, ""), ("--against=p", 0, "accept"), ("--against=p", 1, "hint"), ("--against=p", 125, "")],
+    [("", 0, ""), ("--candidate=p", 0, "accept"), ("--candidate=p", 1, "hint"), ("--candidate=p", 125, "")],
 )
 def test_torch_night_follows_the_verdict(machine: Machine, arguments: str, status: int, command: str) -> None:
     """The first two steps only write their outputs, and echo takes the place of Python."""

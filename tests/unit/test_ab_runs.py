@@ -21,14 +21,14 @@ def test_step(measure):
 """
 SETTINGS = "[decision.cpu]\nscreen_sets = 3\nconfirm_sets = 3\n"
 ONE_LOOK = "[decision.cpu]\nmargin = 0.9\ntolerance = 0.95\nscreen_sets = 2\n"
-WITH_BF16 = ("--against-spec", "comm_hook=bf16")
+WITH_BF16 = ("--candidate", "comm_hook=bf16")
 
 
 @pytest.fixture
 def project(canned_suite: CannedSuite, monkeypatch: pytest.MonkeyPatch) -> CannedSuite:
     """Return a project whose runs take place in this process, and whose sides need no trial."""
     found = Found(python="", torch="2.11.0", torchvision=True)
-    monkeypatch.setattr("ddpperf.plugin.options.prepare.check_side", lambda *_: found)
+    monkeypatch.setattr("ddpperf.plugin.options.slow_checks.check_side", lambda *_: found)
     canned_suite.experiment.write_text(STEP)
     (canned_suite.root / "perf" / "thresholds.toml").write_text(SETTINGS)
     (canned_suite.root / "other").mkdir()
@@ -174,7 +174,7 @@ def test_equal_sides_pass_and_are_no_baseline(project: CannedSuite) -> None:
 def test_suspect_of_a_stored_run_is_judged_beside_its_code(project: CannedSuite) -> None:
     """The base, which runs the stored code, takes as long as the candidate, or it does not."""
     assert run(project, "--benchmark-save=fast").status == 0
-    compare = ("--baseline-root", "other", "--benchmark-compare-fail=median:20%", "--benchmark-compare=fast")
+    compare = ("--base", "other", "--benchmark-compare-fail=median:20%", "--benchmark-compare=fast")
     project.canned.seconds = slower("", 1.5)
     same = run(project, *compare)
     changed = (
@@ -199,7 +199,7 @@ def test_candidate_has_its_own_spec(project: CannedSuite) -> None:
     )
     (project.root / "perf" / "thresholds.toml").write_text(ONE_LOOK)
     project.canned.counters = by_hook
-    finished = run(project, *WITH_BF16, "--slow-down", "0.0001", rounds="1")
+    finished = run(project, *WITH_BF16, "--candidate", "delay_seconds=0.0001", rounds="1")
     (stored,) = project.measured().values()
     assert stored["candidate_spec"]["comm_hook"] == "bf16", finished
     assert (stored["spec"]["delay_seconds"], stored["candidate_spec"]["delay_seconds"]) == (0, 0.0001)
@@ -243,7 +243,7 @@ def test_unmeasurable_candidate_is_no_verdict(
         "def test_step(measure, spec):\n"
         "    measure(spec)\n"
     )
-    finished = project.run("perf", "--against-spec", "static_graph=true")
+    finished = project.run("perf", "--candidate", "static_graph=true")
     assert finished.status == 125, finished
     assert "the candidate cannot measure it: static_graph does not work" in finished.output
 
@@ -263,7 +263,7 @@ def test_many_unmeasurable_candidates_are_no_verdict(
     )
     (project.root / "perf" / "thresholds.toml").write_text(ONE_LOOK)
     finished = run(
-        project, "--world-sizes", "2", "-m", "gate", "--against-spec", "static_graph=true", rounds="1"
+        project, "--world-sizes", "2", "-m", "gate", "--candidate", "static_graph=true", rounds="1"
     )
     assert "1 passed, 1 skipped" in finished.output, finished
     finished.assert_one_sentence(
@@ -276,7 +276,7 @@ def test_wrong_root_is_refused(project: CannedSuite, tmp_path_factory: pytest.Te
     other = tmp_path_factory.mktemp("other")
     (other / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
     (other / "mine.py").write_text("")
-    finished = project.run("--against-root", str(other), "perf")
+    finished = project.run("--candidate", str(other), "perf")
     sentence = (
         f"pytest took {other} for the root of this project, but {project.root / 'perf'} is outside; "
         "name the tests"
@@ -290,7 +290,7 @@ def test_base_with_another_torch_is_refused(project: CannedSuite) -> None:
     (path,) = project.root.glob(".ddpperf/runs/*/*.json")
     (sample,) = project.measured()["test_step"]["samples"]
     path.write_text(path.read_text().replace(f'"torch":"{sample["torch"]}"', '"torch":"2.11.9"'))
-    finished = run(project, "--baseline-root", "other", "--benchmark-compare")
+    finished = run(project, "--base", "other", "--benchmark-compare")
     finished.assert_one_sentence(
         4, f"{path.name} was measured with torch 2.11.9, but the base has {sample['torch']}; name"
     )

@@ -12,8 +12,7 @@ import pytest
 from ddpperf.errors import Refused
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.cases import FASTEST_DDP, case_id, parameters, size_id, skipped
-from ddpperf.plugin.options.options import Options
-from ddpperf.plugin.options.read import read_options
+from ddpperf.plugin.options.options import Options, read_options
 from ddpperf.plugin.setup import read_setup
 from ddpperf.specs import (
     AllReduceSpec,
@@ -213,7 +212,7 @@ def test_skipped_spec_has_the_id_of_its_case(read: Read) -> None:
 
 
 def test_named_case_keeps_its_id(read: Read) -> None:
-    options = read("--slow-down", "0.5")
+    options = read("--spec", "delay_seconds=0.5")
     named = pytest.param(options.step(**STEP, world_size=2), id="mine")
     gate = cases_of(named, gate=lambda options, spec: spec.world_size == 2)
     (case,) = parameters("test_it", gate, options, Machine())

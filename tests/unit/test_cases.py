@@ -277,7 +277,7 @@ def test_two_cases_with_one_id_are_refused(project: CannedSuite) -> None:
 
 def test_slow_down_reaches_every_case(project: CannedSuite) -> None:
     project.experiment.write_text(CASES)
-    slowed = project.run("perf", "--slow-down", "0.05", "--benchmark-save=slowed")
+    slowed = project.run("perf", "--spec", "delay_seconds=0.05", "--benchmark-save=slowed")
     assert slowed.status == 0, slowed
     stored = project.measured()[f"test_it[{CASE}]"]
     assert stored["spec"]["delay_seconds"] == 0.05
@@ -311,7 +311,7 @@ def test_slow_down_reaches_marked_cases(project: CannedSuite) -> None:
         "    yield pytest.param(AllReduceSpec(world_size=2, nbytes=1024), id='mine', marks=[])\n\n"
         "@pytest.mark.specs(cases=cases)\ndef test_it(measure, spec):\n    measure(spec)\n"
     )
-    run = project.run("perf", "--slow-down", "0.01", "--rounds", "1")
+    run = project.run("perf", "--spec", "delay_seconds=0.01", "--rounds", "1")
     assert run.status == 0, run.output
     (stored,) = project.measured().values()
     assert stored["spec"]["delay_seconds"] == 0.01

@@ -11,7 +11,7 @@ import pytest
 
 from ddpperf.errors import Refused
 from ddpperf.machine.git import commit
-from ddpperf.plugin.options.sides import Sides
+from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.plugin.stored_code import require_stored_code
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.results.stored_runs import Baseline
@@ -97,7 +97,7 @@ def test_the_base_is_the_code_that_was_stored(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("two")
     found = (
         rf"0007_main.json was measured at commit {was}, "
-        rf"but --baseline-root .* holds {was} with changes; check {was} out there"
+        rf"but --base .* holds {was} with changes; check {was} out there"
     )
     with pytest.raises(Refused, match=found):
         require_stored_code(stored(was), base(tmp_path), tmp_path)
@@ -123,7 +123,7 @@ def test_base_without_root_needs_the_unchanged_tree(tmp_path: Path) -> None:
         f"check {was} out elsewhere, and name that folder"
     )
     for _ in ("with changes", "committed"):
-        with pytest.raises(Refused, match=f"^0007_main.json was measured{sentence} with --baseline-root$"):
+        with pytest.raises(Refused, match=f"^0007_main.json was measured{sentence} with --base$"):
             require_stored_code(stored(was), base(None), tmp_path)
         git(tmp_path, "commit", "-a", "--allow-empty", "-m", "two")
 

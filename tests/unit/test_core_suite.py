@@ -9,8 +9,7 @@ from _pytest.mark import ParameterSet
 
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.cases import parameters
-from ddpperf.plugin.options.options import Options
-from ddpperf.plugin.options.read import read_options
+from ddpperf.plugin.options.options import Options, read_options
 from ddpperf.specs import EpochSpec, SamplerSpec, Spec, TrainingSpec
 from perf.test_scaling import strong_laws, weak_laws
 from tests.canned import CannedSuite

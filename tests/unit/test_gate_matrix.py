@@ -6,8 +6,7 @@ import pytest
 
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.cases import case_id, parameters
-from ddpperf.plugin.options.options import Options
-from ddpperf.plugin.options.read import read_options
+from ddpperf.plugin.options.options import Options, read_options
 from ddpperf.specs import AllReduceSpec, TrainingSpec
 from perf import test_all_reduce, test_precision, test_scaling, test_strategies
 from tests.canned import CannedSuite

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddpperf.plugin.measure_fixture import Measure, VirtualClock
-from ddpperf.plugin.options.sides import Sides
+from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.results.outcomes import OutcomeKind
 from ddpperf.results.record import Record
 from ddpperf.results.samples import Measured, Sample

@@ -234,7 +234,7 @@ def test_unknown_interface_rate_gives_no_link() -> None:
 def test_node_bandwidth_overrides_the_interface() -> None:
     network = {"network": type("Network", (), {"bandwidth": 0.5e9})()}
     for interface in (LINK, LOOPBACK):
-        assert link_of(interface, **network) == "1 GB/s (given, --node-bandwidth of 2 devices)"
+        assert link_of(interface, **network) == "1 GB/s (given, --node-link of 2 devices)"
 
 
 def test_loopback_between_nodes_is_measured() -> None:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpperf.errors import Refused
-from ddpperf.plugin.options import declared, values
-from ddpperf.plugin.options.declared import FIELDS, OPTIONS, Option
+from ddpperf.plugin.options import option_table
+from ddpperf.plugin.options.option_table import FIELDS, OPTIONS, Option
 from ddpperf.plugin.options.options import default_world_sizes
 from ddpperf.plugin.options.outputs import make_folder
 from tests.generated import BOUNDED
@@ -40,20 +40,20 @@ def test_world_sizes_default_to_powers_of_two_and_all_gpus(
 
 @pytest.mark.parametrize(("text", "value"), [("1", 1), (" 2 ", 2), ("999999", 999999), ("007", 7)])
 def test_whole_numbers_are_parsed(text: str, value: int) -> None:
-    assert declared.WHOLE_NUMBER(text) == value
+    assert option_table.WHOLE_NUMBER(text) == value
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "+1", "1.0", "1e3", "two", "٣", "²", "1_0", "1000000000"])
 def test_other_texts_are_no_whole_numbers(text: str) -> None:
     sentence = f"takes a whole number from 1 to 999999999, got {text!r}; pass for example 2"
     with pytest.raises(argparse.ArgumentTypeError, match=f"^{re.escape(sentence)}$"):
-        declared.WHOLE_NUMBER(text)
+        option_table.WHOLE_NUMBER(text)
 
 
 @BOUNDED
 @given(st.floats(), st.floats(1e-3, 1e6))
 def test_numbers_are_above_0_and_up_to_a_limit(value: float, most: float) -> None:
-    parse = values.number("seconds", "SECONDS", most, "0.5")
+    parse = option_table.number("seconds", "SECONDS", most, "0.5")
     if 0 < value <= most:
         assert parse(repr(value)) == value
     else:
@@ -64,28 +64,30 @@ def test_numbers_are_above_0_and_up_to_a_limit(value: float, most: float) -> Non
 
 
 def test_the_limit_of_a_number_is_accepted() -> None:
-    assert declared.DELAY("10") == 10
+    assert option_table.DELAY("10") == 10
     with pytest.raises(argparse.ArgumentTypeError, match=r"^takes seconds above 0 and up to 10, got"):
-        declared.DELAY(repr(math.nextafter(10, 11)))
+        option_table.DELAY(repr(math.nextafter(10, 11)))
 
 
 @pytest.mark.parametrize("option", [*OPTIONS.values(), *FIELDS], ids=lambda option: option.name)
 def test_example_of_each_option_is_accepted(option: Option) -> None:
-    if option.parser not in (declared.INTERPRETER, declared.CHECKOUT):  # these examples do not exist here
+    if option.parser is not option_table.SIDE:  # its example does not exist here
         assert option.parser(option.parser.example) is not None
 
 
 def test_defaults_can_be_typed() -> None:
     typed = [option for option in OPTIONS.values() if isinstance(option.default, tuple)]
-    assert len(typed) == 12
+    assert len(typed) == 11
     for option in typed:
         assert [option.default_on(device) for device in ("cpu", "cuda")], option.name
 
 
 def test_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
-    make_folder("--traces", None)
-    make_folder("--traces", tmp_path / "a" / "b")
-    make_folder("--traces", tmp_path / "a" / "b")
+    make_folder("--worker-logs", None)
+    make_folder("--worker-logs", tmp_path / "a" / "b")
+    make_folder("--worker-logs", tmp_path / "a" / "b")
     (tmp_path / "file").touch()
-    with pytest.raises(Refused, match=r"--traces cannot make .*/file/b \(Not a directory\); name another"):
-        make_folder("--traces", tmp_path / "file" / "b")
+    with pytest.raises(
+        Refused, match=r"--worker-logs cannot make .*/file/b \(Not a directory\); name another"
+    ):
+        make_folder("--worker-logs", tmp_path / "file" / "b")

@@ -14,14 +14,14 @@ from ddpperf.data.cache import Data
 from ddpperf.errors import Refused
 from ddpperf.machine.hardware import Links
 from ddpperf.plugin.options.options import is_experiment
-from ddpperf.plugin.options.prepare import prepare, prepare_images
+from ddpperf.plugin.options.slow_checks import prepare, prepare_images
 from ddpperf.specs import EpochSpec, Spec, TrainingSpec
 from perf.test_batch_size import sweep
 from perf.test_scaling import HEAVY, weak_scaling
 from tests.canned import CannedSuite
 from tests.command_line import Read, reader
 
-NETWORK = "--node-latency 5e-6 --node-bandwidth 50"
+NETWORK = "--node-link 5e-6,50"
 
 THRESHOLD = '[[threshold]]\nhardware = "h200x4"\ntest = "test_weak_scaling"\nspeedup = 3.6\n'
 
@@ -56,26 +56,25 @@ def test_defaults_on_gpus(read: Read) -> None:
 def test_given_values_replace_defaults(read: Read) -> None:
     line = (
         "--device cuda --world-sizes 2,1 --batch-sizes 64,16 --global-batch-sizes 32,8 --model"
-        " resnet50_cifar --precision tf32 --epoch-images 2 --slow-down 10 --rounds 3 --link-bandwidth 450"
+        " resnet50_cifar --precision tf32 --epoch-images 2 --spec delay_seconds=10 --rounds 3"
         f" --project-to 16,2 --node-size 4 {NETWORK} --deadline 0.5 --benchmark-compare-fail=median:5%"
-        " --benchmark-compare --gpu-hour-price 2.5"
+        " --benchmark-compare"
     )
     options = read(*line.split(), gpus=2)
-    assert (options.gpu_hour_price, read().gpu_hour_price) == (2.5, None)
     assert (options.world_sizes, options.batch_sizes, sweep(options)) == ((1, 2), (16, 64), (16, 64))
     assert options.global_batch_sizes == (8, 32)
     assert (options.model, options.precision) == ("resnet50_cifar", "tf32")
     assert (options.epoch_images, options.delay_seconds, options.rounds) == (2, 10.0, 3)
     assert options.deadline_seconds == 0.5
     network = Network(latency=5e-6, bandwidth=50e9)
-    assert options.links == Links(bytes_per_second=450e9, node=4, network=network, project_to=(2, 16))
+    assert options.links == Links(node=4, network=network, project_to=(2, 16))
     assert options.slower_ratio == pytest.approx(1.05)
     assert read("--precision", "bf16", "--epoch-images", "50000").precision == "bf16", "the CPU has bf16"
 
 
 def test_ab_runs_have_fewer_rounds(read: Read) -> None:
-    assert read("--against-spec", "comm_hook=bf16").rounds == 7
-    assert read("--against-spec", "comm_hook=bf16", "--rounds", "3").rounds == 3
+    assert read("--candidate", "comm_hook=bf16").rounds == 7
+    assert read("--candidate", "comm_hook=bf16", "--rounds", "3").rounds == 3
 
 
 def test_output_folders_are_made_when_the_run_begins(read: Read, tmp_path: Path) -> None:
@@ -172,6 +171,7 @@ def test_experiments_lie_in_a_folder_called_perf(test: str, experiment: bool) ->
 
 # --- refusals
 
+LINK = "takes seconds up to 1 and GB/s up to 100000, joined by a comma"
 NUMBER = "takes a whole number from 1 to 999999999, got"
 REFUSALS = {
     "--device cuda": "world_size=1 needs 1 GPU, found 0; pass --device cpu",
@@ -202,17 +202,9 @@ REFUSALS = {
     "--epoch-images 1": (
         "--epoch-images takes 2 to 50000 images: one per rank or more, synthetic has no more, got 1"
     ),
-    "--link-bandwidth 0": (
-        "--link-bandwidth: takes GB/s above 0 and up to 100000, got '0'; pass for example 450"
-    ),
-    "--link-bandwidth=-450": "--link-bandwidth: takes GB/s above 0 and up to 100000, got '-450'",
-    "--link-bandwidth nan": "--link-bandwidth: takes GB/s above 0 and up to 100000, got 'nan'",
-    "--link-bandwidth fast": "--link-bandwidth: takes GB/s above 0 and up to 100000, got 'fast'",
     **{
-        f"--gpu-hour-price={price}": (
-            f"--gpu-hour-price: takes a price above 0 and up to 999999, got '{price}'; pass for example 2.5"
-        )
-        for price in ("", "cheap", "0", "-3", "inf", "nan", "1e6", "3EUR")
+        f"--node-link={link}": f"--node-link: {LINK}, got {link!r}; pass for example 5e-6,50"
+        for link in ("", "50", "5e-6,0", "0,50", "-1,50", "2,50", "5e-6,nan", "5e-6,50,1", "5us,50")
     },
     "--buffer-sizes 1KB": "--buffer-sizes: takes a size from 4B to 8GiB, got '1KB'; pass for example 64KiB",
     "--buffer-sizes 0": "--buffer-sizes: takes a size from 4B to 8GiB, got '0'",
@@ -225,19 +217,11 @@ REFUSALS = {
         "--buffer-sizes: takes sizes from 4B to 8GiB, joined by commas, got '1KiB,1024', which "
         "names a value twice"
     ),
-    "--project-to 16": (
-        "--project-to 16 is more than one node of 2 devices; pass --node-latency and --node-bandwidth"
-    ),
+    "--project-to 16": ("--project-to 16 is more than one node of 2 devices; pass --node-link"),
     "--project-to 1,4": "--project-to 1 is a single device, which needs no prediction; pass 2 or more",
     "--project-to 2048": "--project-to: takes a whole number from 1 to 1024, got '2048'",
     f"--project-to 5 {NETWORK}": "--project-to 5 fills no whole nodes of 2 devices; pass a multiple of 2",
-    "--checkpoints kept --replicates 2": (
-        "--checkpoints needs one process set, got an A/B run or --replicates;"
-    ),
-    "--checkpoints kept --against-spec comm_hook=bf16": (
-        "--checkpoints needs one process set, got an A/B run or"
-    ),
-    "--replicates 1 --against-spec comm_hook=bf16": (
+    "--replicates 1 --candidate comm_hook=bf16": (
         "--replicates 1 cannot tell a difference from chance in an A/B run"
     ),
     "--replicates 65": "--replicates: takes a whole number from 1 to 64, got '65'; pass for example 2",
@@ -248,15 +232,12 @@ REFUSALS = {
     "--nodes 2 --interface lo --project-to 5": "--project-to 5 fills no whole nodes of 2 devices;",
     "--interface lo": "--interface is only for runs on several nodes; pass --nodes 2, or remove --interface",
     "--node-size 0": f"--node-size: {NUMBER} '0'; pass for example 2",
-    "--node-latency 1e-6": "--node-latency and --node-bandwidth go together, got one of them; give both",
-    "--node-bandwidth 50": "--node-latency and --node-bandwidth go together, got one of them; give both",
-    "--node-latency=-1 --node-bandwidth 50": "--node-latency: takes seconds above 0 and up to 1, got '-1'",
-    "--node-latency 1e-6 --node-bandwidth 0": (
-        "--node-bandwidth: takes GB/s above 0 and up to 100000, got '0'"
-    ),
-    "--slow-down 0": "--slow-down: takes seconds above 0 and up to 10, got '0'; pass for example 0.5",
-    "--slow-down nan": "--slow-down: takes seconds above 0 and up to 10, got 'nan'",
-    "--slow-down 99": "--slow-down: takes seconds above 0 and up to 10, got '99'",
+    **{
+        f"--spec delay_seconds={delay}": (
+            f"--spec: delay_seconds takes seconds above 0 and up to 10, got '{delay}'; pass for example 0.5"
+        )
+        for delay in ("0", "nan", "99")
+    },
     "--rounds " + "9" * 5000: (
         f"--rounds: {NUMBER} '9999999999999999999999...99999999999999999999999'; pass for example 2"
     ),
@@ -280,11 +261,8 @@ REFUSALS = {
     "--benchmark-compare-fail=min:5% --benchmark-compare": (
         "--benchmark-compare-fail takes one median:N%, got another"
     ),
-    "--against-spec comm_hook=bf16 --benchmark-compare": (
-        "--benchmark-compare takes this environment as candidate, got --against, too; leave one out"
-    ),
-    "--baseline-root . --slow-down 1 --benchmark-compare": (
-        "--slow-down is in no stored run, got --benchmark-compare and"
+    "--candidate comm_hook=bf16 --benchmark-compare": (
+        "--benchmark-compare takes this environment as candidate, got --candidate, too; leave one out"
     ),
 }
 
@@ -292,7 +270,7 @@ REFUSALS = {
 def test_measured_nodes_need_no_network_figures(read: Read) -> None:
     line = "--nodes 2 --interface lo --node-size 2 --project-to 16"
     assert read(*line.split()).links.project_to == (16,)
-    with pytest.raises(Refused, match="--project-to 16 is more than one node of 2 devices; pass --node-lat"):
+    with pytest.raises(Refused, match="--project-to 16 is more than one node of 2 devices; pass --node-link"):
         read(*line.split(), "--world-sizes", "1,2")
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ddpperf.plugin.ab_run import ABRun
-from ddpperf.plugin.options.sides import Sides
+from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.plugin.plain_run import PlainRun
 from ddpperf.results.stored_runs import Baseline
 from ddpperf.verdict.ab import Decision

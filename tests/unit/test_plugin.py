@@ -181,7 +181,7 @@ def test_metric_below_its_threshold_fails(
     least = found / 6
     thresholds.write_text(THRESHOLD.format(key, least))
     project.run(*arguments).assert_one_sentence(0, "PASS: 1 test measured")
-    slowed = project.run(*arguments, "--slow-down", "2")
+    slowed = project.run(*arguments, "--spec", "delay_seconds=2")
     ((test, stored),) = project.measured().items()
     found = stored["metrics"]["images_per_second"]["value"]
     slowed.assert_one_sentence(1, sentence.format(shown.text(found), shown.format(least)))

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from ddpperf.plugin.options.options import Options
-from ddpperf.plugin.options.read import read_options
+from ddpperf.plugin.options.options import Options, read_options
 from ddpperf.specs import Precision, RunSpec
 from perf import test_precision
 from tests.unit.test_training_costs import LONG, FakeMeasure

@@ -275,7 +275,7 @@ def test_unknown_network_cannot_be_projected() -> None:
     with pytest.raises(
         Undetermined,
         match="no all-reduce on several nodes of 2 devices was measured on fewer than 4 devices; "
-        "measure one node more, or pass --node-latency and --node-bandwidth",
+        "measure one node more, or pass --node-link",
     ):
         sending_by_lines({2: lines(2)}, BUCKETS, 4, node=2, network=None)
 

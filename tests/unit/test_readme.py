@@ -83,7 +83,7 @@ def commands(page: Path) -> list[str]:
 def in_this_machines_places(command: str, folder: Path) -> str:
     """Replace the paths of an example by paths that exist here."""
     command = re.sub(r"(--[a-z-]+-root)=\S+", rf"\1={folder}", command)
-    command = re.sub(r"(--against|--baseline-python)=(\"[^\"]+\"|\S+)", rf"\1={sys.executable}", command)
+    command = re.sub(r"(--candidate|--base)=(\"[^\"]+\"|\S+)", rf"\1={sys.executable}", command)
     return re.sub(r"=/(path/to|srv/reports)/", f"={folder}/", command)
 
 

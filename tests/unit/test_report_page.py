@@ -422,15 +422,12 @@ def test_missing_run_or_folder_is_refused_in_one_sentence(tmp_path: Path) -> Non
 # --- options of a run
 
 
-def test_run_writes_page_pictures_and_tables(canned_suite: CannedSuite) -> None:
-    run = canned_suite.run("perf", "--report", "page.html", "--plots", "plots", "--tables")
+def test_run_writes_page_and_tables(canned_suite: CannedSuite) -> None:
+    run = canned_suite.run("perf", "--report", "page.html", "--tables")
     run.assert_one_sentence(0, "saved the page: page.html")
-    run.assert_one_sentence(0, "saved the pictures: plots")
     assert (canned_suite.root / "page.html").read_text().startswith("<!doctype html>")
-    assert (canned_suite.root / "plots").is_dir()
     assert "\n- Q2: time and speedup by batch size and devices: `python" in run.output
-    canned_suite.run("perf", "--report", "page.html", "--plots", "plots")
-    assert {path.name for path in (canned_suite.root / "plots").iterdir()} == {"history.png", "history.svg"}
+    canned_suite.run("perf", "--report", "page.html")
     html = (canned_suite.root / "page.html").read_text()
     assert "Time of each test in each kept run" in html
 
@@ -453,7 +450,6 @@ def test_page_that_cannot_be_made_loses_nothing(
     [
         (("--report", "nowhere/page.html"), "--report takes a file in a writable folder, got"),
         (("--report", ""), "--report takes a file in a writable folder, got ''"),
-        (("--plots", "perf/test_it.py"), "--plots cannot make "),
         (("--report", "perf/test_it.py"), "--report replaces earlier pages only, got "),
         (("--report", "a.md", "--verdict", "a.md"), "--report and --verdict name the same file 'a.md'"),
     ],

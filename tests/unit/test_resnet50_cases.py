@@ -10,8 +10,7 @@ import pytest
 
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.cases import Case, parameters
-from ddpperf.plugin.options.options import Options
-from ddpperf.plugin.options.read import read_options
+from ddpperf.plugin.options.options import Options, read_options
 from ddpperf.specs import TrainingSpec
 from perf import test_comm_split, test_scaling, test_step_breakdown
 from perf.common.trainings import RESNET50

@@ -35,7 +35,7 @@ def test_step(measure):
 )
 def test_secret_names_hide_their_values(name: str) -> None:
     assert shown_value(name, VALUE) == "***"
-    assert shown_word(f"--against-env={name}={VALUE}") == f"--against-env={name}=***"
+    assert shown_word(f"--candidate={name}={VALUE}") == f"--candidate={name}=***"
     assert shown_word(f"{name}={VALUE}=more") == f"{name}=***"
 
 
@@ -44,14 +44,14 @@ def test_other_values_are_kept() -> None:
         "perf",
         "-k",
         "test_keys[a=b]",
-        "--against-env",
+        "--candidate",
         "NCCL_IB_PKEY=1",
         "--node-key=my.key",
         "--rounds=3",
         "MY_PATH=a",
     ]
     assert shown_command_line(words) == (
-        "perf -k 'test_keys[a=b]' --against-env NCCL_IB_PKEY=1 --node-key=my.key --rounds=3 MY_PATH=a"
+        "perf -k 'test_keys[a=b]' --candidate NCCL_IB_PKEY=1 --node-key=my.key --rounds=3 MY_PATH=a"
     )
     assert shown_value("TOKENIZERS_PARALLELISM", "false") == "false"
 
@@ -70,8 +70,8 @@ def test_run_stores_and_prints_no_secret(canned_suite: CannedSuite) -> None:
         "GITHUB_STEP_SUMMARY": str(canned_suite.root / "summary.md"),
     }
     written = ["--verdict", "v.md", "--report", "r.html", "--junitxml", "j.xml", "--benchmark-json", "b.json"]
-    secrets = ["--against-env", f"HF_TOKEN={VALUE}", f"--against-env=DB_PASSWORD={VALUE}"]
-    run = canned_suite.run("perf", *written, *secrets, "--against-env", "OMP_DYNAMIC=true")
+    secrets = ["--candidate", f"HF_TOKEN={VALUE}", f"--candidate=DB_PASSWORD={VALUE}"]
+    run = canned_suite.run("perf", *written, *secrets, "--candidate", "OMP_DYNAMIC=true")
     assert run.status in (0, 125), run
     assert VALUE not in run.output
     assert "HF_TOKEN=***, DB_PASSWORD=***, OMP_DYNAMIC=true" in re.sub(r"\s+", " ", run.output)
@@ -83,15 +83,15 @@ def test_run_stores_and_prints_no_secret(canned_suite: CannedSuite) -> None:
     (saved,) = canned_suite.saved_runs()
     assert saved["ddpperf"]["against"]["candidate"]["environment"]["HF_TOKEN"] == "***"
     assert saved["ddpperf"]["environment"]["variables"]["NVIDIA_API_KEY"] == "***"
-    assert "--against-env 'HF_TOKEN=***'" in json.dumps(saved["ddpperf"]["options"]["command_line"])
+    assert "--candidate 'HF_TOKEN=***'" in json.dumps(saved["ddpperf"]["options"]["command_line"])
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ["--against-env", f"MY-TOKEN={VALUE}"],
-        ["--against-env", f"MY_TOKEN={VALUE}", "--against-env", f"MY_TOKEN={VALUE}2"],
-        ["--against-env", f"MY_TOKEN={VALUE}", "--against", "/bin/true"],
+        ["--candidate", f"MY-TOKEN={VALUE}"],
+        ["--candidate", f"MY_TOKEN={VALUE}", "--candidate", f"MY_TOKEN={VALUE}2"],
+        ["--candidate", f"MY_TOKEN={VALUE}", "--candidate", "/bin/true"],
     ],
     ids=["wrong name", "given twice", "wrong interpreter"],
 )

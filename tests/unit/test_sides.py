@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from ddpperf.errors import Refused
-from ddpperf.plugin.options.read import read_options
-from ddpperf.plugin.options.sides import is_elsewhere
+from ddpperf.plugin.options.ab_sides import is_elsewhere
+from ddpperf.plugin.options.option_table import OLD_OPTIONS, OPTIONS
+from ddpperf.plugin.options.options import read_options
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.rank_process import RankProcess
 from tests.command_line import reader
@@ -31,7 +32,8 @@ def read(pytester: pytest.Pytester, pytestconfig: pytest.Config) -> Read:
     """Return the sides of a command line, in a folder with checkouts and interpreters."""
     for name in ("good", "plain", "bare/bin", "other/bin"):
         (pytester.path / name).mkdir(parents=True)
-    for name in ("text", "bare/bin/python"):
+    (pytester.path / "venv").mkdir()
+    for name in ("text", "bare/bin/python", "venv/pyvenv.cfg"):
         (pytester.path / name).touch()
     (pytester.path / "bare/bin/python").chmod(0o755)
     (pytester.path / "other/bin/python").symlink_to(sys.executable)
@@ -44,31 +46,31 @@ def test_without_an_option_there_are_no_sides(read: Read) -> None:
     assert read("") is None
 
 
-@pytest.mark.parametrize("line", [f"--against {sys.executable}", "--against-spec comm_hook=bf16"])
+@pytest.mark.parametrize("line", [f"--candidate {sys.executable}", "--candidate comm_hook=bf16"])
 def test_both_sides_can_run_here(read: Read, line: str) -> None:
     sides = read(line)
     assert (sides.base, sides.candidate, sides.here) == (HERE, Side(name="B"), "A")
     assert not is_elsewhere(sides.base)
     assert not is_elsewhere(sides.candidate)
-    assert sides.spec_fields == ({"comm_hook": "bf16"} if "spec" in line else {})
+    assert sides.spec_fields == ({"comm_hook": "bf16"} if "comm_hook" in line else {})
 
 
 def test_link_to_an_interpreter_stays_a_link(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     python = str(Path("other/bin/python").absolute())
-    assert read("--against other/bin/python").candidate == Side(name="B", python=python)
+    assert read("--candidate other/bin/python").candidate == Side(name="B", python=python)
     monkeypatch.setenv("PATH", f"other/bin{os.pathsep}{os.environ['PATH']}")
-    assert read("--against python").candidate == Side(name="B", python=python)
+    assert read("--candidate python").candidate == Side(name="B", python=python)
 
 
 @pytest.mark.parametrize(
     ("line", "base", "candidate", "here"),
     [
-        ("--against bare/bin/python --against-root ./plain/../good", "{here} None", "{bare} {at}/good", "A"),
-        ("--baseline-python {bare} --baseline-root good", "{bare} {at}/good", "{here} None", "B"),
-        ("--baseline-root good --against-root {at}/plain", "{here} {at}/good", "{here} {at}/plain", "A"),
+        ("--candidate bare/bin/python --candidate ./plain/../good", "{here} None", "{bare} {at}/good", "A"),
+        ("--base {bare} --base good", "{bare} {at}/good", "{here} None", "B"),
+        ("--base good --candidate {at}/plain", "{here} {at}/good", "{here} {at}/plain", "A"),
     ],
 )
-def test_sides_have_their_options(
+def test_folder_is_a_source_tree_and_executable_an_interpreter(
     read: Read, pytester: pytest.Pytester, line: str, base: str, candidate: str, here: str
 ) -> None:
     at = pytester.path
@@ -80,63 +82,61 @@ def test_sides_have_their_options(
         assert side.environment == {}
 
 
-def test_variables_and_fields_are_the_candidates(read: Read, pytester: pytest.Pytester) -> None:
-    fields = "bucket_cap_mb=4", "strategy=zero1", "static_graph=true"
-    sides = read(
-        "--against-root good --against-env NCCL_ALGO=Ring=Tree --against-env A= "
-        + " ".join(f"--against-spec {field}" for field in fields)
-    )
+def test_capitals_are_variables_and_other_names_fields(read: Read, pytester: pytest.Pytester) -> None:
+    named = "good", "NCCL_ALGO=Ring=Tree", "A=", "bucket_cap_mb=4", "strategy=zero1", "static_graph=true"
+    sides = read("--base NCCL_ALGO=Tree " + " ".join(f"--candidate {value}" for value in named))
     candidate = Side(name="B", root=pytester.path / "good", environment={"NCCL_ALGO": "Ring=Tree", "A": ""})
-    assert (sides.base, sides.candidate) == (HERE, candidate)
+    assert sides.base == Side(name="A", environment={"NCCL_ALGO": "Tree"})
+    assert sides.candidate == candidate
     assert sides.spec_fields == {"bucket_cap_mb": 4, "static_graph": True, "strategy": "zero1"}
+
+
+@pytest.mark.parametrize(
+    ("line", "delays"),
+    [
+        ("--spec delay_seconds=2", (2, None)),
+        ("--candidate delay_seconds=2", (0, 2)),
+        ("--spec delay_seconds=1 --candidate delay_seconds=2", (1, 2)),
+        ("--spec delay_seconds=1 --candidate A=1", (1, 1)),
+    ],
+)
+def test_delay_is_a_field(pytestconfig: pytest.Config, line: str, delays: tuple[float, float | None]) -> None:
+    options = reader(pytestconfig)("--rootdir", "/", *line.split())
+    own = options.step(world_size=2, per_rank_batch_size=8, delay_seconds=options.delay_seconds)
+    assert own.delay_seconds == delays[0]
+    if options.sides is not None:
+        assert (options.sides.candidate_of(own, own=True) or own).delay_seconds == delays[1]
 
 
 # --- refusals
 
-PYTHON = "takes a Python interpreter, got"
-FOLDER = "takes a folder, a checkout of the code under test, got"
-VARIABLE = "takes NAME=VALUE, got"
+TAKES = "takes a folder, an interpreter, NAME=value or field=value, got"
 REFUSALS = {
-    "--against bin/python9": f"--against: {PYTHON} 'bin/python9', which does not exist; pass for example",
-    "--against python9": f"--against: {PYTHON} 'python9', which is not on PATH; pass",
-    "--against ''": f"--against: {PYTHON} '', which is not on PATH; pass",
-    "--against bare": f"--against: {PYTHON} 'bare', which is a folder; pass for example /nightly/bin/python",
-    "--against /dev/null": f"--against: {PYTHON} '/dev/null', which is not a file; pass",
-    "--baseline-python ./text": f"--baseline-python: {PYTHON} './text', which is not executable; pass",
-    "--against-root nowhere": (
-        f"--against-root: {FOLDER} 'nowhere', which is not a folder; pass for example ../main"
-    ),
-    "--against-root ''": f"--against-root: {FOLDER} '', which is not a folder; pass",
-    "--against-root " + "x" * 5000: (
-        rf"--against-root: {FOLDER} '{'x' * 22}\.\.\.{'x' * 23}', which is not a folder"
-    ),
-    "--baseline-root text": f"--baseline-root: {FOLDER} 'text', which is not a folder; pass",
-    "--against-env A": f"--against-env: {VARIABLE} 'A'; pass for example NCCL_ALGO=Ring",
-    "--against-env 'A B=1'": f"--against-env: {VARIABLE} 'A B=1'; pass",
-    "--against-env A=1 --against-env A=2": "--against-env sets A twice, got 1 and 2; set it once",
-    "--against-env GLOO_SOCKET_IFNAME=lo": (
-        "--against-env GLOO_SOCKET_IFNAME=lo changes nothing: the base has it, too; pass"
-    ),
-    "--against-env OMP_NUM_THREADS=2": (
-        "which sets OMP_NUM_THREADS, a variable that ddpperf sets for every rank; pass"
-    ),
-    "--against-env RANK=1": "which sets RANK, a variable that",
-    "--against-env LOCAL_RANK=1": "which sets LOCAL_RANK, a variable that",
-    "--against-env TMPDIR=/tmp": "which sets TMPDIR, a variable that",
-    "--against-env DDPPERF_MODEL=a:b": "which sets DDPPERF_MODEL, a variable that",
-    "--against-spec model=x": (
-        "takes FIELD=VALUE, got 'model=x', which sets none of strategy, .*, inductor, execution; pass for"
-    ),
-    "--against-spec execution=x": (
-        "--against-spec: execution takes eager, compile, graph or compile.graph, got 'x'; pass"
-    ),
-    "--against-spec execution=eager --against-spec execution=graph": (
-        "--against-spec sets execution twice, got eager and"
-    ),
-    "--against-spec inductor=a --against-spec inductor=b": (
-        "--against-spec sets inductor twice, got a and b; set it once"
-    ),
-    "--against-spec static_graph=2": "--against-spec: static_graph takes true or false, got '2'; pass",
+    "--candidate bin/python9": f"--candidate: {TAKES} 'bin/python9', which does not exist; pass for example",
+    "--base nowhere": f"--base: {TAKES} 'nowhere', which is no folder, and no interpreter on PATH; pass",
+    "--base ''": f"--base: {TAKES} '', which is no folder, and no interpreter on PATH; pass",
+    "--candidate /dev/null": f"--candidate: {TAKES} '/dev/null', which is no folder, and not exec",
+    "--base ./text": f"--base: {TAKES} './text', which is no folder, and not executable; pass",
+    "--candidate venv": "which is a virtual environment; name its interpreter, venv/bin/python; pass",
+    "--base " + "x" * 5000: rf"--base: {TAKES} '{'x' * 22}\.\.\.{'x' * 23}', which is no folder",
+    "--base good --base plain": "--base names two source trees, .*/good and .*/plain; name one",
+    f"--base {sys.executable} --base other/bin/python": "--base names two interpreters, .* and .*; name one",
+    "--candidate A=1 --candidate A=2": "--candidate names A twice, 1 and 2; name one",
+    "--candidate execution=eager --candidate execution=graph": "names execution twice, eager and graph;",
+    "--spec inductor=a --spec inductor=b": "--spec names inductor twice, a and b; name one",
+    "--base comm_hook=bf16": "--base takes no training field, got comm_hook; --spec comm_hook=bf16 sets it",
+    "--candidate comm_hok=bf16": "got 'comm_hok=bf16', which sets no training field; try comm_hook; pass",
+    "--candidate model=x": "got 'model=x', which sets no training field; write strategy, .*, execution; pass",
+    "--spec precision=bf16": "which is no field, but the option --precision; pass for example comm_hook=bf16",
+    "--candidate nccl_algo=Ring": "which sets no training field; write",
+    "--candidate execution=x": "execution takes eager, compile, graph or compile.graph, got 'x'; pass",
+    "--candidate static_graph=2": "--candidate: static_graph takes true or false, got '2'; pass",
+    "--candidate GLOO_SOCKET_IFNAME=lo": "GLOO_SOCKET_IFNAME=lo changes nothing: the base has it, too;",
+    "--base A=1 --candidate A=1": "--candidate A=1 changes nothing: the base has it, too; pass another value",
+    **{
+        f"--candidate {name}=1": f"which sets {name}, a variable that ddpperf sets for every rank; pass"
+        for name in ("OMP_NUM_THREADS", "RANK", "LOCAL_RANK", "TMPDIR", "DDPPERF_MODEL")
+    },
 }
 
 
@@ -146,14 +146,24 @@ def test_wrong_side_is_refused_with_one_sentence(read: Read, line: str) -> None:
         read(line)
 
 
+@pytest.mark.parametrize("name", [name for name in OLD_OPTIONS if name not in OPTIONS])
+def test_old_option_says_what_to_type_now(read: Read, name: str) -> None:
+    instead = OLD_OPTIONS[name].replace("{}", "0.5")
+    for line in (f"{name}=0.5", f"{name} 0.5"):
+        with pytest.raises(Refused, match=f"^{re.escape(f'{name} is gone; {instead}')}$"):
+            read(line)
+    with pytest.raises(Refused, match=f"^{name} is gone; "):
+        read(name)
+
+
 def test_root_among_the_values_is_refused(pytester: pytest.Pytester) -> None:
     (pytester.path / "project" / "perf").mkdir(parents=True)
     (pytester.path / "other").mkdir()
     (pytester.path / "other" / "pytest.ini").write_text("[pytest]\n")
-    config = pytester.parseconfig("-p", "ddpperf.plugin", "--against-root", "other", "project/perf")
+    config = pytester.parseconfig("-p", "ddpperf.plugin", "--base", "other", "project/perf")
     assert config.rootpath != pytester.path / "project"
     config.option.rootdir = config.option.inifilename = None
-    with pytest.raises(Refused, match=re.escape("first, and write options with =, as --against-root=DIR")):
+    with pytest.raises(Refused, match=re.escape("first, and write options with =, as --base=DIR")):
         read_options(config, 0)
 
 

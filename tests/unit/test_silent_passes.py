@@ -30,7 +30,7 @@ from tests.canned import CannedSuite
 from tests.project import NOISY, Finished
 
 ALONE = ("--world-sizes", "1", "--rounds", "1")
-SIDES = ("--rounds", "1", "--replicates", "2", "--against-spec", "comm_hook=bf16")
+SIDES = ("--rounds", "1", "--replicates", "2", "--candidate", "comm_hook=bf16")
 
 COPY = """
 from ddpperf.specs import CopySpec

@@ -673,7 +673,7 @@ def test_a_verdict_has_few_reasons_and_says_where_all_are(count: int, left: int)
             f"python -m pytest '{FILE}test_b'",
         ),
         ("FAIL", {"outcomes": {"x.py::t": {"kind": "failed"}}}, "python -m pytest 'x.py::t'"),
-        ("NO VERDICT", {"compared_with": "0001_x.json"}, "--confirm-seconds 600"),
+        ("NO VERDICT", {"compared_with": "0001_x.json"}, "--max-seconds 1200"),
         ("NO VERDICT", {}, "run the same command again"),
     ],
 )

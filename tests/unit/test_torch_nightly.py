@@ -92,7 +92,7 @@ def test_nights_from_first_to_slower(
     add_wheel(index, "torch", MONDAY, CODE)
     status, said = nightly("candidate")
     assert status == 0, said
-    against = f"--against={envs / MONDAY / 'bin' / 'python'}"
+    against = f"--candidate={envs / MONDAY / 'bin' / 'python'}"
     assert said == (
         f"torch {MONDAY} is installed. To compare it with the released torch, run:\n"
         f"    python -m pytest perf/ -m gate {against}\n"
@@ -112,8 +112,8 @@ def test_nights_from_first_to_slower(
     for name in ("pip", MONDAY):
         (envs / name / "ready").write_text("another Python")
     status, said = nightly("candidate")
-    base = f"--baseline-python={envs / MONDAY / 'bin' / 'python'}"
-    against = f"--against={envs / FRIDAY / 'bin' / 'python'}"
+    base = f"--base={envs / MONDAY / 'bin' / 'python'}"
+    against = f"--candidate={envs / FRIDAY / 'bin' / 'python'}"
     assert output.read_text() == f"version={FRIDAY}\narguments={base} {against}\n"
     for name in ("pip", MONDAY, FRIDAY):
         assert (envs / name / "ready").read_text() == sys.version

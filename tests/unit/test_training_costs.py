@@ -9,7 +9,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from ddpperf.machine.hardware import Machine
-from ddpperf.plugin.options.read import read_options
+from ddpperf.plugin.options.options import read_options
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import EpochSpec, RunSpec, TrainingSpec
 from perf import test_large_batch, test_scaling

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpperf.plugin.options.declared import AB_OPTIONS, FIELDS, OPTIONS
+from ddpperf.plugin.options.option_table import FIELDS, GROUPS, OPTIONS
 from tests.project import script
 
 MOST_COLUMNS = 100
@@ -18,7 +18,7 @@ def test_page_of_options_is_current() -> None:
 
 def test_changed_option_makes_the_page_stale(monkeypatch: pytest.MonkeyPatch) -> None:
     page = update_options.PAGE.read_text()
-    monkeypatch.setattr(update_options, "GROUPS", {"A/B runs": AB_OPTIONS})
+    monkeypatch.setattr(update_options, "GROUPS", {"A/B runs": GROUPS["A/B runs"]})
     assert update_options.updated(page) != page
 
 

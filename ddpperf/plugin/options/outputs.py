@@ -18,13 +18,11 @@ from ddpperf.results.stored_runs import require_replaceable
 class Outputs:
     """The outputs of a run besides its stored JSON, as the command line requests them.
 
-    verdict, page: files, or None. plots: a folder, or None. tables: whether to print the tables of a
-    report.
+    verdict, page: files, or None. tables: whether to print the tables of a report.
     """
 
     verdict: Path | None
     page: Path | None
-    plots: Path | None
     tables: bool
 
 
@@ -33,18 +31,15 @@ def requested_outputs(config: pytest.Config) -> Outputs:
 
     Raises Refused if one of them cannot be written.
     """
-    report, plots = config.getoption("report"), config.getoption("plots")
+    report = config.getoption("report")
     page = file_to_write("--report", report) if report is not None else None
     if page is not None:
         require_replaceable("--report", report, PAGE_BEGINS, "pages")
         if config.getoption("verdict") and page == Path(config.getoption("verdict")).resolve():
             raise Refused(f"--report and --verdict name the same file {report!r}; name two files")
-    folder = Path(plots).resolve() if plots is not None else None
-    make_folder("--plots", folder)
     return Outputs(
         verdict=verdict_file(config.getoption("verdict")),
         page=page,
-        plots=folder,
         tables=bool(config.getoption("tables")),
     )
 

@@ -1,4 +1,4 @@
-"""Effects of the training fields that --spec and --against-spec set."""
+"""Effects of the training fields that --spec and --candidate set."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ddpperf.machine.compiler import compiler_reason, triton_reason
-from ddpperf.plugin.options.values import Value
+from ddpperf.plugin.options.option_table import Value
 from ddpperf.specs import AllReduceSpec, Spec, TrainingSpec, gpu_reason
 from ddpperf.specs.strategy import (
     COMPILED_EXECUTIONS,

@@ -1,28 +1,185 @@
-"""Declarations of all ddpperf options, with their values, help texts and defaults.
+"""Declarations of all ddpperf options, and the parsers of their values.
 
-docs/options.md is generated from these declarations.
+Each parser returns a value, or raises an error with one sentence for the user. pytest-xdist sends
+the values to its workers, so each value is a number, a text or a tuple. docs/options.md is generated
+from these declarations.
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
+import os
+import re
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
-from ddpperf.command import PRICE, PRICES, hour_price
+from ddpperf.errors import quoted
 from ddpperf.node.defaults import KEY_FILE, PORT
-from ddpperf.plugin.options import values
-from ddpperf.plugin.options.values import Parser, choice, number, several, whole_number
-from ddpperf.specs import CommHook, Execution, Model, Precision
+from ddpperf.secret_values import shown_word
+from ddpperf.specs import FLOAT32_BYTES, CommHook, Execution, Model, Precision, require_model
 from ddpperf.specs.base import MOST_DELAY_SECONDS
 from ddpperf.specs.strategy import GROUPED_STRATEGIES, MOST_BUCKET_CAP_MB
 from ddpperf.verdict.two_stage_test import MOST_SETS
 from ddpperf.workers.launcher import launcher
 
+MAX_NUMBER = 10**9 - 1
+MAX_BYTES = 2**33
 MAX_WORLD_SIZE = 1024
+UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 BUILT_IN = ", ".join(get_args(Model))
+# Variables that ddpperf sets for each rank, or relies on.
+RANK_VARIABLES = r"RANK|LOCAL_RANK|TMPDIR|DDPPERF_.*|CUDA_VISIBLE_DEVICES|OMP_NUM_THREADS"
+
+Value = str | int | float | bool  # of a training field
+
+
+class Wrong(ValueError):
+    """Raised for a wrong option value, with a clause that says what is wrong."""
+
+
+@dataclass(frozen=True)
+class Parser:
+    """A parser of one option's value.
+
+    metavar: the value's name in the help.
+    takes: the accepted values, in words.
+    example: an accepted value.
+    parse: returns the value; raises ValueError, or Wrong with a clause.
+    """
+
+    metavar: str
+    takes: str
+    example: str
+    parse: Callable[[str], Any] = str
+
+    def __call__(self, text: str) -> Any:
+        """Parse an option's text, or raise argparse.ArgumentTypeError with one sentence."""
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            got = quoted(shown_word(text)) + (f", which {error}" if isinstance(error, Wrong) else "")
+            sentence = f"takes {self.takes}, got {got}; pass for example {self.example}"
+            raise argparse.ArgumentTypeError(sentence) from error
+
+
+def require(condition: bool) -> None:
+    """Raise ValueError if a condition is false."""
+    if not condition:
+        raise ValueError
+
+
+def whole_number(most: int = MAX_NUMBER, least: int = 1) -> Parser:
+    """Return a parser that accepts whole numbers from `least` to `most`."""
+
+    def parse(text: str) -> int:
+        text = text.strip()
+        require(text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_NUMBER)))
+        require(least <= int(text) <= most)
+        return int(text)
+
+    return Parser("N", f"a whole number from {least} to {most}", "2", parse)
+
+
+def number(unit: str, metavar: str, most: float, example: str, scale: float = 1.0) -> Parser:
+    """Return a parser that accepts numbers above 0, and multiplies them by `scale`."""
+
+    def parse(text: str) -> float:
+        require(0 < float(text) <= most)
+        return float(text) * scale
+
+    return Parser(metavar, f"{unit} above 0 and up to {most:g}", example, parse)
+
+
+def choice(*names: str) -> Parser:
+    """Return a parser that accepts only the given names."""
+    takes = f"{', '.join(names[:-1])} or {names[-1]}"
+    return Parser("NAME", takes, names[0], lambda text: names[names.index(text)])
+
+
+def several(of: Parser, takes: str, example: str, order: Callable[[Any], Any] = sorted) -> Parser:
+    """Return a parser that converts different values, joined by commas, to a tuple."""
+
+    def parse(text: str) -> tuple[Any, ...]:
+        values = [of(word.strip()) for word in text.split(",")]
+        if len(set(values)) < len(values):
+            raise Wrong("names a value twice")
+        return tuple(order(values))
+
+    return Parser(f"{of.metavar},{of.metavar}", f"{takes}, joined by commas", example, parse)
+
+
+def buffer_size(text: str) -> int:
+    match = re.fullmatch(r"([0-9]{1,10})(B|KiB|MiB|GiB)?", text)
+    nbytes = int(match[1]) * UNITS[match[2] or "B"] if match else 0
+    require(0 < nbytes <= MAX_BYTES)
+    if nbytes % FLOAT32_BYTES:
+        raise Wrong(f"is no multiple of {FLOAT32_BYTES} bytes, the size of a float32")
+    return nbytes
+
+
+def model_name(text: str) -> str:
+    require_model(text)
+    return text
+
+
+def new_folder(text: str) -> str:
+    require(text != "")
+    return os.path.realpath(text)
+
+
+def node_link(text: str) -> tuple[float, float]:
+    latency, bandwidth = text.split(",")
+    return LATENCY.parse(latency), BANDWIDTH.parse(bandwidth)
+
+
+def field(text: str) -> tuple[str, str, Value]:
+    """Parse FIELD=VALUE, a training field of --spec, into "field", its name and its value."""
+    name, _, value = text.partition("=")
+    if name in OWN_OPTIONS:
+        raise Wrong(f"is no field, but the option {OWN_OPTIONS[name]}")
+    return _parsed_field(FIELD_PARSERS, name, value)
+
+
+def side(text: str) -> tuple[str, str, Value]:
+    """Parse a value of --base or --candidate into its kind, a name, and the value.
+
+    The kind is "source tree", "interpreter", "environment" or "field". The name is that of the
+    environment variable or the training field, else empty.
+    """
+    name, equals, value = text.partition("=")
+    if os.path.isdir(text):
+        if os.path.exists(os.path.join(text, "pyvenv.cfg")):
+            raise Wrong(f"is a virtual environment; name its interpreter, {text.rstrip('/')}/bin/python")
+        return "source tree", "", os.path.realpath(text)
+    if equals and re.fullmatch(r"[A-Z_][A-Z0-9_]*", name):
+        if re.fullmatch(RANK_VARIABLES, name):
+            raise Wrong(f"sets {name}, a variable that ddpperf sets for every rank")
+        return "environment", name, value
+    if equals and os.sep not in name:
+        return _parsed_field(FIELD_PARSERS | {"execution": EXECUTION}, name, value)
+    path = text if os.sep in text else shutil.which(text) or ""
+    if not os.path.exists(path):
+        raise Wrong("is no folder, and no interpreter on PATH" if os.sep not in text else "does not exist")
+    if not os.path.isfile(path) or not os.access(path, os.X_OK):
+        raise Wrong("is no folder, and not executable")
+    return "interpreter", "", str(Path(path).absolute())  # a link is kept: its environment is beside it
+
+
+def _parsed_field(known: dict[str, Parser], name: str, value: str) -> tuple[str, str, Value]:
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        raise Wrong(f"sets no training field; {f'try {near[0]}' if near else 'write ' + ', '.join(known)}")
+    try:
+        return "field", name, known[name](value)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{name} {error}") from error
 
 
 class WrongValue(str):
@@ -79,21 +236,20 @@ MEBIBYTES = whole_number(MOST_BUCKET_CAP_MB, least=0)
 PRECISION = choice(*get_args(Precision))
 EXECUTION = choice(*get_args(Execution))
 EXECUTIONS = several(EXECUTION, EXECUTION.takes, "graph,eager", tuple)  # the first one is special
-BUFFER_SIZE = Parser("SIZE", "a size from 4B to 8GiB", "64KiB", values.buffer_size)
+BUFFER_SIZE = Parser("SIZE", "a size from 4B to 8GiB", "64KiB", buffer_size)
 BUFFER_SIZES = several(BUFFER_SIZE, "sizes from 4B to 8GiB", "1KiB,64MiB")
 BANDWIDTH = number("GB/s", "GB/S", 1e5, "450", scale=1e9)
 DELAY = number("seconds", "SECONDS", MOST_DELAY_SECONDS, "0.5")
 DEADLINE = number("seconds", "SECONDS", 86400, "300")
-HOUR_PRICE = Parser("PRICE", PRICES, PRICE, hour_price)
 LATENCY = number("seconds", "SECONDS", 1.0, "5e-6")
+NODE_LINK = Parser(
+    "LATENCY,GB/S", "seconds up to 1 and GB/s up to 100000, joined by a comma", "5e-6,50", node_link
+)
 MODEL = Parser(
-    "NAME", "a built-in model, torchvision:NAME or package.module:function", "resnet18", values.model_name
+    "NAME", "a built-in model, torchvision:NAME or package.module:function", "resnet18", model_name
 )
 DATA = Parser("NAME", "synthetic, cifar10[:DIR] or imagefolder:DIR", "synthetic")
-INTERPRETER = Parser("PYTHON", "a Python interpreter", "/nightly/bin/python", values.interpreter)
-CHECKOUT = Parser("DIR", "a folder, a checkout of the code under test", "../main", values.folder)
-VARIABLE = Parser("NAME=VALUE", "NAME=VALUE", "NCCL_ALGO=Ring", values.variable)
-NEW_FOLDER = Parser("DIR", "a folder, which is made if it does not exist", "kept", values.new_folder)
+NEW_FOLDER = Parser("DIR", "a folder, which is made if it does not exist", "kept", new_folder)
 NEW_FILE = Parser("FILE", "a file", "verdict.md")
 INDUCTOR = Parser("", "names of torch's inductor options, joined by +", "combo_kernels")
 YES_NO = Parser("", "true or false", "true", lambda text: choice("true", "false")(text.lower()) == "true")
@@ -104,7 +260,6 @@ INTERFACE = Parser("NAME", "the name or the address of a network interface", "et
 FILE = Parser("FILE", "a file with one host per line", "hosts.txt")
 KEY = Parser("FILE", "a file", KEY_FILE)
 LAUNCHER = Parser("CMD", "srun, mpirun or a command with placeholders (docs/nodes.md)", "srun", launcher)
-RECIPE = Parser("NAME", "the name of a training recipe", "'2048, warm-up'")
 
 FIELDS = (
     Option("strategy", choice(*GROUPED_STRATEGIES), "How several ranks train one model.", "ddp"),
@@ -123,20 +278,21 @@ FIELDS = (
     Option(
         "inductor", INDUCTOR, "Options of torch.compile's Inductor to switch on.", ("none", "combo_kernels")
     ),
+    Option("delay_seconds", DELAY, "Delay added to every measured step, to see what finds it.", "0"),
 )
 FIELD_PARSERS = {option.name: option.parser for option in FIELDS}
-SPEC_FIELD = values.assignment(FIELD_PARSERS)
-CANDIDATE_FIELD = values.assignment({**FIELD_PARSERS, "execution": EXECUTION})
-AB_OPTIONS = (
-    Option(
-        "--against", INTERPRETER, "The candidate's Python interpreter, which needs torch.", "this interpreter"
-    ),
-    Option("--against-root", CHECKOUT, "The candidate's source tree.", "this source tree"),
-    Option("--against-env", VARIABLE, "Set an environment variable of the candidate.", repeated=True),
-    Option("--against-spec", CANDIDATE_FIELD, "Set a training field of the candidate.", repeated=True),
-    Option("--baseline-python", INTERPRETER, "The base's Python interpreter.", "this interpreter"),
-    Option("--baseline-root", CHECKOUT, "The base's source tree.", "this source tree"),
-)
+SPEC_FIELD = Parser("FIELD=VALUE", "FIELD=VALUE", "comm_hook=bf16", field)
+SIDE = Parser("X", "a folder, an interpreter, NAME=value or field=value", "../main", side)
+OWN_OPTIONS = {  # of training fields that --spec does not set
+    "execution": "--executions",
+    "model": "--model",
+    "precision": "--precision",
+    "world_size": "--world-sizes",
+    "per_rank_batch_size": "--batch-sizes",
+    "data": "--data",
+}
+
+HERE = "this environment"
 
 GROUPS: dict[str, tuple[Option, ...]] = {
     "What to measure": (
@@ -145,13 +301,6 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             NOTHING,
             "Run the full suite. Without --full, a folder's core suite runs. A named file runs whole.",
             "off",
-        ),
-        Option(
-            "--recipe",
-            RECIPE,
-            "Run only the trainings with this recipe of perf/recipes.toml.",
-            "all recipes",
-            repeated=True,
         ),
         Option("--device", DEVICE, "Device of the ranks; auto is cuda if there are GPUs.", "auto"),
         Option("--world-sizes", WORLD_SIZES, "Numbers of ranks to run.", "1,2 on CPUs; 1,2,4... on GPUs"),
@@ -178,7 +327,6 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "--epoch-images", WHOLE_NUMBER, "Images in a training epoch.", "512 on CPUs; all images on GPUs"
         ),
         Option("--buffer-sizes", BUFFER_SIZES, "Bytes per rank in each collective.", "sizes from 1KiB up"),
-        Option("--slow-down", DELAY, "Delay every measured step; in an A/B run, only the candidate's steps."),
     ),
     "How long to measure": (
         Option(
@@ -194,37 +342,26 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "1; 3 or more in an A/B run",
         ),
         Option(
-            "--confirm-seconds",
-            DEADLINE,
-            "Most seconds for measuring tests beside the stored run's code.",
-            ("200", "120"),
-        ),
-        Option(
             "--max-seconds",
             DEADLINE,
-            "Seconds until no test is repeated.",
+            "Seconds until no test is repeated, half of them beside the stored run's code.",
             ("480", "300"),
         ),
         Option("--deadline", DEADLINE, "Seconds until a silent rank counts as hung.", ("120",) * 2),
     ),
-    "A/B runs": AB_OPTIONS,
+    "A/B runs": (
+        Option(
+            "--base", SIDE, "The base's own code, interpreter or environment variable.", HERE, repeated=True
+        ),
+        Option("--candidate", SIDE, "The same of the candidate, or a training field.", HERE, repeated=True),
+    ),
     "Where output goes": (
         Option("--verdict", NEW_FILE, "Write the verdict to this file as Markdown."),
         Option("--report", NEW_FILE, "Write an HTML page with tables and pictures to this file."),
-        Option("--plots", NEW_FOLDER, "Write the pictures of the page to this folder, as PNG and SVG."),
         Option("--tables", NOTHING, "Print the tables that a report on parallel training asks for."),
-        Option(
-            "--gpu-hour-price",
-            HOUR_PRICE,
-            "Price of an hour of one GPU, or of one rank on CPUs, in any currency. Adds costs to --tables.",
-        ),
         Option(
             "--worker-logs", NEW_FOLDER, "Write the output of every rank to this folder, at most 3 MiB each."
         ),
-        Option(
-            "--checkpoints", NEW_FOLDER, "Save training checkpoints in this folder, and resume from them."
-        ),
-        Option("--traces", NEW_FOLDER, "Keep the profiler traces of perf/test_comm_split.py in this folder."),
     ),
     "Several nodes": (
         Option(
@@ -265,12 +402,6 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         ),
     ),
     "Links and projection": (
-        Option(
-            "--link-bandwidth",
-            BANDWIDTH,
-            "Bandwidth from one device to all others, in one direction.",
-            "nominal on GPUs, measured on a CPU",
-        ),
         Option("--project-to", WORLD_SIZES, "Numbers of devices to predict a step time for."),
         Option(
             "--node-size",
@@ -278,11 +409,41 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "Devices (on CPUs, ranks) per node, in runs on several nodes and in predictions.",
             "all GPUs of a node; on CPUs 2; on one node the largest world size",
         ),
-        Option("--node-latency", LATENCY, "Latency of a message between nodes in predictions."),
-        Option("--node-bandwidth", BANDWIDTH, "Bandwidth of a device's link to other nodes."),
+        Option("--node-link", NODE_LINK, "Latency and bandwidth of a device's link to other nodes."),
     ),
 }
 OPTIONS = {option.name: option for options in GROUPS.values() for option in options}
+
+
+USE_LAUNCHER = "name what starts ranks on other nodes with --launcher, such as srun or mpirun"
+# Options of the last release, and what to do now. "{}" stands for the old option's value.
+OLD_OPTIONS = {
+    "--against": "type --candidate {}",
+    "--against-root": "type --candidate {}",
+    "--against-env": "type --candidate {}",
+    "--against-spec": "type --candidate {}",
+    "--baseline-root": "type --base {}",
+    "--baseline-python": "type --base {}",
+    "--slow-down": "type --spec delay_seconds={}, or --candidate delay_seconds={} in an A/B run",
+    "--recipe": "name the test, as in perf/test_large_batch.py::test_remedies[ID]",
+    "--confirm-seconds": "a confirmation takes half of --max-seconds",
+    "--gpu-hour-price": "type python -m ddpperf.report RUN.json --tables --gpu-hour-price {} after the run",
+    "--plots": "type python -m ddpperf.report RUN.json --plots {} after the run",
+    "--checkpoints": "leave it out: trainings are measured whole",
+    "--traces": "leave it out: no traces are kept",
+    "--link-bandwidth": "leave it out: the rate of the links is looked up or measured",
+    "--node-latency": "type --node-link {},GB/S",
+    "--node-bandwidth": "type --node-link LATENCY,{}",
+    "--node-port": USE_LAUNCHER,
+    "--node-key": USE_LAUNCHER,
+    "--node-seconds": USE_LAUNCHER,
+    "--hostfile": USE_LAUNCHER,
+}
+
+
+def refused(name: str, text: str) -> WrongValue:
+    """Return the sentence that says what to type instead of an option of the last release."""
+    return WrongValue(f"{name} is gone; {OLD_OPTIONS[name].replace('{}', shown_word(text))}")
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -301,3 +462,7 @@ def add_options(parser: pytest.Parser) -> None:
                 default=[] if option.repeated else None,
                 help=f"{option.help} Takes {option.parser.takes}. Default: {option.default_text}.",
             )
+    group = parser.getgroup("ddpperf: options of the last release")
+    for name in OLD_OPTIONS.keys() - OPTIONS.keys():
+        sentence, without_value = partial(refused, name), refused(name, "VALUE")
+        group.addoption(name, nargs="?", type=sentence, const=without_value, help=argparse.SUPPRESS)

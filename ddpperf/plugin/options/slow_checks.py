@@ -14,10 +14,9 @@ from ddpperf.data import cache
 from ddpperf.errors import Refused
 from ddpperf.machine.child_process import package_path, run_child
 from ddpperf.machine.compiler import check_inductor, compiler_reason
-from ddpperf.plugin.options.checks import check_images
-from ddpperf.plugin.options.options import Options
+from ddpperf.plugin.options.ab_sides import is_elsewhere, options_of_side
+from ddpperf.plugin.options.options import Options, check_images
 from ddpperf.plugin.options.outputs import make_folder
-from ddpperf.plugin.options.sides import is_elsewhere, options_of_side
 from ddpperf.results.samples import BASE
 from ddpperf.specs import FUNCTIONS_VARIABLE, Model
 from ddpperf.specs.strategy import COMPILED_EXECUTIONS
@@ -32,8 +31,6 @@ def prepare(options: Options, root: Path) -> Options:
     """Run all slow checks of the options, and return the options with the data set."""
     temporary_root()
     make_folder("--worker-logs", options.worker_logs)
-    make_folder("--traces", options.traces)
-    make_folder("--checkpoints", options.checkpoints)
     check_compiler(options)
     options = prepare_images(check_sides(options), root)
     check_model(options)
@@ -46,7 +43,7 @@ def check_compiler(options: Options) -> None:
     requested = {candidate.get("execution"), *(options.executions if "--executions" in options.given else ())}
     if requested.intersection(COMPILED_EXECUTIONS) and (reason := compiler_reason(options.device)):
         raise Refused(reason)
-    for option, fields in (("--spec", options.spec_fields), ("--against-spec", candidate)):
+    for option, fields in (("--spec", options.spec_fields), ("--candidate", candidate)):
         if inductor := fields.get("inductor"):
             check_inductor(str(inductor), option)
 

@@ -9,15 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddpperf.errors import quoted
+from ddpperf.plugin.options.option_table import Value
 from ddpperf.plugin.options.spec_fields import changed
-from ddpperf.plugin.options.values import Value
 from ddpperf.results.samples import BASE, CANDIDATE
 from ddpperf.secret_values import shown_value
 from ddpperf.specs import Spec
 from ddpperf.workers.interpreter import Found, Side
 
-# The options for the interpreter and the source tree of each side
-PYTHON_AND_ROOT = {BASE: ("--baseline-python", "--baseline-root"), CANDIDATE: ("--against", "--against-root")}
+OPTION = {BASE: "--base", CANDIDATE: "--candidate"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,14 +24,14 @@ class Sides:
     """How the base and the candidate of an A/B run are started, and how they differ.
 
     spec_fields: training fields that only the candidate changes.
-    delay_seconds: an artificial delay of the candidate's steps.
+    delay_seconds: an artificial delay of the candidate's steps; None for that of the base.
     found: what the interpreters can import, by side, of sides that were checked.
     """
 
     base: Side
     candidate: Side
     spec_fields: Mapping[str, Value]
-    delay_seconds: float = 0.0
+    delay_seconds: float | None = None
     found: Mapping[str, Found] = field(default_factory=dict)
 
     @property
@@ -54,8 +53,13 @@ class Sides:
             (Path(side.python).parent.resolve(), Path(side.python).resolve(), (side.root or here).resolve())
             for side in (self.base, self.candidate)
         )
-        changes = self.spec_fields or self.delay_seconds or self.candidate.environment
-        return base == candidate and not changes
+        same_variables = self.base.environment == self.candidate.environment
+        return base == candidate and same_variables and not self.changes_specs
+
+    @property
+    def changes_specs(self) -> bool:
+        """Whether the candidate measures other specs than the base."""
+        return bool(self.spec_fields) or self.delay_seconds is not None
 
     @property
     def here(self) -> str:
@@ -71,7 +75,7 @@ class Sides:
         own: whether `spec` is the test's own spec, not a reference.
         """
         other = changed(spec, self.spec_fields)
-        if own and self.delay_seconds:
+        if own and self.delay_seconds is not None:
             other = dataclasses.replace(other, delay_seconds=self.delay_seconds)
         return other if other != spec else None
 
@@ -83,10 +87,7 @@ def is_elsewhere(side: Side) -> bool:
 
 def options_of_side(side: Side) -> str:
     """Return the command-line options that describe the base or the candidate."""
-    python, root = PYTHON_AND_ROOT[side.name]
-    words = [f"{python} {side.python}"] if side.python != sys.executable else []
-    words += [f"{root} {side.root}"] if side.root is not None else []
-    words += [
-        f"--against-env {name}={quoted(shown_value(name, value))}" for name, value in side.environment.items()
-    ]
-    return " ".join(words)
+    named = [side.python] if side.python != sys.executable else []
+    named += [str(side.root)] if side.root is not None else []
+    named += [f"{name}={quoted(shown_value(name, value))}" for name, value in side.environment.items()]
+    return " ".join(f"{OPTION[side.name]} {value}" for value in named)

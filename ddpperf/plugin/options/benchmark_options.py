@@ -1,0 +1,114 @@
+"""Options of pytest and of pytest-benchmark, as far as performance tests change what they mean."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+from pytest_benchmark.utils import PercentageRegressionCheck
+
+from ddpperf.errors import Refused
+
+# Options without an effect on performance tests, which run as long and as often as --rounds says, in
+# processes of their own that warm up and have their own timers.
+WITHOUT_EFFECT = {
+    f"--benchmark-{name}"
+    for name in (
+        *("calibration-precision", "confidence", "max-time", "min-rounds", "min-time", "precision"),
+        *("warmup", "warmup-iterations", "disable-gc", "timer"),
+        *("cprofile", "cprofile-dump", "cprofile-loops", "cprofile-top"),
+    )
+}
+# Options of pytest that only list something, or only set fixtures up.
+LISTING_OPTIONS = ("collectonly", "setuponly", "showfixtures", "show_fixtures_per_test")
+TABLE_OPTIONS = {
+    "--benchmark-columns",
+    "--benchmark-group-by",
+    "--benchmark-histogram",
+    "--benchmark-name",
+    "--benchmark-sort",
+    "--benchmark-time-unit",
+}
+
+
+def check_benchmark_options(config: pytest.Config, given: Collection[str]) -> None:
+    """Raise Refused for pytest-benchmark options that ddpperf does not support."""
+    compare, name = config.getoption("benchmark_compare"), "--benchmark-compare"
+    if config.getoption("benchmark_storage") != "file://./.benchmarks":
+        raise Refused("--benchmark-storage is not used: runs are kept in .ddpperf/runs; leave it out")
+    if config.getoption("benchmark_histogram") and importlib.util.find_spec("pygal") is None:
+        raise Refused(
+            "--benchmark-histogram needs pygal, which is not installed; install it, or leave it out"
+        )
+    if compare == "" or (isinstance(compare, str) and Path(compare).is_dir()):
+        raise Refused(f"{name} takes the word after it, got {compare!r}, no run; put it last")
+    if compare and "--candidate" in given:
+        raise Refused(f"{name} takes this environment as candidate, got --candidate, too; leave one out")
+
+
+def runs_tests(config: pytest.Config) -> bool:
+    """Return whether this run runs the collected tests, and does not only list them."""
+    return not any(config.getoption(option, False) for option in LISTING_OPTIONS)
+
+
+def check_measuring_options(config: pytest.Config) -> None:
+    """Raise Refused for pytest-benchmark options that cannot apply to tests in worker processes.
+
+    Only options of the command line are refused. Those in a project's configuration may be for
+    other benchmarks of the project.
+    """
+    if config.getoption("benchmark_disable") and not config.getoption("benchmark_enable"):
+        raise Refused(
+            "--benchmark-disable leaves nothing to measure in a performance test; pass --benchmark-skip to "
+            "leave the performance tests out, or --rounds 1 for a short run"
+        )
+    if found := sorted(_typed(config) & WITHOUT_EFFECT):
+        raise Refused(f"{found[0]} has no effect on performance tests; leave it out, or pass --rounds")
+
+
+def table_options(config: pytest.Config) -> Collection[str]:
+    """Return the options of the command line that format or draw pytest-benchmark's own table."""
+    return _typed(config) & TABLE_OPTIONS
+
+
+def _typed(config: pytest.Config) -> set[str]:
+    return {str(word).partition("=")[0] for word in config.invocation_params.args}
+
+
+def slower_ratio(config: pytest.Config) -> float | None:
+    """Return the largest allowed ratio of a step time to the baseline's step time, or None.
+
+    The ratio is that of --benchmark-compare-fail. pytest-benchmark's own check prints a traceback,
+    ignores missing results, and uses only the last of several limits.
+    """
+    checks = config.getoption("benchmark_compare_fail") or []
+    if not checks:
+        return None
+    variable = os.environ.get("PYTEST_ADDOPTS", "").split()
+    words = [*config.invocation_params.args, *config.getini("addopts"), *variable]
+    times = sum(str(word).startswith("--benchmark-compare-fail") for word in words)
+    (check, *more) = checks
+    if more or times > 1 or not isinstance(check, PercentageRegressionCheck) or check.field != "median":
+        raise Refused("--benchmark-compare-fail takes one median:N%, got another or several; pass one")
+    if not config.getoption("benchmark_compare"):
+        raise Refused("--benchmark-compare-fail needs a baseline to compare with; add --benchmark-compare")
+    return 1 + float(check.threshold) / 100
+
+
+def check_root(config: pytest.Config) -> None:
+    """Raise Refused if pytest mistook the value of an option for the project's root folder.
+
+    pytest looks for its root before it knows the options, unless --rootdir or -c names the root.
+    """
+    if config.option.rootdir or config.option.inifilename:
+        return
+    for argument in config.args:
+        path = Path(config.invocation_params.dir, argument.partition("::")[0]).resolve()
+        if not path.is_relative_to(config.rootpath):
+            raise Refused(
+                f"pytest took {config.rootpath} for the root of this project, but {path} is outside; "
+                "name the tests first, and write options with =, as --base=DIR"
+            )
