@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import math
 import os
 import re
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -251,16 +253,29 @@ def newest_run(root: Path) -> Path:
 
 
 def read_document(path: Path) -> Any:
-    """Return the JSON of a stored run.
+    """Return the JSON of a stored run, which may be compressed as NAME.json.gz.
 
     Raises NoBaseline if the file is damaged, has a NaN or an infinite number, or is too large.
     """
     try:
-        return printable_document(finite_json(read_text(path, MOST_BYTES)))
+        text = _uncompressed(path) if path.suffix == ".gz" else read_text(path, MOST_BYTES)
+        return printable_document(finite_json(text))
     except (OSError, ValueError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else first_line(error)
         advice = "name another, or save one anew"
         raise NoBaseline(f"the baseline {path} cannot be read ({why}); {advice}") from error
+
+
+def _uncompressed(path: Path) -> str:
+    """Return the text of a gzip file; raise ValueError or OSError if it is damaged or too large."""
+    try:
+        with open_regular(path) as file, gzip.open(file) as content:
+            text = content.read(MOST_BYTES + 1)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"it is no gzip file: {error}") from error
+    if len(text) > MOST_BYTES:
+        raise ValueError(f"it has more than {MOST_BYTES / 1e6:,.0f} MB")
+    return text.decode()
 
 
 def header_of(document: Any, path: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import os
@@ -249,6 +250,17 @@ def test_fifo_is_no_baseline(storage: Storage) -> None:
     os.mkfifo(fifo)
     with pytest.raises(NoBaseline, match=r"cannot be read .it is not a regular file.; name another"):
         storage.load(storage.find(str(fifo)))
+
+
+@pytest.mark.parametrize("cut", [None, 40], ids=["whole", "cut"])
+def test_compressed_run_is_read_if_it_is_whole(storage: Storage, cut: int | None) -> None:
+    path = storage.root / "mine.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(run_of()).encode())[:cut])
+    if cut is None:
+        assert storage.load(storage.find(str(path))).measured.keys() == {"t"}
+    else:
+        with pytest.raises(NoBaseline, match=r"cannot be read .it is no gzip file: .*; name another"):
+            storage.load(path)
 
 
 def damaged(**change: object) -> dict[str, Any]:
