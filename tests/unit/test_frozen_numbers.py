@@ -1,0 +1,125 @@
+"""The numbers that tables, summary and page print of six stored runs never change by accident.
+
+tests/frozen/numbers.json holds, for each run, the verdict, the text of each metric of each case, and
+the numbers in the printed outputs. Words, order and layout may change. After a change on purpose,
+write the file again and say in the commit which numbers changed and why:
+
+    python -m tests.unit.test_frozen_numbers
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpperf.report.page import page
+from ddpperf.report.questions import report_tables
+from ddpperf.report.summary import summary_lines, verdict_lines
+from ddpperf.report.text import format_metric
+from ddpperf.results.stored_runs import read_document
+from tests.project import REPOSITORY
+
+FROZEN = REPOSITORY / "tests" / "frozen" / "numbers.json"
+RUNS = (
+    "perf/baselines/cpu2-epyc-25-17-1/0014_core",
+    "docs/gate/cpu2-epyc-25-17-1",
+    "perf/baselines/h200x1/0003_core",
+    "perf/baselines/h100-80gb-hbm3x2/0005_core",
+    "perf/baselines/h100-80gb-hbm3x4/0005_core",
+    "docs/large_batches/h200x1-reports",
+)
+# At least three digits: fewer would be found anywhere.
+NUMBER = re.compile(r"\d[\d,]*\.\d\d+|\d\d[\d,]*\.\d|\d[\d,]{2,}|\d\d\.\d|\d\.\d")
+
+
+@cache
+def document_of(run: str) -> dict[str, Any]:
+    (path,) = (REPOSITORY / run).parent.glob(f"{Path(run).name}.json*")
+    document: dict[str, Any] = read_document(path)
+    return document
+
+
+@cache
+def frozen() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = json.loads(FROZEN.read_text())
+    return found
+
+
+def metrics_of(document: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """Return the printed text of each metric, by test id and metric."""
+    return {
+        benchmark["fullname"]: {
+            name: format_metric(name, metric["value"], metric["unit"])
+            for name, metric in benchmark["extra_info"]["ddpperf"]["metrics"].items()
+        }
+        for benchmark in document["benchmarks"]
+    }
+
+
+def numbers_in(text: str) -> set[str]:
+    return set(NUMBER.findall(text))
+
+
+@cache
+def outputs_of(run: str) -> dict[str, str]:
+    """Return the texts that a user reads, without pictures and styles."""
+    document = document_of(run)
+    html = re.sub(r"(?s)<style.*?</style>|<img[^>]*>|<[^>]*>", " ", page(document))
+    return {
+        "summary": " ".join(summary_lines(document)),
+        "verdict": " ".join(verdict_lines(document["ddpperf"])),
+        "tables": report_tables(document),
+        "page": html,
+    }
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_each_metric_prints_its_frozen_value(run: str) -> None:
+    printed = metrics_of(document_of(run))
+    expected = frozen()[run]["metrics"]
+    assert printed == expected
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_outputs_still_show_all_frozen_numbers(run: str) -> None:
+    lost = {
+        name: sorted(set(frozen()[run]["numbers"][name]) - numbers_in(text))
+        for name, text in outputs_of(run).items()
+    }
+    assert not any(lost.values()), lost
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_outputs_show_no_new_numbers(run: str) -> None:
+    new = {
+        name: sorted(numbers_in(text) - set(frozen()[run]["numbers"][name]))
+        for name, text in outputs_of(run).items()
+    }
+    assert not any(new.values()), new
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_verdict_is_the_frozen_one(run: str) -> None:
+    assert document_of(run)["ddpperf"]["verdict"]["status"] == frozen()[run]["verdict"]
+
+
+def freeze() -> None:
+    """Write the numbers that are printed now."""
+    content = {
+        run: {
+            "verdict": document_of(run)["ddpperf"]["verdict"]["status"],
+            "numbers": {name: sorted(numbers_in(text)) for name, text in outputs_of(run).items()},
+            "metrics": metrics_of(document_of(run)),
+        }
+        for run in RUNS
+    }
+    FROZEN.write_text(json.dumps(content, separators=(",", ":"), sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    freeze()
