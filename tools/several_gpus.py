@@ -1,4 +1,4 @@
-"""Measures all that a machine with several GPUs can show, and prints one table of it.
+"""Measures all that a machine with several GPUs can show, part by part.
 
     NCCL_NVLS_ENABLE=0 python -m tools.several_gpus FOLDER [--seconds 540] [--only core-1] [-- OPTIONS]
 
@@ -6,12 +6,8 @@ Each part is a test run in a fresh process; the most important part is measured 
 the folder gets the output (NAME.txt) and the stored run (NAME.json). A part whose stored run is in
 the folder is not measured again, so that several calls can share the work. When the seconds are
 over, the part that runs is interrupted. What it has measured is kept as NAME-interrupted.json, and
-the next call measures the part again. The table shows all stored runs in the folder.
-core-compared compares with core-1, which must be in the folder.
-
---nccl-tests names the folder that has all_reduce_perf, a program of nccl-tests. The all-reduces of
-nccl-tests are then measured, too, eager and in a CUDA graph (N.txt and N-graph.txt for N GPUs),
-unless the folder has them.
+the next call measures the part again. core-compared compares with core-1, which must be in the folder.
+`python -m ddpperf.report FOLDER/NAME.json` shows a stored run.
 """
 
 from __future__ import annotations
@@ -23,20 +19,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 
 import torch
 
 from ddpperf.machine.child_process import die_with_parent
-from ddpperf.report.cases import Case, cases_of, of_functions
-from ddpperf.report.text import function_of
-from ddpperf.results import units
-from ddpperf.results.samples import SLOW_PACE
-from ddpperf.results.stored_runs import NoBaseline, read_document
-from ddpperf.specs import TrainingSpec, format_bytes
-from tools.tables import ROOT, all_reduces, in_place, is_plain, markdown
+from tools.tables import ROOT
 
 THIS_PYTHON = f"--candidate={sys.executable}"
 SCALING = "perf/test_scaling.py"
@@ -70,18 +59,9 @@ PARTS = {
     "picture": [WEAK, "perf/test_all_reduce.py::test_all_reduce", "-k", PICTURE],
     "reports": ["perf/test_step_breakdown.py", "perf/test_comm_split.py", WEAK, "-k", REPORTS],
 }
-ALL_REDUCE_PERF = "-b 1K -e 1G -f 4 -g 1 -a 3"  # the options of this program of nccl-tests
 LEAST_SECONDS = 30  # a part does not begin if less is left
 SECONDS_TO_SAVE = 20  # for an interrupted part
 MOST_SECONDS_TO_SAVE = 50  # until an interrupted part is killed
-MODEL = "resnet18_cifar"  # whose scaling the table shows
-INTERRUPTED = "-interrupted"  # at the end of the name of a part's stored run
-
-Cases = Sequence[Case]
-Row = tuple[str, str, str]  # what, where, value
-
-
-# --- measure
 
 
 def measure(folder: Path, wanted: Sequence[str], seconds: float, options: Sequence[str]) -> None:
@@ -118,7 +98,7 @@ def run_part(folder: Path, name: str, command: Sequence[str], seconds: float) ->
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=seconds)
         finally:
-            ending = INTERRUPTED if process.poll() is None else ""
+            ending = "-interrupted" if process.poll() is None else ""
             _end(process)
             if stored.exists() and stored.stat().st_size:
                 stored.replace(folder / f"{name}{ending}.json")
@@ -137,162 +117,23 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait()
 
 
-def measure_nccl_tests(folder: Path, programs: Path, gpus: int) -> None:
-    """Measure the all-reduces of nccl-tests, eager and in a CUDA graph.
-
-    A failure is printed. The test runs do not need the result.
-    """
-    for name, graph in (("", ""), ("-graph", "-G 20")):
-        output = folder / f"{gpus}{name}.txt"
-        if not output.exists():
-            command = [str(programs / "all_reduce_perf"), *f"{ALL_REDUCE_PERF} -t {gpus} {graph}".split()]
-            try:
-                ended = subprocess.run(command, capture_output=True, text=True, check=True)
-            except OSError as error:
-                print(f"nccl-tests: {command[0]} cannot run ({error.strerror}); check --nccl-tests")
-            except subprocess.CalledProcessError as error:
-                said = (error.stderr + error.stdout).strip()
-                print(f"nccl-tests: {shlex.join(command)} failed with {error.returncode}:\n{said}")
-            else:
-                output.write_text(f"# {shlex.join(command)}\n{ended.stdout}", "utf-8")
-
-
-# --- the table
-
-
-def table(folder: Path) -> str:
-    """Return a Markdown table of what the stored runs of the parts in a folder show."""
-    verdicts, paces = list[Row](), list[Row]()
-    cases: list[Case] = []
-    for name in PARTS:
-        kept = [path for end in ("", INTERRUPTED) if (path := folder / f"{name}{end}.json").exists()]
-        for path in kept[:1]:
-            try:
-                document = read_document(path)
-                stored, found = document["ddpperf"], cases_of(document)
-                verdict = f"{stored['verdict']['status']}: {stored['verdict']['reasons'][0]}"
-                verdicts.append((f"{name}, {stored['timing']['seconds']:.0f} s", "verdict", verdict))
-            except (NoBaseline, AttributeError, LookupError, TypeError, ValueError):
-                advice = "remove it to measure the part again"
-                verdicts.append((name, "verdict", f"{path.name} is damaged; {advice}"))
-                continue
-            paces.append(("tests at the slower pace", name, slower_pace(found)))
-            cases += found
-    rows = [
-        row for rows_of in (weak_scaling, epochs, fits, splits, fastest_all_reduces) for row in rows_of(cases)
-    ]
-    return markdown(("what", "where", "value"), [*verdicts, *rows, *paces, *over_nccl_tests(cases, folder)])
-
-
-def slower_pace(cases: Cases) -> str:
-    """Return the number and the names of the tests whose CUDA graphs were replayed at the slower pace."""
-    slow = [
-        function_of(case.test)
-        for case in cases
-        if max(case.measured.counter("graph_slowdown").values(), default=1.0) > SLOW_PACE
-    ]
-    return f"{len(slow)} of {len(cases)} {', '.join(dict.fromkeys(slow))}".rstrip()
-
-
-def trainings(cases: Cases, test: str) -> dict[TrainingSpec, list[Case]]:
-    """Return the cases of a test that train MODEL, by their spec."""
-    found: dict[TrainingSpec, list[Case]] = {}
-    for case in of_functions(cases, test):
-        spec = case.measured.spec
-        if isinstance(spec, TrainingSpec) and spec.model == MODEL and not case.side:
-            found.setdefault(spec, []).append(case)
-    return found
-
-
-def weak_scaling(cases: Cases) -> Iterator[Row]:
-    """Yield the weak efficiency of each captured step, the median over the runs."""
-    for spec, found in trainings(cases, "test_weak_scaling").items():
-        efficiencies = [fraction for case in found if (fraction := case.value("efficiency")) is not None]
-        if spec.captured and efficiencies:
-            step = units.seconds(median(case.seconds for case in found))
-            value = f"{units.percent(median(efficiencies))}, {step} a step"
-            yield "weak efficiency", found[0].described(), value
-
-
-def epochs(cases: Cases) -> Iterator[Row]:
-    """Yield the time of each epoch, the median over the runs."""
-    for found in trainings(cases, "test_epoch_scaling").values():
-        yield "epoch", found[0].described(), units.seconds(median(case.seconds for case in found))
-
-
-def fits(cases: Cases) -> Iterator[Row]:
-    """Yield the errors of the projection, and the serial fractions that fit the two laws."""
-    metrics = {
-        "test_projection": ("projection_error", "excess_seconds", "plain_excess_seconds"),
-        "test_amdahl": ("serial_fraction",),
-        "test_gustafson": ("serial_fraction",),
-    }
-    for test, names in metrics.items():
-        for case in of_functions(cases, test):
-            values = (f"{name} {value:.4g}" for name in names if (value := case.value(name)) is not None)
-            yield test, case.described(), ", ".join(values)
-
-
-def splits(cases: Cases) -> Iterator[Row]:
-    """Yield the difference between the two methods of measuring exposed communication."""
-    for case in of_functions(cases, "test_comm_split"):
-        exposed, traced = case.value("exposed_comm_seconds"), case.value("traced_exposed_comm_seconds")
-        if exposed is not None and traced is not None:
-            value = f"{units.percent(abs(exposed - traced) / case.seconds)} of the step"
-            if case.warnings:
-                value += f" ({'; '.join(case.warnings)})"
-            yield "difference between the methods of the split", case.described(), value
-
-
-def fastest_all_reduces(cases: Cases) -> Iterator[Row]:
-    """Yield the captured time of NCCL's all-reduce over that of the fastest other algorithm."""
-    times: dict[tuple[int, int], dict[str, float]] = {}
-    for spec, seconds in all_reduces(cases).items():
-        if spec.captured and spec.in_place:
-            times.setdefault((spec.world_size, spec.nbytes), {})[spec.algorithm] = seconds
-    for (N, nbytes), by_algorithm in times.items():
-        nccl = by_algorithm.pop("backend", None)
-        if nccl and by_algorithm:
-            fastest = min(by_algorithm, key=by_algorithm.__getitem__)
-            value = f"{units.factor(nccl / by_algorithm[fastest])} ({fastest})"
-            yield "NCCL over the fastest other", f"{N} devices, {format_bytes(nbytes)}", value
-
-
-def over_nccl_tests(cases: Cases, folder: Path) -> Iterator[Row]:
-    """Yield the time of NCCL's all-reduce from torch over that in nccl-tests."""
-    for spec, seconds in all_reduces(cases).items():
-        output = folder / f"{spec.world_size}{'-graph' * spec.captured}.txt"
-        measured = in_place(output) if is_plain(spec) and output.exists() else {}
-        if theirs := measured.get(spec.nbytes):
-            where = f"{spec.world_size} devices, {format_bytes(spec.nbytes)}, {spec.execution}"
-            yield "NCCL from torch over nccl-tests", where, f"{seconds / median(theirs):.3f}"
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure what the folder does not have yet, then print the table."""
-    own = [*(sys.argv[1:] if arguments is None else arguments)]
+def main() -> None:
+    own = sys.argv[1:]
     end = own.index("--") if "--" in own else len(own)
     parser = argparse.ArgumentParser(
         prog="python -m tools.several_gpus",
-        usage="%(prog)s FOLDER [--seconds SECONDS] [--only ONLY] [--nccl-tests DIR] [-- OPTIONS]",
+        usage="%(prog)s FOLDER [--seconds SECONDS] [--only ONLY] [-- OPTIONS]",
         description=f"{__doc__.splitlines()[0]} All test runs get the OPTIONS.",
     )
     parser.add_argument("folder", type=Path, help="folder of the outputs and the stored runs")
     parser.add_argument("--seconds", type=float, default=540, help="for all parts together; default 540")
     parser.add_argument("--only", default=",".join(PARTS), help="the parts, joined by commas; default all")
-    parser.add_argument("--nccl-tests", type=Path, help="folder that has all_reduce_perf")
     given = parser.parse_args(own[:end])
-    wanted = [*filter(None, given.only.split(","))]
+    wanted = given.only.split(",")
     if unknown := set(wanted) - {*PARTS}:
         parser.error(f"--only: unknown parts {', '.join(sorted(unknown))}; the parts are {', '.join(PARTS)}")
-    try:
-        given.folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        parser.error(f"{given.folder} cannot be made ({error.strerror}); name another folder")
-    if given.nccl_tests:
-        measure_nccl_tests(given.folder, given.nccl_tests, torch.cuda.device_count())
+    given.folder.mkdir(parents=True, exist_ok=True)
     measure(given.folder.resolve(), wanted, given.seconds, own[end + 1 :])
-    print(table(given.folder))
 
 
 if __name__ == "__main__":

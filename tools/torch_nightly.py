@@ -26,15 +26,13 @@ import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import date, timedelta
 from pathlib import Path
 
 MOST_ENVIRONMENTS = 3
 COMPARE = "https://github.com/pytorch/pytorch/compare"
 GIT_VERSION = "import torch; print(torch.version.git_version)"
-DAY = re.compile(r"\.dev(\d{4})(\d{2})(\d{2})")
+DAY = re.compile(r"\.dev\d{8}")  # of a nightly, as in 2.15.0.dev20261123+cu130
 
 
 class Stopped(Exception):
@@ -71,7 +69,7 @@ class Nightlies:
         torch = f"torch=={wanted}" if wanted else "torch"
         (found,) = json.loads(self._pip_install("pip", *only_look, torch))["install"]
         version = str(found["metadata"]["version"])
-        if day_of(version) is None:
+        if not DAY.search(version):
             raise Stopped(
                 f"pip found torch {version}, which is no nightly; check TORCH_NIGHTLY_INDEX, and that pip's "
                 "configuration names no other index"
@@ -99,24 +97,14 @@ class Nightlies:
         good = self.last_good()
         if good is None:
             return f"torch {version} did not pass beside the released torch. There is no good nightly yet."
-        commits = [_run(self.python(nightly), "-c", GIT_VERSION).strip() for nightly in (good, version)]
-        lines = [
-            f"torch {version} did not pass beside torch {good}.",
-            f"good: torch {good}, commit {commits[0]}",
-            f"bad:  torch {version}, commit {commits[1]}",
-            f"all changes: {COMPARE}/{commits[0]}...{commits[1]}",
-        ]
-        first, last = day_of(good), day_of(version)
-        if first and last and (days := (last - first).days) > 1:
-            middle = f"{first + timedelta(days=days // 2):%Y%m%d}"
-            between = DAY.sub(f".dev{middle}", version).partition("+")[0]
-            command = f"python3 tools/torch_nightly.py --folder {self.folder} candidate --version {between}"
-            lines += [
-                f"{days} days lie between. To try the nightly in the middle, run on this machine:",
-                f"    TORCH_NIGHTLY_INDEX={self.index} {command}",
-                "If the index has no nightly of this day, name the day before or after.",
-            ]
-        return "\n".join(lines)
+        first, last = (_run(self.python(nightly), "-c", GIT_VERSION).strip() for nightly in (good, version))
+        between = DAY.sub(".devYYYYMMDD", version)
+        return (
+            f"torch {version} did not pass beside torch {good}.\n"
+            f"all changes: {COMPARE}/{first}...{last}\n"
+            "To try a nightly of a day between, run on this machine with TORCH_NIGHTLY_INDEX:\n"
+            f"    python3 tools/torch_nightly.py --folder {self.folder} candidate --version {between}"
+        )
 
     def _make(self, name: str, *packages: str) -> None:
         """Make an environment, if there is none of this Python. The file `ready` names its Python."""
@@ -152,12 +140,6 @@ class Nightlies:
             shutil.rmtree(environment)
 
 
-def day_of(version: str) -> date | None:
-    """Return the day of a nightly's version, such as 2.15.0.dev20261123+cu130; None for a release."""
-    found = DAY.search(version)
-    return date(*map(int, found.groups())) if found else None
-
-
 def _run(python: Path, *arguments: str) -> str:
     """Run Python, and return its output; raise Stopped with the last line of its errors."""
     ended = subprocess.run([python, *arguments], capture_output=True, text=True)
@@ -185,20 +167,17 @@ def candidate(nightlies: Nightlies, wanted: str | None) -> dict[str, str]:
     return {"version": version, "arguments": arguments}
 
 
-def _append(path: str | None, text: str) -> None:
-    if path:
+def _append(variable: str, text: str) -> None:
+    """Append text to the file that a variable of GitHub Actions names, if there is one."""
+    if path := os.environ.get(variable):
         with open(path, "a", encoding="utf-8") as file:
             file.write(text)
 
 
-def default_folder(variables: Mapping[str, str]) -> Path:
-    cache = variables.get("RUNNER_TOOL_CACHE")  # which a self-hosted runner keeps between jobs
-    return Path(cache or Path.home() / ".cache").absolute() / "torch-nightly"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tools/torch_nightly.py", description="Keep nightlies of torch.")
-    parser.add_argument("--folder", type=Path, default=default_folder(os.environ), help="the environments")
+    cache = os.environ.get("RUNNER_TOOL_CACHE") or Path.home() / ".cache"  # a runner keeps it between jobs
+    parser.add_argument("--folder", type=Path, default=Path(cache, "torch-nightly"), help="the environments")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("candidate").add_argument("--version", help="a nightly; the newest by default")
     commands.add_parser("accept").add_argument("version")
@@ -212,16 +191,10 @@ def main() -> int:
             fcntl.flock(lock, fcntl.LOCK_EX)  # until another command has made or removed its environments
             run(nightlies, given)
         return 0
-    except Stopped as stopped:
-        problem = str(stopped)
-    except OSError as error:
-        problem = (
-            f"{nightlies.folder} cannot be used ({error}); repair it, or name another folder with --folder"
-        )
-    except KeyboardInterrupt:
-        return 130
+    except (Stopped, OSError) as error:
+        problem = " ".join(f"{error}".split())
     if "GITHUB_OUTPUT" in os.environ:
-        print(f"::error title=ddpperf::{' '.join(problem.split())}")
+        print(f"::error title=ddpperf::{problem}")
     else:
         print(problem, file=sys.stderr)
     return 4
@@ -232,14 +205,14 @@ def run(nightlies: Nightlies, given: argparse.Namespace) -> None:
     if given.command == "candidate":
         outputs = candidate(nightlies, given.version)
         lines = "".join(f"{name}={text}\n" for name, text in outputs.items())
-        _append(os.environ.get("GITHUB_OUTPUT"), lines)
+        _append("GITHUB_OUTPUT", lines)
     elif given.command == "accept":
         nightlies.accept(given.version)
         print(f"torch {given.version} is the last good nightly now")
     else:
         hint = nightlies.hint(given.version)
         print(hint)
-        _append(os.environ.get("GITHUB_STEP_SUMMARY"), f"```text\n{hint}\n```\n")
+        _append("GITHUB_STEP_SUMMARY", f"```text\n{hint}\n```\n")
 
 
 if __name__ == "__main__":
