@@ -9,11 +9,10 @@ from statistics import median
 
 import pytest
 
-from ddpperf.analysis.backend_protocols import FEWEST_SIZES, choose_envelope
 from ddpperf.analysis.bandwidth import algbw, all_reduce_busbw, collective_busbw, crossing_factor
 from ddpperf.analysis.cost_models import REPORT_FORMULAS, LinkModel, choose_links
-from ddpperf.analysis.gloo_cost import fit_network
-from ddpperf.analysis.two_links import NodeCall, two_links_and_error
+from ddpperf.analysis.library_cost_model import FEWEST_SIZES, choose_envelope
+from ddpperf.analysis.node_cost_model import NodeCall, two_links_and_error
 from ddpperf.plugin.cases import Case, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
@@ -215,7 +214,6 @@ def test_backend_model(measure: Measure, spec: AllReduceSpec) -> None:
     """Which latency and bandwidth does NCCL's or gloo's all-reduce have?
 
     The model is checked by predicting the time of each buffer size from the other buffer sizes.
-    With gloo on several nodes, the link between the nodes is fitted, too.
     """
     sizes = backend_sizes(measure.machine.device, measure.machine.links)
     references = {
@@ -238,24 +236,6 @@ def test_backend_model(measure: Measure, spec: AllReduceSpec) -> None:
         link_utilization(measure, fitted, spec.world_size)
     measure.metric("protocols", {name: len(fit.envelope.lines) for name, fit in chosen.items()})
     measure.metric("held_out_error", {name: fit.held_out_error for name, fit in chosen.items()})
-    if measure.machine.device == "cpu" and measure.machine.links.node < spec.world_size:
-        network_metrics(measure, spec.world_size, measured)
-
-
-def network_metrics(measure: Measure, N: int, measured: Mapping[int, Mapping[str, float]]) -> None:
-    """Store the latency and the bandwidth of the link between nodes that gloo's all-reduces show.
-
-    measured: the seconds on N ranks by buffer size and process set.
-    """
-    node = measure.machine.links.node
-    fitted = {
-        name: fit_network({(N // node, nbytes): t[name] for nbytes, t in measured.items()}, node_size=node)
-        for name in next(iter(measured.values()))
-    }
-    latency = {name: fit.latency for name, fit in fitted.items()}
-    bandwidth = {name: fit.byte_seconds.inverse() for name, fit in fitted.items()}
-    estimate_metric(measure, "between_latency_seconds", latency)
-    estimate_metric(measure, "between_bytes_per_second", bandwidth)
 
 
 @pytest.mark.specs(cases=algorithms, core=core.never)

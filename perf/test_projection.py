@@ -8,12 +8,10 @@ from functools import partial
 
 import pytest
 
-from ddpperf.analysis.backend_protocols import FEWEST_SIZES, Chosen, choose_envelope
-from ddpperf.analysis.gloo_cost import fit_network, gloo_seconds
+from ddpperf.analysis.library_cost_model import FEWEST_SIZES, Chosen, choose_envelope
 from ddpperf.analysis.logarithmic_fit import Estimate
 from ddpperf.analysis.projection import (
     NCCL_PAIR_BANDWIDTH,
-    AllReduce,
     Excess,
     all_reduce_seconds,
     project,
@@ -32,7 +30,6 @@ from ddpperf.specs import (
     CallExecution,
     PartsSpec,
     TrainingSpec,
-    format_bytes,
     measured_as,
 )
 from perf.common import core
@@ -113,7 +110,6 @@ def test_projection(measure: Measure, spec: TrainingSpec) -> None:
     projection_metrics(
         measure, spec.world_size, measured, projections, one_device.slowest_device_seconds(spec.world_size)
     )
-    all_reduce_metrics(measure, spec.world_size, times)
 
 
 def backend_times(measure: Measure, N: int, spec: TrainingSpec) -> dict[str, Times]:
@@ -127,22 +123,6 @@ def backend_times(measure: Measure, N: int, spec: TrainingSpec) -> dict[str, Tim
     references = {call.nbytes: measure.reference(call.id, call).median_step_seconds() for call in specs}
     names = next(iter(references.values()))
     return {name: {nbytes: seconds[name] for nbytes, seconds in references.items()} for name in names}
-
-
-def all_reduce_model(measure: Measure, times: Mapping[int, Times]) -> AllReduce:
-    """Return the function that predicts all-reduce times, fitted to one process set's times.
-
-    times: the seconds on each number of devices. If all of these numbers are on several nodes, the
-    cost of gloo's ring is fitted. Otherwise, and for NCCL, lines are fitted.
-    """
-    node = measure.machine.links.node
-    if measure.machine.device == "cpu" and node < min(times):
-        calls = {(N // node, nbytes): seconds for N in times for nbytes, seconds in times[N].items()}
-        network = fit_network(calls, node_size=node).link
-        return lambda N, nbytes: gloo_seconds(nbytes, nodes=N // node, node_size=node, network=network)
-    pair = NCCL_PAIR_BANDWIDTH if measure.machine.device == "cuda" else 1.0
-    envelopes = {N: lines(found).envelope for N, found in times.items()}
-    return partial(all_reduce_seconds, envelopes, node=node, pair_bandwidth=pair)
 
 
 def lines(times: Times) -> Chosen:
@@ -183,7 +163,9 @@ def projection(
     measured = {other: measured[other] for other in projected_from(measured, N, node=links.node)}
     times = {other: times[other] for other in measured}
     missed = {other: NORMAL * lines(found).held_out_error for other, found in times.items()}
-    all_reduce = all_reduce_model(measure, times)
+    pair = NCCL_PAIR_BANDWIDTH if measure.machine.device == "cuda" else 1.0
+    envelopes = {other: lines(found).envelope for other, found in times.items()}
+    all_reduce = partial(all_reduce_seconds, envelopes, node=links.node, pair_bandwidth=pair)
     return project(
         measured,
         bucket_copies,
@@ -222,21 +204,3 @@ def projection_metrics(
         if largest != N:
             efficiency = {name: t1[name] / (t1[name] + found.value) for name, found in projections.items()}
             measure.metric(f"projected_efficiency_on_{N}", efficiency)
-
-
-def all_reduce_metrics(measure: Measure, largest: int, times: Mapping[int, Mapping[str, Times]]) -> None:
-    """Store projected over measured all-reduce times of the largest world size on several nodes.
-
-    times: the seconds of all world sizes and process sets. Nothing is stored if no smaller world
-    size has several nodes.
-    """
-    node = measure.machine.links.node
-    across = [N for N in times if node < N < largest]
-    if not across:
-        return
-    models = {name: all_reduce_model(measure, {N: times[N][name] for N in across}) for name in times[largest]}
-    for nbytes in next(iter(times[largest].values())):
-        ratio = {
-            name: model(largest, nbytes) / times[largest][name][nbytes] for name, model in models.items()
-        }
-        measure.metric(f"projected_over_measured_{format_bytes(nbytes)}", ratio)

@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from ddpperf.analysis.backend_protocols import DIGITS
+from ddpperf.analysis.library_cost_model import DIGITS
 from ddpperf.analysis.logarithmic_fit import Estimate, fit_logarithms
 from ddpperf.specs.collective import AllReduceSpec, ring_pieces
 
@@ -40,7 +40,7 @@ def counts(algorithm: str, N: int, nbytes: float = 0, *, node_size: int = 0) -> 
 
     A ring sends a large buffer of `nbytes` bytes in pieces. The hierarchical algorithm has rings
     inside nodes of `node_size` ranks, and a ring between nodes for each part of the buffer. Here
-    all links are equal; `two_links` has a slower link between nodes. Raises ValueError for fewer
+    all links are equal; `node_cost_model` has a slower link between nodes. Raises ValueError for fewer
     than two ranks, or an algorithm without a model.
     """
     if N < 2:

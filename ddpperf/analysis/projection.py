@@ -20,10 +20,10 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ddpperf.analysis.backend_protocols import Envelope
 from ddpperf.analysis.cost_models import Undetermined, counts
+from ddpperf.analysis.library_cost_model import Envelope
 from ddpperf.analysis.logarithmic_fit import CONFIDENCE, Estimate
-from ddpperf.analysis.two_links import two_link_counts
+from ddpperf.analysis.node_cost_model import two_link_counts
 
 LIBRARY_ALGORITHM = "ring"  # the all-reduce of gloo and NCCL on several nodes
 DRAWS = 1000

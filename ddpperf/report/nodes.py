@@ -1,17 +1,13 @@
-"""Write sentences on the nodes of a run: names, links, clocks, lost nodes and the slowest node."""
+"""Write sentences on the nodes of a run: names, links, clocks and lost nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddpperf.analysis.node_stragglers import slow_node
-from ddpperf.analysis.statistics import FEWEST_ROUNDS
-from ddpperf.report.cases import cases_of
 from ddpperf.results import units
 
 MOST_NAMED = 8  # nodes in one sentence
-OFFSETS = {"cpu": 0.03, "cuda": 0.007}  # of new processes that run the same step, as fractions
 
 
 def node_facts(document: Mapping[str, Any]) -> list[str]:
@@ -32,7 +28,6 @@ def node_facts(document: Mapping[str, Any]) -> list[str]:
         f"{names}{more}: {ranks}, connected by {link}; machine checks and energy are measured on node 0 only",
         *_clocks(nodes),
         *_lost(nodes),
-        *_slow(document, nodes),
     ]
 
 
@@ -59,27 +54,4 @@ def _lost(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
         f"{_name(number, nodes)} was lost: {node['lost']}"
         for number, node in enumerate(nodes)
         if node.get("lost")
-    ]
-
-
-def _slow(document: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Name the slowest node if its single-device step times are longer by more than the noise.
-
-    Only measurements on all ranks of all nodes count, each once although several tests use it.
-    """
-    size = nodes[0]["ranks"]
-    found = {
-        (measured.spec, sample.set): sample.seconds
-        for case in cases_of(document)
-        for measured in (case.measured, *case.references.values())
-        for sample in measured.samples
-        if len(sample.seconds) >= FEWEST_ROUNDS
-        and measured.spec.turns(len(nodes) * size) == [[rank] for rank in range(len(sample.seconds[0]))]
-    }
-    slow = slow_node(list(found.values()), size, OFFSETS[document["ddpperf"]["options"]["device"]])
-    if slow is None:
-        return []
-    return [
-        f"{_name(slow.node, nodes)} is {slow.slower:.0%} slower than the fastest node, node {slow.fastest} "
-        f"({nodes[slow.fastest]['name']}), by t(1) of {units.counted(len(found), 'step')}"
     ]

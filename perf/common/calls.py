@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
-from ddpperf.analysis.backend_protocols import FEWEST_SIZES
 from ddpperf.analysis.cost_models import Undetermined
+from ddpperf.analysis.library_cost_model import FEWEST_SIZES
 from ddpperf.analysis.logarithmic_fit import Estimate
 from ddpperf.analysis.statistics import not_longer
 from ddpperf.machine.hardware import Links

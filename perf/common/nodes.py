@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ddpperf.analysis.breakdown import straggler_spread
-from ddpperf.analysis.node_stragglers import node_seconds
 from ddpperf.plugin.measure_fixture import Measure
 
 
@@ -19,5 +18,9 @@ def node_spread(measure: Measure, by_rank: Mapping[str, Sequence[float]], world_
     complete = all(len(ranks) == world_size for ranks in by_rank.values())  # one device may be measured
     if measure.machine.crosses_nodes(world_size) and complete:
         size = measure.machine.links.node
-        spread = {name: straggler_spread(node_seconds(ranks, size)) for name, ranks in by_rank.items()}
-        measure.metric("node_spread", spread)
+        # A node's step takes as long as its slowest rank's; consecutive ranks share a node.
+        nodes = {
+            name: [max(ranks[first : first + size]) for first in range(0, world_size, size)]
+            for name, ranks in by_rank.items()
+        }
+        measure.metric("node_spread", {name: straggler_spread(times) for name, times in nodes.items()})

@@ -6,13 +6,10 @@ from typing import Any
 
 import pytest
 
-from ddpperf.analysis.gloo_cost import gloo_seconds
 from ddpperf.analysis.logarithmic_fit import Estimate
 from ddpperf.analysis.projection import Excess
-from ddpperf.analysis.two_links import Link
 from ddpperf.machine.hardware import Links, Machine
-from ddpperf.specs import format_bytes
-from perf.test_projection import all_reduce_metrics, projection, projection_metrics
+from perf.test_projection import projection, projection_metrics
 from tests.canned import CannedSuite
 from tests.experiments import canned_counters
 from tests.project import Finished, Project
@@ -107,31 +104,3 @@ def test_nodes_are_projected_from_nodes_only(node: int, changes: bool, device: s
         return found.value
 
     assert (projected(1e-3) != projected(2e-3)) == changes
-
-
-@pytest.mark.parametrize("node", [1, 2])
-def test_gloo_on_4_nodes_follows_its_ring(node: int) -> None:
-    """A fit to 2 and 3 nodes finds the link again; scaled lines are off by 3% or more."""
-    network, sizes = Link(latency=1e-3, byte_seconds=8e-9), [2**16, 2**20, 2**22, 2**24]
-
-    def seconds(N: int) -> dict[int, float]:
-        return {
-            nbytes: gloo_seconds(nbytes, nodes=N // node, node_size=node, network=network) for nbytes in sizes
-        }
-
-    errors = {}
-    for device in ("cpu", "cuda"):
-        measure = measure_on(Machine(device=device, links=Links(node=node)))
-        all_reduce_metrics(measure, 4 * node, {N * node: {"A1": seconds(N * node)} for N in (2, 3, 4)})
-        assert measure.metrics.keys() == {
-            f"projected_over_measured_{format_bytes(nbytes)}" for nbytes in sizes
-        }
-        errors[device] = max(abs(metric["value"] - 1) for metric in measure.metrics.values())
-    assert errors["cpu"] < 1e-3
-    assert errors["cuda"] > 0.03
-
-
-def test_one_measured_node_projects_no_all_reduces() -> None:
-    measure = measure_on(Machine(links=Links(node=2)))
-    all_reduce_metrics(measure, 4, {N: {"A1": {2**10: 1e-3, 2**20: 2e-3}} for N in (2, 4)})
-    assert not measure.metrics

@@ -10,7 +10,6 @@ from statistics import mean, median
 import pytest
 import torch
 
-from ddpperf.analysis.backend_protocols import choose_envelope, fit_envelope
 from ddpperf.analysis.cost_models import (
     REPORT_FORMULAS,
     Counts,
@@ -20,6 +19,7 @@ from ddpperf.analysis.cost_models import (
     fit_links,
     held_out_error,
 )
+from ddpperf.analysis.library_cost_model import choose_envelope, fit_envelope
 from ddpperf.analysis.logarithmic_fit import Estimate, fit_logarithms
 from ddpperf.collectives.algorithms import ALGORITHMS
 from ddpperf.specs import OWN_ALGORITHMS, AllReduceSpec

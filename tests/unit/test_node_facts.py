@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import random
 from typing import Any
 
 import pytest
 
 from ddpperf.analysis.comm_split import Difference, Traced, last_rank
-from ddpperf.analysis.node_stragglers import node_seconds, slow_node
 from ddpperf.machine.cores import Pinning
 from ddpperf.machine.hardware import Links, Machine, differences, machine
 from ddpperf.machine.network import Interface
 from ddpperf.plugin.cases import possible
 from ddpperf.plugin.devices import Devices
 from ddpperf.plugin.measure_fixture import Measure
-from ddpperf.report.nodes import OFFSETS, node_facts
+from ddpperf.report.nodes import node_facts
 from ddpperf.report.summary import next_step, summary_lines
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import EpochSpec, Spec, TrainingSpec
@@ -39,7 +37,6 @@ OTHER = {
     "round_trip_seconds": 0.001,
 }
 Rounds = tuple[tuple[float, ...], ...]
-GPU_OFFSET = OFFSETS["cuda"]
 
 
 def rounds(*ranks: float, spread: float = 0.002, seed: int = 0) -> Rounds:
@@ -73,65 +70,6 @@ def document(
 
 
 # --- stragglers
-
-
-def test_slowest_rank_decides_a_nodes_time() -> None:
-    assert node_seconds([1.0, 1.2, 1.1, 1.0], 2) == [1.2, 1.1]
-
-
-def test_slow_node_is_found_with_its_excess() -> None:
-    found = slow_node([rounds(1.0, 1.0, 1.0, 1.12, 1.01, 1.0, seed=seed) for seed in range(3)], 2, GPU_OFFSET)
-    assert found is not None
-    assert found.node == 1
-    assert found.slower == pytest.approx(0.12, abs=0.005)
-    small = slow_node([rounds(1.0, 1.0, 1.0, 1.03, 1.01, 1.0, seed=seed) for seed in range(3)], 2, GPU_OFFSET)
-    assert small is not None, "the noise is below 0.3%"
-    assert small.node == 1
-
-
-def test_equal_nodes_are_seldom_slow() -> None:
-    """Of 300 runs of 4 equal, noisy nodes, at most 5% may name one."""
-    runs = [[rounds(*[1.0] * 8, spread=0.1, seed=2 * run + test) for test in range(2)] for run in range(300)]
-    assert sum(slow_node(run, 2, 0.0) is not None for run in runs) <= 15
-
-
-@pytest.mark.parametrize(("nodes", "node_size"), [(2, 1), (4, 2)])
-@pytest.mark.parametrize(
-    ("measurements", "spread", "offset"),
-    [(1, 0.05, 0.0), (1, 0.02, 0.03), (2, 0.02, 0.03), (3, 0.02, 0.03), (5, 0.02, 0.03)],
-)
-def test_equal_nodes_are_reported_by_5_percent(
-    nodes: int, node_size: int, measurements: int, spread: float, offset: float
-) -> None:
-    """Of 400 runs with 7 rounds, within three standard errors. Each measurement has its own offset."""
-    noise = random.Random(5)
-
-    def measured() -> list[list[float]]:
-        offsets = [math.exp(noise.gauss(0, offset)) for _ in range(nodes * node_size)]
-        return [[one * math.exp(noise.gauss(0, spread)) for one in offsets] for _ in range(7)]
-
-    runs = ([measured() for _ in range(measurements)] for _ in range(400))
-    assert sum(slow_node(run, node_size, offset) is not None for run in runs) <= 20 + 3 * 4.4
-
-
-@pytest.mark.parametrize("nodes", [2, 4, 8])
-@pytest.mark.parametrize("measurements", [1, 2, 3])
-def test_few_measurements_find_a_slow_node_of_8_ranks(measurements: int, nodes: int) -> None:
-    ranks = [1.0] * 8 * (nodes - 1) + [1.12] * 8
-    found = slow_node([rounds(*ranks, seed=seed) for seed in range(measurements)], 8, GPU_OFFSET)
-    assert found is not None
-    assert found.node == nodes - 1
-
-
-def test_nodes_that_differ_by_one_percent_are_equal() -> None:
-    assert slow_node([rounds(1.0, 1.01, spread=1e-5)], 1, GPU_OFFSET) is None
-    assert slow_node([rounds(1.0, 1.03, spread=1e-5)], 1, GPU_OFFSET) is not None
-
-
-def test_contradicting_measurements_name_no_node() -> None:
-    opposite = [rounds(1.0, 1.2, spread=1e-4), rounds(1.1, 1.0, spread=1e-4)]
-    assert slow_node(opposite, 1, GPU_OFFSET) is None
-    assert slow_node([], 1, GPU_OFFSET) is None
 
 
 def test_node_spread_is_stored_across_nodes_only() -> None:
@@ -308,29 +246,6 @@ def test_only_the_largest_clock_offset_is_named() -> None:
 def test_lost_node_is_named_with_the_reason() -> None:
     gone = {"name": "b", "interface": "eth1", "lost": "its agent has ended"}
     assert node_facts(document(nodes=[HERE, gone]))[1:] == ["node 1 (b) was lost: its agent has ended"]
-
-
-def test_slow_node_is_named_in_the_summary() -> None:
-    slow = (ALONE, rounds(1.0, 1.0, 1.12, 1.12))
-    (sentence,) = node_facts(document(slow, slow, nodes=[HERE, OTHER], device="cuda"))[2:]
-    assert sentence == "node 1 (b) is 12% slower than the fastest node, node 0 (a), by t(1) of 1 step"
-    assert len(node_facts(document((ALONE, rounds(1.0, 1.0, 1.0, 1.0)), nodes=[HERE, OTHER]))) == 2
-
-
-def test_slow_node_of_cpus_is_slower_than_their_usual_offsets() -> None:
-    """The limit is 8.7% with one measurement, and 6.1% with two."""
-    first, again = rounds(1.0, 1.0, 1.075, 1.075), rounds(1.0, 1.0, 1.075, 1.075, seed=1)
-    larger = dataclasses.replace(ALONE, per_rank_batch_size=4)
-    assert len(node_facts(document((ALONE, first), nodes=[HERE, OTHER]))) == 2
-    (sentence,) = node_facts(document((ALONE, first), (larger, again), nodes=[HERE, OTHER]))[2:]
-    assert sentence.endswith(", by t(1) of 2 steps")
-
-
-def test_waiting_ranks_show_no_slow_node() -> None:
-    waiting = (DDP, rounds(1.0, 1.0, 1.5, 1.5))
-    assert len(node_facts(document(waiting, nodes=[HERE, OTHER], device="cuda"))) == 2
-    few = (ALONE, rounds(1.0, 1.0, 1.5, 1.5)[:3])
-    assert len(node_facts(document(few, nodes=[HERE, OTHER], device="cuda"))) == 2, "too few rounds"
 
 
 def test_run_without_nodes_has_no_line() -> None:

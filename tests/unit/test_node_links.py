@@ -1,4 +1,4 @@
-"""The links that test_cost_model and test_backend_model fit on several nodes, from canned times."""
+"""The links that test_cost_model fits on several nodes, from canned times."""
 
 from __future__ import annotations
 
@@ -7,19 +7,16 @@ from typing import Any
 
 import pytest
 
-from ddpperf.analysis.gloo_cost import gloo_seconds
-from ddpperf.analysis.two_links import Link, two_link_counts
+from ddpperf.analysis.node_cost_model import Load, two_link_counts
 from ddpperf.machine.hardware import Links, Machine
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec
 from perf.common.calls import modelled
-from perf.test_all_reduce import test_backend_model as backend_model
 from perf.test_all_reduce import test_cost_model as cost_model
 
 SIZES = (2**16, 2**20, 2**22, 2**24)
-INSIDE, BETWEEN = Link(latency=30e-6, byte_seconds=1 / 3e9), Link(latency=2e-3, byte_seconds=1 / 125e6)
-GLOO = Link(latency=1e-3, byte_seconds=1 / 125e6)
+INSIDE, BETWEEN = (30e-6, 1 / 3e9), (2e-3, 1 / 125e6)  # seconds per message and per byte
 
 
 class Nodes(Measure):
@@ -48,15 +45,19 @@ class Nodes(Measure):
 
 def by_two_links(spec: Any, node: int) -> float:
     counts = two_link_counts(spec.algorithm, spec.world_size, node, spec.nbytes)
-    return counts.seconds(spec.nbytes, inside=INSIDE, between=BETWEEN)
+    return _seconds(counts.inside, spec.nbytes, *INSIDE) + _seconds(counts.between, spec.nbytes, *BETWEEN)
+
+
+def _seconds(load: Load, nbytes: int, message_seconds: float, byte_seconds: float) -> float:
+    return load.messages * message_seconds + load.volume * nbytes * byte_seconds
 
 
 def test_cost_model_finds_both_links() -> None:
     measure = Nodes(2, (1, 2, 4), by_two_links)
     cost_model(measure, AllReduceSpec(world_size=4, nbytes=2**24, algorithm="hierarchical", node_size=2))
-    for place, link in (("inside", INSIDE), ("between", BETWEEN)):
-        assert measure.value(f"{place}_message_seconds") == pytest.approx(link.latency, rel=1e-3)
-        assert measure.value(f"{place}_bytes_per_second") == pytest.approx(1 / link.byte_seconds, rel=1e-3)
+    for place, (message_seconds, byte_seconds) in (("inside", INSIDE), ("between", BETWEEN)):
+        assert measure.value(f"{place}_message_seconds") == pytest.approx(message_seconds, rel=1e-3)
+        assert measure.value(f"{place}_bytes_per_second") == pytest.approx(1 / byte_seconds, rel=1e-3)
     predicted = [name for name in measure.metrics if name.startswith("predicted_over_measured_")]
     assert len(predicted) == len(SIZES)
     assert all(measure.value(name) == pytest.approx(1) for name in predicted)
@@ -68,7 +69,7 @@ def test_cost_model_finds_both_links() -> None:
 def test_one_rank_per_node_has_one_link() -> None:
     measure = Nodes(1, (1, 2, 3), by_two_links)
     cost_model(measure, AllReduceSpec(world_size=3, nbytes=2**24, algorithm="ring"))
-    assert measure.value("between_message_seconds") == pytest.approx(BETWEEN.latency, rel=1e-3)
+    assert measure.value("between_message_seconds") == pytest.approx(BETWEEN[0], rel=1e-3)
     assert "inside_message_seconds" not in measure.metrics
     assert not measure.record.notes
 
@@ -79,17 +80,6 @@ def test_one_node_has_one_link() -> None:
     assert "latency_seconds" in measure.metrics
     assert "between_message_seconds" not in measure.metrics
     assert {spec.world_size for spec in measure.measured_specs} == {4}
-
-
-@pytest.mark.parametrize("node", [1, 2])
-def test_backend_model_finds_the_network_of_gloo(node: int) -> None:
-    def by_gloo(spec: Any, node: int) -> float:
-        return gloo_seconds(spec.nbytes, nodes=spec.world_size // node, node_size=node, network=GLOO)
-
-    measure = Nodes(node, (1, 2, 4), by_gloo)
-    backend_model(measure, AllReduceSpec(world_size=4, nbytes=2**24))
-    assert measure.value("between_latency_seconds") == pytest.approx(GLOO.latency, rel=1e-3)
-    assert measure.value("between_bytes_per_second") == pytest.approx(1 / GLOO.byte_seconds, rel=1e-3)
 
 
 def test_algorithms_of_one_node_are_all_modelled() -> None:

@@ -8,9 +8,9 @@ from functools import partial
 
 import pytest
 
-from ddpperf.analysis.all_reduce_simulation import Cluster, finish_seconds
-from ddpperf.analysis.backend_protocols import Envelope, choose_envelope
 from ddpperf.analysis.cost_models import Undetermined, counts
+from ddpperf.analysis.library_cost_model import Envelope, choose_envelope
+from ddpperf.analysis.node_cost_model import two_link_counts
 from ddpperf.analysis.projection import (
     DOUBLING_ERROR,
     NCCL_PAIR_BANDWIDTH,
@@ -23,7 +23,6 @@ from ddpperf.analysis.projection import (
     sending_error,
     sending_seconds,
 )
-from ddpperf.analysis.two_links import Link
 from tests.unit.test_cost_models import H200
 
 MB = 1e6
@@ -184,19 +183,13 @@ T1, BACKWARD = 0.4, 0.25  # seconds
 
 
 def on_nodes(N: int, node: int, nbytes: float) -> float:
-    """Return the simulated seconds of a ring whose messages wait for their receivers."""
-    cluster = Cluster(
-        nodes=max(1, N // node),
-        ranks_per_node=min(N, node),
-        inside=Link(latency=30e-6, byte_seconds=1 / 3e9),
-        between=Link(latency=1e-3, byte_seconds=1 / 125e6),
-        waits_for_receiver=True,
-    )
-    return float(finish_seconds("ring", cluster, nbytes).max())
+    """Return the seconds of a flat ring by its messages and bytes between the nodes."""
+    load = two_link_counts("ring", N, node, nbytes).between
+    return load.messages * 1e-3 + load.volume * nbytes / 125e6
 
 
 def measured_on_nodes(numbers: tuple[int, ...], node: int, seed: int) -> dict[int, Envelope]:
-    """Return the lines of the simulated all-reduces, each with an error of 3%."""
+    """Return the lines of the all-reduces, each with an error of 3%."""
     drawn = random.Random(seed)
     return {
         N: choose_envelope(

@@ -19,18 +19,6 @@ from ddpperf.specs.collective import ring_pieces
 
 
 @dataclass(frozen=True, kw_only=True)
-class Link:
-    """A link: seconds of an empty message, and seconds per byte in one direction."""
-
-    latency: float
-    byte_seconds: float
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.latency < math.inf and 0 <= self.byte_seconds < math.inf):
-            raise ValueError(f"a link needs finite seconds of 0 or more, got {self}")
-
-
-@dataclass(frozen=True, kw_only=True)
 class Load:
     """What an all-reduce sends over one link, counted where one message waits for another.
 
@@ -48,13 +36,6 @@ class TwoLinkCounts:
 
     inside: Load
     between: Load
-
-    def seconds(self, nbytes: float, *, inside: Link, between: Link) -> float:
-        """Return the seconds of an all-reduce of `nbytes` bytes per rank."""
-        loads = ((self.inside, inside), (self.between, between))
-        return sum(
-            load.messages * link.latency + load.volume * nbytes * link.byte_seconds for load, link in loads
-        )
 
 
 def two_link_counts(algorithm: str, N: int, node_size: int, nbytes: float = 0) -> TwoLinkCounts:
@@ -132,11 +113,6 @@ class FittedLink:
 
     latency: Estimate
     byte_seconds: Estimate
-
-    @property
-    def link(self) -> Link:
-        """The link with the fitted values, without their intervals."""
-        return Link(latency=self.latency.value, byte_seconds=self.byte_seconds.value)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 from statistics import mean
 
 import pytest
 
 from ddpperf.analysis.cost_models import Undetermined, counts
-from ddpperf.analysis.two_links import (
-    Link,
+from ddpperf.analysis.node_cost_model import (
     Load,
     NodeCall,
     TwoLinkCounts,
@@ -20,6 +20,19 @@ from ddpperf.analysis.two_links import (
 
 KiB, MiB = 2**10, 2**20
 SIZES = (KiB, 64 * KiB, MiB, 4 * MiB, 16 * MiB)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """A link: seconds of an empty message, and seconds per byte in one direction."""
+
+    latency: float
+    byte_seconds: float
+
+    def seconds(self, load: Load, nbytes: float) -> float:
+        return load.messages * self.latency + load.volume * nbytes * self.byte_seconds
+
+
 INSIDE = Link(latency=30e-6, byte_seconds=1 / 3e9)
 NETWORK = Link(latency=2e-3, byte_seconds=1 / 125e6)
 # Flat and hierarchical all-reduces on one node and on 2 and 3 nodes of 2 ranks.
@@ -37,7 +50,10 @@ ONE_RANK_PER_NODE = [
 def times(calls: list[NodeCall], noise: float = 0.0, seed: int = 0) -> dict[NodeCall, float]:
     drawn = random.Random(seed)
     return {
-        call: call.counts.seconds(call.nbytes, inside=INSIDE, between=NETWORK)
+        call: (
+            INSIDE.seconds(call.counts.inside, call.nbytes)
+            + NETWORK.seconds(call.counts.between, call.nbytes)
+        )
         * drawn.lognormvariate(0, noise)
         for call in calls
     }
