@@ -12,7 +12,6 @@ from ddpperf.errors import quoted
 from ddpperf.foreign_text import harmless
 
 REFUSED = 4  # the exit status of a refusal, as in a test run
-PRICES, PRICE = "a price above 0 and up to 999999", "2.5"  # the accepted prices in words, and one of them
 
 
 class Parser(argparse.ArgumentParser):
@@ -33,16 +32,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def hour_price(text: str) -> float:
-    """Return the price of an hour of one device, in any currency.
-
-    Raises argparse.ArgumentTypeError with one sentence for anything else.
-    """
+    """Return the price of an hour of one device, in any currency; a parser prints the error."""
     try:
         price = float(text)
     except ValueError:
         price = 0.0
     if not 0 < price <= 999999:  # a NaN is refused, too
-        raise argparse.ArgumentTypeError(f"takes {PRICES}, got {quoted(text)}; pass for example {PRICE}")
+        wanted = "takes a price above 0 and up to 999999"
+        raise argparse.ArgumentTypeError(f"{wanted}, got {quoted(text)}; pass for example 2.5")
     return price
 
 

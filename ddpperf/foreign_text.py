@@ -8,7 +8,6 @@ standard library.
 from __future__ import annotations
 
 import json
-import math
 import re
 from typing import Any, NoReturn
 
@@ -47,18 +46,12 @@ def printable_document(value: Any) -> Any:
 
 
 def finite_json(text: str | bytes | bytearray) -> Any:
-    """Return the value of a JSON text; raise ValueError also for a NaN and for an infinite number."""
-    return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    """Return the value of a JSON text; raise ValueError also for a NaN and for Infinity."""
+    return json.loads(text, parse_constant=_refuse)
 
 
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no number")
-
-
-def _finite(number: str) -> float:
-    if math.isinf(value := float(number)):
-        raise ValueError(f"{number[:20]} is too large for a number")
-    return value
 
 
 def shortened(text: str) -> str:
@@ -67,10 +60,7 @@ def shortened(text: str) -> str:
     if (dropped := len(lines) - MAX_LINES) > 0:
         half = MAX_LINES // 2
         lines = [*lines[:half], f"... ({dropped} lines dropped)", *lines[-half:]]
-    return "\n".join(_cut(line) for line in lines)
-
-
-def _cut(line: str) -> str:
-    if len(line) <= MAX_LINE_LETTERS:
-        return line
-    return f"{line[:MAX_LINE_LETTERS]}... ({len(line)} characters)"
+    return "\n".join(
+        line if len(line) <= MAX_LINE_LETTERS else f"{line[:MAX_LINE_LETTERS]}... ({len(line)} characters)"
+        for line in lines
+    )

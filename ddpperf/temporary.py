@@ -1,8 +1,8 @@
 """Temporary folders and files that do not outlive the processes that use them.
 
 Each process that makes or uses a temporary folder locks the folder (flock). The kernel releases the
-lock when the last of these processes ends, even by SIGKILL. The next run removes folders and files
-that no process locks.
+lock when the last of these processes ends, even by SIGKILL. The next run removes folders that no
+process locks.
 """
 
 from __future__ import annotations
@@ -10,20 +10,18 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
-import glob
 import os
 import secrets
 import shutil
-import stat
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 
 from ddpperf.errors import Refused
 
 PREFIX = "ddpperf_"  # of private folders; older versions made folders without locks, called ddpperf-
-RANDOM_LETTERS = 8  # that tempfile appends to a name
+RANDOM_LETTERS = 8
 SHARED_MEMORY = Path("/dev/shm")
 SHORT_ROOT = "/tmp"
 # The socket of a loader's fork server is called ROOT/ddpperf_12345678/A123/pymp-12345678/listener-12345678.
@@ -42,7 +40,10 @@ class PrivateFolder:
         parent = root or temporary_root()
         remove_abandoned_folders(parent)
         try:
-            self.path, self._held = _make_held(lambda: Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent)))
+            unlocked = Path(tempfile.mkdtemp(prefix=f"new_{PREFIX}", dir=parent))
+            self._held = hold(unlocked)
+            # Only under this name may another process take the folder for an abandoned one.
+            self.path = unlocked.rename(Path(parent, PREFIX + secrets.token_hex(RANDOM_LETTERS // 2)))
         except OSError as error:
             if root is not None:
                 raise
@@ -78,34 +79,12 @@ def temporary_root() -> str:
     raise Refused(f"{needs}, {found}; set TMPDIR to a shorter path")
 
 
-def hold(path: Path) -> int:
-    """Open and lock a folder or a file until the returned file descriptor is closed.
-
-    The end of this process closes it, too.
-    """
-    held = os.open(path, os.O_RDONLY)
+def hold(folder: Path) -> int:
+    """Lock a folder until the returned file descriptor is closed, which the end of this process does, too."""
+    held = os.open(folder, os.O_RDONLY)
     with contextlib.suppress(OSError):  # such as a network file system without locks
         fcntl.flock(held, fcntl.LOCK_SH)
     return held
-
-
-def _make_held(make: Callable[[], Path]) -> tuple[Path, int]:
-    """Make and lock a folder or a file; start again if another process removes it before the lock."""
-    while True:
-        path = make()
-        try:
-            held = hold(path)
-        except FileNotFoundError:
-            continue
-        if _is_same(held, path):
-            return path, held
-        os.close(held)
-
-
-def _is_same(opened: int, path: Path) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(opened), path.lstat())
-    return False
 
 
 def remove_folder(folder: Path) -> None:
@@ -135,51 +114,21 @@ def _remove_shared(prefixes: tuple[str, ...]) -> None:
 def remove_abandoned_folders(root: str) -> None:
     """Remove the private folders of this user that no process holds any more."""
     for folder in Path(root).glob(PREFIX + "?" * RANDOM_LETTERS):
-        with _abandoned(folder, stat.S_ISDIR) as is_abandoned:
-            if is_abandoned:
-                remove_folder(folder)
-
-
-@contextlib.contextmanager
-def _abandoned(path: Path, is_kind: Callable[[int], bool]) -> Iterator[bool]:
-    """Yield whether no process locks a file or folder of this user; keep it locked meanwhile."""
-    opened = -1
-    try:
-        found = path.lstat()
-        if found.st_uid == os.getuid() and is_kind(found.st_mode):
-            opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        yield False
-    else:
-        yield opened >= 0 and _is_same(opened, path)
-    finally:
-        if opened >= 0:
-            os.close(opened)
+        with contextlib.suppress(OSError):  # of another user, removed meanwhile, or held by a process
+            held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if os.fstat(held).st_uid == os.getuid():
+                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    remove_folder(folder)
+            finally:
+                os.close(held)
 
 
 @contextlib.contextmanager
 def temporary_file(path: Path) -> Iterator[Path]:
-    """Make a temporary file beside `path` and yield its path, to write it and to rename it to `path`.
-
-    The file is removed at the end, unless it was renamed. Files that killed processes left for
-    `path` are removed first.
-    """
-    prefix = f".{path.name}."
-    for left in path.parent.glob(glob.escape(prefix) + "?" * RANDOM_LETTERS):
-        with _abandoned(left, stat.S_ISREG) as is_abandoned:
-            if is_abandoned:
-                left.unlink(missing_ok=True)
-
-    def make() -> Path:
-        # Not by the module tempfile, whose files only their owner can read, whatever the umask is
-        temporary = path.with_name(prefix + secrets.token_hex(RANDOM_LETTERS // 2))
-        temporary.open("xb").close()
-        return temporary
-
-    temporary, held = _make_held(make)
+    """Yield a path beside `path`: write a file there and rename it to `path`; else it is removed."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(RANDOM_LETTERS // 2)}")
     try:
         yield temporary
     finally:
         temporary.unlink(missing_ok=True)
-        os.close(held)

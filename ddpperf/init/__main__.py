@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from ddpperf.command import Parser, print_lines, refused
@@ -29,7 +28,7 @@ def write(root: Path) -> list[str]:
     """Write the example experiment below a folder, and return a line for each file and the next step.
 
     Raises Refused if one of the example's files exists already, or if a file cannot be read or
-    written. Then nothing is left of the example.
+    written.
     """
     files = {root / name: (TEMPLATE / name).read_bytes() for name in FILES}
     if existing := [path for path in files if os.path.lexists(path)]:
@@ -51,7 +50,12 @@ def write(root: Path) -> list[str]:
         text = f"{ignored}{newline}{IGNORED}\n"
         files[ignore.resolve()] = text.encode(errors="surrogateescape")
         lines.append(f"added {IGNORED} to .gitignore")
-    _write_all(files)
+    for path, content in files.items():
+        try:
+            path.parent.mkdir(exist_ok=True)
+            write_atomically(path, content)
+        except OSError as error:
+            raise Refused(f"{path} cannot be written ({error.strerror}); make it writable") from error
     return [*lines, f"next: {next_step}"]
 
 
@@ -62,28 +66,12 @@ def _text(path: Path) -> str:
         raise Refused(f"{path} cannot be read ({error.strerror}); repair it first") from error
 
 
-def _write_all(files: Mapping[Path, bytes]) -> None:
-    """Write all files or none; an existing file is replaced last."""
-    written: list[Path] = []
-    for path, content in files.items():
-        try:
-            path.parent.mkdir(exist_ok=True)
-            written += [] if path.exists() else [path]
-            write_atomically(path, content)
-        except OSError as error:
-            for new in written:
-                new.unlink(missing_ok=True)
-            raise Refused(f"{path} cannot be written ({error.strerror}); make it writable") from error
-
-
 def main() -> int:
     Parser("ddpperf.init", __doc__).parse_args()
     try:
         print_lines(write(Path.cwd()))
-    except Refused as problem:
+    except (Refused, OSError) as problem:
         return refused(problem)
-    except OSError as error:
-        return refused(f"the output or the current folder cannot be used ({error.strerror}); repair it")
     return 0
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from ddpperf.errors import Refused, quoted
 from ddpperf.regular_files import read_text
 
-MOST_BYTES = 2**20  # a longer file is no hostfile
 # The first letter of a user and of a host is never a dash: ssh would read an option.
 LINE = re.compile(
     r"(?:(?P<user>[A-Za-z0-9_][\w.-]*)@)?"
@@ -51,7 +50,7 @@ def read_hostfile(path: Path, nodes: int) -> Hostfile:
     follows a `#` is a comment.
     """
     try:
-        text = read_text(path, MOST_BYTES)
+        text = read_text(path)
     except (OSError, UnicodeDecodeError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not a text file"
         raise Refused(f"the hostfile {path} cannot be read ({why}); correct the path or the file") from error

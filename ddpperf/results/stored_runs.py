@@ -258,7 +258,7 @@ def read_document(path: Path) -> Any:
     Raises NoBaseline if the file is damaged, has a NaN or an infinite number, or is too large.
     """
     try:
-        text = _uncompressed(path) if path.suffix == ".gz" else read_text(path, MOST_BYTES)
+        text = _uncompressed(path) if path.suffix == ".gz" else read_text(path)
         return printable_document(finite_json(text))
     except (OSError, ValueError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else first_line(error)

@@ -111,7 +111,6 @@ def test_messages_of_one_write_are_read_in_turn(ends: tuple[Connection, Connecti
         (b"[1]", "must be a JSON object, got list"),
         (b'{"seconds": NaN}', "NaN is no number"),
         (b'{"seconds": -Infinity}', "-Infinity is no number"),
-        (b'{"seconds": 1e999}', "1e999 is too large"),
         (b'{"seconds": ' + b"9" * 5000 + b"}", "must be JSON"),
         (b'{"deep": ' + b"[" * 100_000, "too many levels"),
     ],

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -20,8 +18,6 @@ from ddpperf.foreign_text import (
     printable_document,
     shortened,
 )
-from ddpperf.plugin import refusals_as_usage_errors
-from ddpperf.results.stored_runs import read_document
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure
 from tests.canned import CannedSuite
 from tests.generated import BOUNDED
@@ -35,10 +31,7 @@ OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]|^\s*::|##\w*\[", re.MULTILIN
     ("text", "result"),
     [
         ("a\tb\nc", "a\tb\nc"),
-        (
-            "caf\u00e9 \u65e5\u672c \U0001f468\u200d\U0001f469",
-            "caf\u00e9 \u65e5\u672c \U0001f468\u200d\U0001f469",
-        ),
+        ("caf\u00e9 \u65e5\u672c", "caf\u00e9 \u65e5\u672c"),
         ("\x1b[2J\r\x00\x7f\x9b", "?[2J????"),
         ("a\u202eb", "a?b"),
         ("\udcff", "\udcff"),
@@ -104,20 +97,6 @@ def test_printed_lines_and_refusals_are_harmless(capfd: pytest.CaptureFixture[st
     assert "a lie" in printed.out
     assert not OBEYED.search(printed.out)
     assert printed.err == ": :error::?]0;owned?\n"
-
-
-def test_stored_run_is_read_without_control_characters(tmp_path: Path) -> None:
-    path = tmp_path / "0001_x.json"
-    path.write_text(json.dumps({"benchmarks": [{"name": TITLE}]}))
-    assert read_document(path) == {"benchmarks": [{"name": "?]0;owned?"}]}
-
-
-def test_usage_error_of_a_nasty_name_is_harmless() -> None:
-    with pytest.raises(pytest.UsageError) as caught, refusals_as_usage_errors():
-        raise Refused(f"{NASTY}.png is no image")
-    assert "a lie" in str(caught.value)
-    assert "\n" not in str(caught.value), "one sentence on one line"
-    assert not OBEYED.search(str(caught.value))
 
 
 NASTY_NOTE = """

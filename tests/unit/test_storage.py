@@ -326,7 +326,6 @@ def other(**header: object) -> dict[str, Any]:
         (run_of() | {"datetime": ["2026"]}, r"is damaged \(TypeError\('datetime"),
         *((damaged_sample(**{name: ["x"]}), r"is damaged .*set, side, torch and kernels must be text")
           for name in ("set", "side", "torch", "kernels")),
-        (json.dumps(with_seconds(0.5)).replace("0.5", "1e999").encode(), r"1e999 is too large for a number"),
         (damaged(spec=to_json(RUN) | {"epochs": 10**9}), r"epochs must be .* at most 100000, got 1000000000"),
         (damaged(spec=to_json(SPEC) | {"world_size": 10**9}), r"world_size must be .* at most 65536, got"),
         (damaged(spec=to_json(SPEC) | {"nbytes": 10**400}), r"nbytes must be .*, got 1000000"),

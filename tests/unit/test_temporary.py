@@ -17,13 +17,10 @@ from ddpperf.temporary import PrivateFolder, remove_abandoned_folders, temporary
 from tests.project import REPOSITORY
 
 OWNER = """
-import sys, time
-from pathlib import Path
-from ddpperf.temporary import PrivateFolder, temporary_file
-folder = PrivateFolder()
-with temporary_file(Path(sys.argv[1])) as file:
-    print(folder.path, file, flush=True)
-    time.sleep(60)
+import time
+from ddpperf.temporary import PrivateFolder
+print(PrivateFolder().path, flush=True)
+time.sleep(60)
 """
 
 
@@ -38,18 +35,17 @@ def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def owner(root: Path) -> Iterator[tuple[subprocess.Popen[str], Path, Path]]:
-    """A process with a private folder and a temporary file for root/saved, and their paths."""
+def owner(root: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A process with a private folder, and the path of the folder."""
     process = subprocess.Popen(
-        [sys.executable, "-c", OWNER, str(root / "saved")],
+        [sys.executable, "-c", OWNER],
         env=os.environ | {"TMPDIR": str(root), "PYTHONPATH": str(REPOSITORY)},
         stdout=subprocess.PIPE,
         text=True,
     )
     with process:
         assert process.stdout is not None
-        folder, file = map(Path, process.stdout.readline().split())
-        yield process, folder, file
+        yield process, Path(process.stdout.readline().strip())
         process.kill()
 
 
@@ -61,15 +57,15 @@ def test_folder_is_private_and_removed(root: Path) -> None:
     assert list(root.iterdir()) == []
 
 
-def test_folder_of_a_living_process_stays(owner: tuple[subprocess.Popen[str], Path, Path]) -> None:
-    _, theirs, _ = owner
+def test_folder_of_a_living_process_stays(owner: tuple[subprocess.Popen[str], Path]) -> None:
+    _, theirs = owner
     with PrivateFolder():
         assert theirs.is_dir()
     assert theirs.is_dir()
 
 
-def test_folder_of_a_killed_process_is_removed(owner: tuple[subprocess.Popen[str], Path, Path]) -> None:
-    process, theirs, _ = owner
+def test_folder_of_a_killed_process_is_removed(owner: tuple[subprocess.Popen[str], Path]) -> None:
+    process, theirs = owner
     (theirs / "file").touch()
     semaphore = temporary.SHARED_MEMORY / f"sem.{theirs.name}-12345678"
     semaphore.touch()
@@ -82,9 +78,9 @@ def test_folder_of_a_killed_process_is_removed(owner: tuple[subprocess.Popen[str
         assert ours.is_dir()
 
 
-def test_folder_is_held_by_a_second_process(owner: tuple[subprocess.Popen[str], Path, Path]) -> None:
+def test_folder_is_held_by_a_second_process(owner: tuple[subprocess.Popen[str], Path]) -> None:
     """A rank uses the folder of its controller, which was killed."""
-    process, theirs, _ = owner
+    process, theirs = owner
     held = temporary.hold(theirs)
     process.kill()
     process.wait()
@@ -102,22 +98,6 @@ def test_folders_of_others_stay(root: Path, name: str) -> None:
     (root / f"{temporary.PREFIX}12345678").symlink_to(name)
     with PrivateFolder():
         assert (root / name).is_dir()
-
-
-def test_folder_that_is_removed_at_once_is_made_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process removes the folder before this process has locked it."""
-    make, made = tempfile.mkdtemp, []
-
-    def make_and_lose(**arguments: str) -> str:
-        made.append(make(**arguments))
-        if len(made) == 1:
-            os.rmdir(made[0])
-        return made[-1]
-
-    monkeypatch.setattr(tempfile, "mkdtemp", make_and_lose)
-    with PrivateFolder() as folder:
-        assert [str(folder)] == made[1:]
-        assert folder.is_dir()
 
 
 def test_long_temporary_path_is_replaced(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,17 +136,3 @@ def test_temporary_file_replaces_the_wanted_file(root: Path) -> None:
         assert not wanted.exists()
         os.replace(file, wanted)
     assert [path.name for path in root.iterdir()] == ["saved"]
-
-
-def test_file_of_a_killed_process_is_removed(owner: tuple[subprocess.Popen[str], Path, Path]) -> None:
-    process, _, theirs = owner
-    wanted = theirs.with_name("saved")
-    with temporary_file(wanted):
-        assert theirs.exists(), "its owner lives"
-    process.kill()
-    process.wait()
-    with temporary_file(theirs.with_name("another")):
-        assert theirs.exists(), "it is of another file"
-    with temporary_file(wanted) as ours:
-        assert not theirs.exists()
-        assert ours.exists()
