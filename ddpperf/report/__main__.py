@@ -2,7 +2,6 @@
 
     python -m ddpperf.report [RUN.json] [--baseline OTHER.json] [-o report.html] [--plots DIR] [--tables]
                              [--gpu-hour-price PRICE] [--csv FILE] [--curves FILE]
-                             [--utilization FILE] [--prometheus FILE]
 
 Without RUN.json, the newest run of this project is used. Without another option, the summary of the
 run is printed.
@@ -22,12 +21,8 @@ from ddpperf.errors import Refused, first_line
 from ddpperf.report.exports import (
     CSV_BEGINS,
     CURVES_BEGINS,
-    PROMETHEUS_BEGINS,
-    UTILIZATION_BEGINS,
     csv_text,
     curves_csv_text,
-    prometheus_text,
-    utilization_text,
 )
 from ddpperf.report.page import PAGE_BEGINS, write_page
 from ddpperf.report.plots import write_plots
@@ -108,15 +103,6 @@ def main() -> int:
     parser.add_argument(
         "--curves", type=Path, metavar="FILE.csv", help="write losses and accuracies by epoch to this file"
     )
-    parser.add_argument(
-        "--utilization",
-        type=Path,
-        metavar="FILE.csv",
-        help="write the utilization over time of epochs and trainings to this file as CSV",
-    )
-    parser.add_argument(
-        "--prometheus", type=Path, metavar="FILE.prom", help="write a file for Prometheus' node exporter"
-    )
     given = parser.parse_args()
     try:
         given.run = given.run or newest_run(Path.cwd())
@@ -160,8 +146,6 @@ def _requested(given: argparse.Namespace) -> list[Output]:
         ("-o", given.output, PAGE_BEGINS, "pages", write_page),
         ("--csv", given.csv, CSV_BEGINS, "exports", _export(csv_text)),
         ("--curves", given.curves, CURVES_BEGINS, "exports", _export(curves_csv_text)),
-        ("--utilization", given.utilization, UTILIZATION_BEGINS, "exports", _export(utilization_text)),
-        ("--prometheus", given.prometheus, PROMETHEUS_BEGINS, "exports", _export(prometheus_text)),
     )
     if given.gpu_hour_price is not None and not (given.tables or given.output):
         raise Refused("--gpu-hour-price adds costs to --tables and to the page of -o, got neither; add one")

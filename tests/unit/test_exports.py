@@ -14,10 +14,9 @@ from statistics import median
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from ddpperf.report.__main__ import main as report
-from ddpperf.report.exports import CSV_BEGINS, CURVES_BEGINS, PROMETHEUS_BEGINS, csv_text, prometheus_text
+from ddpperf.report.exports import CSV_BEGINS, CURVES_BEGINS, csv_text
 from tests.canned import CannedSuite
 from tests.project import REPOSITORY
 
@@ -138,97 +137,16 @@ def test_csv_has_the_time_of_a_step() -> None:
         assert (row["unit"], row["better"]) == ("s", "lower")
 
 
-# --- Prometheus
-
-
-def test_prometheus_reads_the_file(run: Run, tmp_path: Path) -> None:
-    document, path = stored(CPU), tmp_path / "run.prom"
-    assert run(report, CPU, "--prometheus", "run.prom").returncode == 0
-    assert path.read_bytes().startswith(PROMETHEUS_BEGINS)
-    assert path.stat().st_mode & 0o444 == 0o444, "the node exporter is another user"
-    families = {family.name: family for family in text_string_to_metric_families(path.read_text())}
-    verdicts = {sample.labels["status"]: sample.value for sample in families["ddpperf_verdict"].samples}
-    assert verdicts == {"PASS": 1, "FAIL": 0, "NO VERDICT": 0}
-    speedups = {sample.labels["test"]: sample.value for sample in families["ddpperf_speedup"].samples}
-    for found in document["benchmarks"]:
-        if (metric := found["extra_info"]["ddpperf"]["metrics"].get("speedup")) is not None:
-            assert speedups.pop(found["fullname"]) == metric["value"]
-    assert not speedups
-    assert all(family.type == "gauge" for family in families.values())
-    assert len(families["ddpperf_test_passed"].samples) == len(document["benchmarks"])
-
-
-def test_odd_names_are_escaped() -> None:
-    document = stored(CPU)
-    first = document["benchmarks"][0]
-    odd = 'perf/test_a.py::test_a["\\\n"]'
-    document["ddpperf"]["outcomes"] = {odd: document["ddpperf"]["outcomes"][first["fullname"]]}
-    first["fullname"] = odd
-    first["extra_info"]["ddpperf"]["metrics"]["tokens/s"] = {
-        "value": 1.0,
-        "unit": "1/s",
-        "by_set": {"A1": 1.0},
-    }
-    text = prometheus_text(document)
-    families = {family.name: family for family in text_string_to_metric_families(text)}
-    assert families["ddpperf_tokens_s"].samples[0].labels["test"] == odd
-
-
-def test_failed_tests_are_exported_as_zero(run: Run, tmp_path: Path) -> None:
-    document = stored(CPU)
-    document["benchmarks"] = []
-    document["ddpperf"]["verdict"]["status"] = "FAIL"
-    for outcome in document["ddpperf"]["outcomes"].values():
-        outcome["kind"] = "failed" if outcome["kind"] == "passed" else outcome["kind"]
-    (tmp_path / "run.json").write_text(json.dumps(document))
-    ended = run(report, "run.json", "--prometheus", "a.prom")
-    assert ended.returncode == 0, ended
-    text = (tmp_path / "a.prom").read_text()
-    families = {family.name: family for family in text_string_to_metric_families(text)}
-    passed = families["ddpperf_test_passed"].samples
-    assert len(passed) > 10
-    assert {sample.value for sample in passed} == {0}
-    verdicts = {sample.labels["status"]: sample.value for sample in families["ddpperf_verdict"].samples}
-    assert verdicts["FAIL"] == 1
-    refused = run(report, "run.json", "-o", "a.html")
-    assert (refused.returncode, "holds no measured test; name another run" in refused.stderr) == (4, True)
-
-
-def test_torch_of_an_ab_run_is_the_candidates() -> None:
-    document = stored(GATE)
-    document["ddpperf"]["against"]["candidate"]["torch"] = "9.9"
-    text = prometheus_text(document)
-    assert 'torch="9.9"' in text
-
-
-def test_metric_with_the_name_of_a_gauge_is_kept() -> None:
-    document = stored(CPU)
-    found = document["benchmarks"][0]["extra_info"]["ddpperf"]["metrics"]
-    found["run_info"] = {"value": 5.0, "unit": "1", "by_set": {"A1": 5.0}}
-    text = prometheus_text(document)
-    families = {family.name: family for family in text_string_to_metric_families(text)}
-    assert families["ddpperf_metric_run_info"].samples[0].value == 5
-    assert families["ddpperf_run_info"].samples[0].value == 1
-
-
 # --- the command
 
 
 def test_two_options_may_not_name_one_file(run: Run, tmp_path: Path) -> None:
-    ended = run(report, CPU, "--csv", "a", "--prometheus", "./a")
+    ended = run(report, CPU, "--csv", "a", "--curves", "./a")
     assert (ended.returncode, ended.stderr) == (
         4,
-        "--prometheus names a, as another option does; name two files\n",
+        "--curves names a, as another option does; name two files\n",
     )
     assert not (tmp_path / "a").exists()
-
-
-def test_command_writes_both_files(run: Run, tmp_path: Path) -> None:
-    ended = run(report, CPU, "--csv", "a.csv", "--prometheus", "a.prom")
-    assert (ended.returncode, ended.stdout) == (0, "saved a.csv\nsaved a.prom\n"), ended.stderr
-    assert (tmp_path / "a.csv").read_text() == csv_text(stored(CPU))
-    again = run(report, CPU, "--csv", "a.csv", "--prometheus", "a.prom")
-    assert again.returncode == 0, "earlier exports are replaced"
 
 
 def test_curves_are_those_of_every_seed_and_epoch(run: Run, tmp_path: Path) -> None:
@@ -256,7 +174,7 @@ def test_run_without_trainings_has_no_curves(run: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "curves.csv").exists()
 
 
-@pytest.mark.parametrize("option", ["--csv", "--curves", "--prometheus", "-o"])
+@pytest.mark.parametrize("option", ["--csv", "--curves", "-o"])
 def test_other_files_are_not_replaced(run: Run, tmp_path: Path, option: str) -> None:
     (tmp_path / "mine.json").write_text(CPU.read_text())
     ended = run(report, tmp_path / "mine.json", option, "mine.json")
@@ -266,7 +184,7 @@ def test_other_files_are_not_replaced(run: Run, tmp_path: Path, option: str) -> 
     assert (tmp_path / "mine.json").read_text() == CPU.read_text()
 
 
-@pytest.mark.parametrize("option", ["--csv", "--curves", "--prometheus"])
+@pytest.mark.parametrize("option", ["--csv", "--curves"])
 def test_missing_folder_is_one_sentence(run: Run, tmp_path: Path, option: str) -> None:
     ended = run(report, CPU, option, "nowhere/a")
     assert ended.returncode == 4

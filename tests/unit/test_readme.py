@@ -50,8 +50,6 @@ OTHER_TOOLS = {
     "--average",
     "--csv",
     "--file",
-    "--prometheus",
-    "--utilization",
 }  # options, but not pytest's
 
 

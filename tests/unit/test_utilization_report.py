@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import sys
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ddpperf.errors import Refused
-from ddpperf.report.__main__ import main as report
 from ddpperf.report.cases import cases_of
-from ddpperf.report.exports import UTILIZATION_BEGINS, csv_text, utilization_text
 from ddpperf.report.page import page
 from ddpperf.report.plots import pictures_of
 from ddpperf.report.questions import report_tables
@@ -170,8 +164,6 @@ def test_older_runs_have_no_picture() -> None:
     document = with_usage(None)
     assert drawn(document) == []
     assert "- Utilization and energy: `python" in report_tables(document)
-    with pytest.raises(Refused, match="--utilization writes sampled epochs and trainings, and the run holds"):
-        utilization_text(document)
 
 
 @pytest.mark.parametrize(("usage", "panels"), [(USAGE, 4), (ON_CPU, 2)], ids=["gpu", "cpu"])
@@ -205,33 +197,6 @@ def test_table_has_means_peaks_and_energy() -> None:
         assert text in section
     assert "The most images per joule are 12 (" in section
     assert "temperature" not in section  # without values there is no column
-
-
-def test_csv_has_every_known_value() -> None:
-    document = with_usage(USAGE)
-    rows = list(csv.DictReader(utilization_text(document).splitlines()))
-    count = len(drawn(document))
-    known = sum(value is not None for of_gpus in USAGE.series.values() for row in of_gpus for value in row)
-    assert len(rows) == count * known
-    second = [row for row in rows if (row["quantity"], row["device"]) == ("gpu_utilization", "0")]
-    assert (second[0]["seconds"], second[0]["value"]) == ("0.2", "1.0")  # the first value is unknown
-    assert "power_watts_mean,456.0,1" in csv_text(document)
-
-
-def test_command_writes_the_csv(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run, output = tmp_path / "run.json", tmp_path / "used.csv"
-    run.write_text(json.dumps(with_usage(USAGE)))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["report", str(run), "--utilization", str(output)])
-    assert report() == 0
-    assert output.read_bytes().startswith(UTILIZATION_BEGINS)
-    assert report() == 0  # an earlier file of its kind is replaced
-    output.write_text("my notes\n")
-    assert report() != 0
-    assert "--utilization replaces earlier exports only" in capsys.readouterr().err
-    assert output.read_text() == "my notes\n"
 
 
 def test_usage_is_plain_json() -> None:
