@@ -1,13 +1,13 @@
 """The pytest hooks of ddpperf, in the order in which pytest calls them.
 
-The classes `Outcomes` and `Ending` implement further hooks.
+The classes `Collection`, `Outcomes` and `RunOutputs` implement further hooks.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,17 @@ from ddpperf.errors import Refused
 from ddpperf.foreign_text import harmless
 from ddpperf.machine import hardware
 from ddpperf.plugin.cases import functions_of, parameters
-from ddpperf.plugin.collection import measures
-from ddpperf.plugin.core_suite import outside_core
-from ddpperf.plugin.end_of_run import Ending
+from ddpperf.plugin.collected_tests import measures
+from ddpperf.plugin.confirmation import judge
 from ddpperf.plugin.interrupts import interrupt_once
-from ddpperf.plugin.measure_again import judge
 from ddpperf.plugin.measure_fixture import CLOCK, Measure
 from ddpperf.plugin.options.benchmark_options import check_measuring_options, runs_tests, table_options
 from ddpperf.plugin.options.option_table import add_options
 from ddpperf.plugin.options.options import is_experiment, read_options
-from ddpperf.plugin.options.outputs import requested_outputs
 from ddpperf.plugin.options.slow_checks import lacking_side
+from ddpperf.plugin.run_inputs import read_inputs
+from ddpperf.plugin.run_outputs import RequestedFiles, RunOutputs
 from ddpperf.plugin.session import Session
-from ddpperf.plugin.setup import read_setup
 from ddpperf.specs import Spec
 
 SESSION = pytest.StashKey[Session]()
@@ -69,19 +67,19 @@ def pytest_configure(config: pytest.Config) -> None:
             "ddpperf needs pytest-benchmark, which was not loaded; leave -p no:benchmark out"
         )
     with refusals_as_usage_errors():
-        outputs = requested_outputs(config)
+        files = RequestedFiles(config)
         gpus = hardware.visible_gpus()
         options = read_options(config, len(gpus))
         compare_with = config.getoption("benchmark_compare") or None
-        session = Session(options, read_setup(options, gpus, config.rootpath, compare_with))
+        session = Session(options, read_inputs(options, gpus, config.rootpath, compare_with))
         config.stash[SESSION] = session
         if not _is_xdist_worker(config):
             config.pluginmanager.register(session.collection, "ddpperf-collection")
             config.pluginmanager.register(session.outcomes, "ddpperf-outcomes")
-            config.pluginmanager.register(Ending(config, session, outputs), "ddpperf-ending")
+            config.pluginmanager.register(RunOutputs(config, session, files), "ddpperf-outputs")
     config.option.benchmark_storage = "file://."  # pytest-benchmark then makes no folder
     config.option.benchmark_save = config.option.benchmark_autosave = config.option.benchmark_json = None
-    baseline = session.setup.baseline
+    baseline = session.inputs.baseline
     config.option.benchmark_compare = str(baseline.path) if baseline is not None else None
     config.option.benchmark_compare_fail = None
     if not table_options(config):
@@ -133,8 +131,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     yield
     items[:] = [item for item in items if not _has_no_cases(item)]
     collection.paths = [_relative(argument, config) for argument in config.args]
-    full = bool(config.getoption("--full"))
-    outside = outside_core(items, collection.paths, full=full, markers=config.getoption("markexpr"))
+    outside = collection.outside_core(items, config)
     collection.left_out = [item.nodeid for item in outside]
     left_out = set(outside)
     if config.getoption("benchmark_skip") and not config.getoption("benchmark_only"):
@@ -280,29 +277,17 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Iterator[None]:
     """End all worker processes, then decide and save, before other plugins write their files."""
     ours = session.config.stash[SESSION]
-    ending = session.config.pluginmanager.get_plugin("ddpperf-ending")
-    if not isinstance(ending, Ending):
+    outputs = session.config.pluginmanager.get_plugin("ddpperf-outputs")
+    if not isinstance(outputs, RunOutputs):  # in a worker of pytest-xdist
         ours.finish()
         return (yield)
-    ending.end(exitstatus)
+    outputs.end(exitstatus)
     try:
-        return (yield)
-    finally:
-        ending.print_lines()
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_cmdline_main(config: pytest.Config) -> Generator[None, int | None, int | None]:
-    """Return the exit status of the verdict, even if pytest or another plugin failed after the tests."""
-    status: int | None = None
-    failure: BaseException | None = None
-    try:
-        status = yield
-    except BaseException as error:
-        failure = error
-    ending = config.pluginmanager.get_plugin("ddpperf-ending")
-    if isinstance(ending, Ending) and ending.ended(failure):
-        return ending.exit_status() or status
-    if failure is not None:
-        raise failure
-    return status
+        yield
+    except pytest.exit.Exception:  # pytest prints its reason
+        raise
+    except Exception as error:
+        outputs.plugin_failed(error)
+    outputs.print_lines()
+    # A PASS is 0, so that the exit status of another plugin holds, such as that of --fail-on-flaky.
+    session.exitstatus = outputs.exit_status() or session.exitstatus

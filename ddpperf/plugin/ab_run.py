@@ -9,7 +9,7 @@ from math import log1p
 from types import MappingProxyType
 from typing import Any
 
-from ddpperf.plugin.control_measurements import ab_controls
+from ddpperf.plugin.control_steps import ab_controls
 from ddpperf.plugin.measure_fixture import Measuring
 from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.secret_values import shown_value

@@ -8,10 +8,10 @@ from typing import Any
 
 from ddpperf.machine.hardware import differences
 from ddpperf.plugin.ab_run import ABRun
-from ddpperf.plugin.control_measurements import copied, positive_control
+from ddpperf.plugin.control_steps import copied, positive_control
 from ddpperf.plugin.measure_fixture import Measuring
 from ddpperf.plugin.options.options import Options
-from ddpperf.plugin.setup import Setup
+from ddpperf.plugin.run_inputs import RunInputs
 from ddpperf.results.samples import Measured
 from ddpperf.verdict.confirmed_comparison import answer_of
 from ddpperf.verdict.exit_status import Answer
@@ -30,7 +30,7 @@ class PlainRun:
 
     sides = None
 
-    def __init__(self, options: Options, setup: Setup) -> None:
+    def __init__(self, options: Options, inputs: RunInputs) -> None:
         self.replicates = options.replicates or 1
         self.rounds = options.rounds
         self.comparison: Comparison | None = None
@@ -38,7 +38,7 @@ class PlainRun:
         self.unconfirmed = "the run was interrupted before they were measured beside the stored run's code"
         self.no_stored_code = ""
         self._options = options
-        self._setup = setup
+        self._inputs = inputs
         self._copied: Measured | None = None
 
     def screen(self, measuring: Measuring, expected: Collection[str]) -> list[str]:
@@ -60,7 +60,7 @@ class PlainRun:
         """
         if self.comparison is None:  # the run was interrupted, or measured nothing
             self._compare(measured, expected)
-        if self.comparison is None or self._setup.baseline is None:
+        if self.comparison is None or self._inputs.baseline is None:
             return None
         confirmation = self.confirmation
         return answer_of(
@@ -69,7 +69,7 @@ class PlainRun:
             problems=confirmation.problems if confirmation is not None else (),
             unconfirmed=self.unconfirmed,
             no_stored_code=self.no_stored_code,
-            differences=differences(self._setup.baseline.environment, environment),
+            differences=differences(self._inputs.baseline.environment, environment),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -83,15 +83,15 @@ class PlainRun:
         self, measured: Mapping[str, Measured], expected: Collection[str], pool: Pool | None = None
     ) -> None:
         """Compare step times with the stored run, if any, and make the positive control in `pool`."""
-        baseline = self._setup.baseline
+        baseline = self._inputs.baseline
         if baseline is None:
             return
         reference = Reference(
             baseline=baseline,
-            settings=self._setup.settings,
+            settings=self._inputs.settings,
             device=self._options.device,
             limit=self._options.slower_ratio,
-            history=self._setup.storage.history(baseline),
+            history=self._inputs.storage.history(baseline),
         )
         compared = compare(measured, reference, expected)
         controls = Controls(

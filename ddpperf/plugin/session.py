@@ -16,17 +16,16 @@ from ddpperf.errors import Refused
 from ddpperf.machine import hardware
 from ddpperf.machine.compiler import compiler_cache
 from ddpperf.plugin.ab_run import ABRun
-from ddpperf.plugin.collection import Collection
+from ddpperf.plugin.base_checkout import require_stored_code
+from ddpperf.plugin.collected_tests import Collection, Outcomes
 from ddpperf.plugin.interrupts import ignore_interrupts
 from ddpperf.plugin.measure_fixture import Measure, Measuring
 from ddpperf.plugin.options.options import Options, is_experiment
 from ddpperf.plugin.options.slow_checks import prepare, with_functions
-from ddpperf.plugin.outcomes import Outcomes
 from ddpperf.plugin.plain_run import PlainRun
 from ddpperf.plugin.progress import ProgressLine
 from ddpperf.plugin.resources import Resources
-from ddpperf.plugin.setup import Setup
-from ddpperf.plugin.stored_code import require_stored_code
+from ddpperf.plugin.run_inputs import RunInputs
 from ddpperf.results.outcomes import Outcome, OutcomeKind, Verdict
 from ddpperf.specs import DATA_VARIABLE, FUNCTIONS_VARIABLE
 from ddpperf.verdict.exit_status import Answer, decide
@@ -39,44 +38,45 @@ from ddpperf.workers.process_set import SetOptions
 class Session:
     """The state of one pytest run of the performance tests.
 
-    setup: what was read before the tests were collected, such as the stored run to compare with.
+    inputs: what was read before the tests were collected, such as the stored run to compare with.
     collection: the tests that pytest collected.
     outcomes: how each test ended.
     run: a plain run or an A/B run; compares the measurements of the tests.
     passes: the first measurement of all tests, and later ones of some tests in new processes.
     problems: sentences that say why the run can give no verdict.
     resources: the devices and nodes that the tests are measured on.
+    host: the machine and the git commit at the start of the run, as stored in the JSON file.
     """
 
-    def __init__(self, options: Options, setup: Setup) -> None:
+    def __init__(self, options: Options, inputs: RunInputs) -> None:
         self.options = options
-        self.setup = setup
+        self.inputs = inputs
         self.collection = Collection()
         self.outcomes = Outcomes()
-        self.problems = [setup.no_baseline] if setup.no_baseline else []
+        self.problems = [inputs.no_baseline] if inputs.no_baseline else []
         terminal = os.dup(1)  # pytest captures the usual stream later
         self.progress = ProgressLine(os.fdopen(terminal, "w", errors="backslashreplace"))
         self.passes: list[Measuring] = []
-        self.resources = Resources(options, setup.gpus)
-        self._prepared = False
+        self.resources = Resources(options, inputs.gpus)
+        self.host: dict[str, Any] = {}
         self.run: PlainRun | ABRun
-        if options.sides is not None and not setup.compares:
+        if options.sides is not None and not inputs.compares:
             self.run = ABRun(
                 options.sides,
-                setup.settings,
+                inputs.settings,
                 options.device,
                 rounds=options.rounds,
                 replicates=options.replicates,
             )
         else:
-            self.run = PlainRun(options, setup)
+            self.run = PlainRun(options, inputs)
 
     @cached_property
     def machine(self) -> hardware.Machine:
         """The properties of this machine, such as its GPUs and the bandwidth of its links."""
         return hardware.machine(
             self.options.device,
-            self.setup.gpus,
+            self.inputs.gpus,
             self.options.links,
             self.options.world_sizes,
             self.options.nodes.interface,
@@ -88,7 +88,7 @@ class Session:
 
         It needs none if the command line left all performance tests out, and other tests ran.
         """
-        requested = isinstance(self.run, ABRun) or self.setup.baseline is not None or bool(self.problems)
+        requested = isinstance(self.run, ABRun) or self.inputs.baseline is not None or bool(self.problems)
         others_ran = bool(self.outcomes.seconds)
         found = self.outcomes.measured or (self.collection.deselected and not others_ran)
         return requested or bool(found) or any(map(is_experiment, self.collection.uncollected))
@@ -103,13 +103,15 @@ class Session:
 
         Raises Refused if something cannot be measured.
         """
-        if self._prepared:
+        if self.host:
             return
-        self._prepared = True
-        _ = self.host  # read now: the commit at the beginning is the one that is stored
-        self.options = prepare(self.options, self.setup.storage.root)
-        if self.setup.baseline is not None:
-            require_stored_code(self.setup.baseline, self.options.sides, self.setup.storage.root)
+        self.host = self._host()  # now: the commit at the beginning is the one that is stored
+        self.options = prepare(self.options, self.inputs.storage.root)
+        if self.inputs.baseline is not None:
+            require_stored_code(self.inputs.baseline, self.options.sides, self.inputs.storage.root)
+
+    def _host(self) -> dict[str, Any]:
+        return hardware.environment(self.options.device, self.inputs.gpus, self.inputs.storage.root)
 
     def use_functions(self, functions: Iterable[str]) -> None:
         """Let the ranks import the user's functions that the collected tests measure.
@@ -117,11 +119,6 @@ class Session:
         Raises Refused if a side of an A/B run would load nothing from its source tree.
         """
         self.options = with_functions(self.options, functions)
-
-    @cached_property
-    def host(self) -> dict[str, Any]:
-        """The machine and the git commit at the start of the run, as stored in the JSON file."""
-        return hardware.environment(self.options.device, self.setup.gpus, self.setup.storage.root)
 
     # --- measuring
 
@@ -150,19 +147,12 @@ class Session:
         self.start()
         if len(self.passes) == 1:
             count = len(self.outcomes.measured)
-            left = self.outcomes.measured.keys() - (self.measures.keys() - {test})  # in any order
-            expected = [self._last_seconds[other] for other in left if other in self._last_seconds]
-            place = count - len(left) + 1
-            self.progress.stage(f"test {place} of {count}", sum(expected) if expected else None)
+            place = len(self.measures.keys() - {test}) + 1  # in any order
+            self.progress.stage(f"test {place} of {count}")
         measure = self.passes[-1].fixture(test, benchmark, self.machine)
         if len(self.passes) == 1 and test in self.outcomes.repeated:
             measure.warn(f"failed at first, and was run again: {self.outcomes.repeated[test]}")
         return measure
-
-    @cached_property
-    def _last_seconds(self) -> Mapping[str, float]:
-        """The duration of each test in the newest run, for the progress line."""
-        return self.setup.storage.newest_seconds() if self.progress.shown_at_all else {}
 
     def begin_pass(self, run: PlainRun | ABRun, replicates: int) -> None:
         """End the old processes, and begin to measure with `replicates` new process sets per side.
@@ -171,46 +161,16 @@ class Session:
         rounds as long as those of the first pass.
         """
         time_only = run is not self.run
-        options, devices = self.options, self.resources.devices
         sets_made = 0  # the names of process sets are not used again
         if self.passes:
             self.passes[-1].pool.close()
             sets_made = self.passes[-1].pool.sets_made
-        common = {FUNCTIONS_VARIABLE: ",".join((options.model, *options.functions))}
-        if options.data.path is not None:
-            common[DATA_VARIABLE] = str(options.data.path.absolute())  # other nodes run in other folders
-        if replicates == options.nodes.count == 1:
-            # Several process sets, as in A/B, each compile: the compiler chooses kernels by timing them,
-            # and one choice for all sets of a side could look like a change.
-            common |= compiler_cache(options.device)
-        chosen = [Side()]
-        if run.sides is not None:  # in random order: the first side of a round may meet colder caches
-            # A source that pytest-randomly does not seed: with its seed, all runs would have one order.
-            chosen = random.SystemRandom().sample([run.sides.base, run.sides.candidate], 2)
-        sides = [
-            replace(
-                side, environment=common | dict(side.environment), root=side.root and side.root.absolute()
-            )
-            for side in chosen
-        ]
-        set_options = SetOptions(
-            size=max(options.world_sizes),
-            device=options.device,
-            rounds=run.rounds,
-            deadline_seconds=options.deadline_seconds,
-            log_folder=options.worker_logs,
-            hang_folder=self.setup.storage.root / ".ddpperf" / "hangs",
-            cores=devices.cores(),
-            time_only=time_only,
-            nodes=self.resources.placement(),
-            launcher=self.resources.launcher,
-        )
-        known = self.passes[0].measured().values() if time_only else ()
+        devices, known = self.resources.devices, self.passes[0].measured().values() if time_only else ()
         pool = Pool(
-            set_options,
+            self._set_options(run.rounds, time_only=time_only),
             replicates=replicates,
             sets_made=sets_made,
-            sides=sides,
+            sides=self._sides(run, replicates),
             step_seconds={measured.spec: median(measured.all_step_seconds()) for measured in known},
             progress=self.progress,
             check_round=devices.check_round,
@@ -218,18 +178,55 @@ class Session:
         )
         self.passes.append(Measuring(pool, devices, run.sides, order=list(self.outcomes.measured)))
 
+    def _set_options(self, rounds: int, *, time_only: bool) -> SetOptions:
+        """Return what all process sets of a pass have in common."""
+        options = self.options
+        return SetOptions(
+            size=max(options.world_sizes),
+            device=options.device,
+            rounds=rounds,
+            deadline_seconds=options.deadline_seconds,
+            log_folder=options.worker_logs,
+            hang_folder=self.inputs.storage.root / ".ddpperf" / "hangs",
+            cores=self.resources.devices.cores(),
+            time_only=time_only,
+            nodes=self.resources.placement(),
+            launcher=self.resources.launcher,
+        )
+
+    def _sides(self, run: PlainRun | ABRun, replicates: int) -> list[Side]:
+        """Return the interpreters and variables of the ranks, of base and candidate in an A/B run."""
+        options = self.options
+        common = {FUNCTIONS_VARIABLE: ",".join((options.model, *options.functions))}
+        if options.data.path is not None:
+            common[DATA_VARIABLE] = str(options.data.path.absolute())  # other nodes run in other folders
+        if replicates == options.nodes.count == 1:
+            # Several process sets, as in A/B, each compile: the compiler chooses kernels by timing them,
+            # and one choice for all sets of a side could look like a change.
+            common |= compiler_cache(options.device)
+        sides = [Side()]
+        if run.sides is not None:  # in random order: the first side of a round may meet colder caches
+            # A source that pytest-randomly does not seed: with its seed, all runs would have one order.
+            sides = random.SystemRandom().sample([run.sides.base, run.sides.candidate], 2)
+        return [
+            replace(
+                side, environment=common | dict(side.environment), root=side.root and side.root.absolute()
+            )
+            for side in sides
+        ]
+
     def violations(self, test: str, function: str) -> list[str]:
         """Return a sentence for each metric of a test that misses its threshold."""
         measure = self.measures.get(test)
         if len(self.passes) > 1 or measure is None or measure.record.measured is None:
             return []  # only the first measurement has the rounds that thresholds were made for
         spec = measure.record.measured.spec_of(measure.judged_side)
-        return self.setup.thresholds.violations(test, function, spec, measure.values())
+        return self.inputs.thresholds.violations(test, function, spec, measure.values())
 
     def expected(self) -> set[str]:
         """Return the ids of collected tests, and of stored tests that the command line names."""
-        stored = self.setup.baseline.measured if self.setup.baseline is not None else ()
-        return self.collection.expected(stored, self.setup.storage.root)
+        stored = self.inputs.baseline.measured if self.inputs.baseline is not None else ()
+        return self.collection.expected(stored, self.inputs.storage.root)
 
     def finish(self) -> None:
         """End all worker processes and release the devices, even if an error occurs."""
@@ -265,7 +262,8 @@ class Session:
         """Return how each test ended, and whether base or candidate of an A/B run was the cause."""
         found = self.outcomes
         outcomes = found.measured | self.collection.uncollected | found.other_failures
-        ended_as = dict.fromkeys(self.collection.candidate_cannot, OutcomeKind.CANDIDATE_CANNOT)
+        cannot = self.collection.marked("candidate_cannot")
+        ended_as = dict.fromkeys(cannot, OutcomeKind.CANDIDATE_CANNOT)
         for measuring in self.passes:
             for test, measure in measuring.measures.items():
                 if measure.ended_as is not None:
@@ -278,7 +276,7 @@ class Session:
 
     def environment(self) -> dict[str, Any]:
         """Return hardware, commit and software versions, as stored in the JSON file of the run."""
-        environment = dict(self.host)
+        environment = dict(self.host or self._host())
         for measuring in self.passes[:1]:
             if ranks := measuring.pool.environment():
                 environment |= ranks | self.resources.devices.pinning.environment()

@@ -34,41 +34,14 @@ def {hook}():
     yield
     {after}
 """
-# Registered by a conftest that pytest loads after ddpperf, so that its hooks are called first
-OUTERMOST = """
-class Outermost:
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_sessionfinish(self):
-        raise OSError("a plugin's disk is full")
-        yield
-
-def pytest_collection_finish(session):
-    session.config.pluginmanager.register(Outermost())
-"""
+FULL = "OSError('a disk is full')"
 LATE = {
-    "sessionfinish": RAISES.format(
-        hook="pytest_sessionfinish", arguments="", error="OSError('a disk is full')"
-    ),
-    "sessionfinish wrapper": WRAPPER.format(
-        hook="pytest_sessionfinish", before="", after="raise OSError('a disk is full')"
-    ),
-    "sessionfinish before its yield": WRAPPER.format(
-        hook="pytest_sessionfinish", before="raise OSError('a disk is full')", after=""
-    ),
-    "terminal_summary": RAISES.format(
-        hook="pytest_terminal_summary", arguments="", error="OSError('a disk is full')"
-    ),
-    "terminal_summary wrapper": WRAPPER.format(
-        hook="pytest_terminal_summary", before="", after="raise OSError('a disk is full')"
-    ),
-    "unconfigure": RAISES.format(hook="pytest_unconfigure", arguments="", error="OSError('a disk is full')"),
-    "interrupt": RAISES.format(
-        hook="pytest_sessionfinish", arguments="", error="KeyboardInterrupt('a disk is full')"
-    ),
-    "outermost": OUTERMOST,
-    "system exit": RAISES.format(
-        hook="pytest_terminal_summary", arguments="", error="SystemExit('a disk is full')"
-    ),
+    f"{hook} {kind}": template
+    for hook in ("pytest_sessionfinish", "pytest_terminal_summary")
+    for kind, template in (
+        ("", RAISES.format(hook=hook, arguments="", error=FULL)),
+        ("wrapper", WRAPPER.format(hook=hook, before="", after=f"raise {FULL}")),
+    )
 }
 
 
@@ -104,13 +77,10 @@ def test_failed_junit_file_loses_nothing(canned_suite: CannedSuite) -> None:
 
 
 def test_failing_plugin_hides_no_failure(canned_suite: CannedSuite) -> None:
-    """The exit status of a FAIL stays 1, and pytest prints why the test failed."""
     canned_suite.experiment.write_text(TESTS + "    assert 1 == 2\n")
-    (canned_suite.root / "conftest.py").write_text(PLUGIN.format(hook=LATE["sessionfinish"]))
+    (canned_suite.root / "conftest.py").write_text(PLUGIN.format(hook=LATE["pytest_sessionfinish "]))
     run = canned_suite.run("perf")
     run.assert_one_sentence(1, "FAIL: perf/test_it.py::test_last failed: assert 1 == 2")
-    assert "E       assert 1 == 2" in run.output
-    assert "1 failed, 1 passed" in run.output
 
 
 def test_extra_info_that_is_no_json_loses_nothing(canned_suite: CannedSuite) -> None:
@@ -127,29 +97,10 @@ def test_extra_info_that_is_no_json_loses_nothing(canned_suite: CannedSuite) -> 
     assert (extra["mine"], extra["1"]) == ("nan", "{(1, 2): 3}")
 
 
-@pytest.mark.parametrize(
-    ("hook", "arguments"),
-    [
-        ("pytest_benchmark_generate_commit_info", ""),
-        ("pytest_benchmark_generate_json", "benchmarks"),
-    ],
-)
-def test_failed_description_of_a_run_loses_nothing(
-    canned_suite: CannedSuite, hook: str, arguments: str
-) -> None:
-    raises = RAISES.format(hook=hook, arguments=arguments, error="OSError('no repository')")
-    run = run_with(canned_suite, raises)
-    run.assert_one_sentence(4, "another plugin failed while the run ended", "no repository")
-    run.assert_one_sentence(4, "PASS: 2 tests measured")
-    (saved,) = canned_suite.saved_runs()
-    assert len(saved["benchmarks"]) == 2
-
-
 MEANWHILE = {
     "logreport": "Boom('by a plugin')",
     "KeyboardInterrupt": "KeyboardInterrupt('by a plugin')",
     "SystemExit": "SystemExit('by a plugin')",
-    "usage error": "pytest.UsageError('by a plugin')",
     "exit 0": "pytest.exit.Exception('by a plugin', 0)",
     "exit 3": "pytest.exit.Exception('by a plugin', 3)",
     "exit 4": "pytest.exit.Exception('by a plugin', 4)",
@@ -163,22 +114,6 @@ def pytest_runtest_logreport(report):
     if report.when == "teardown" and "first" in report.nodeid:
         raise {error}
 """
-
-
-def test_failure_while_pytest_is_interrupted_is_no_pass(canned_suite: CannedSuite) -> None:
-    """All tests were measured, and pytest does not say that the run was interrupted."""
-    hook = """
-def pytest_runtest_logreport(report):
-    if report.when == "teardown" and "last" in report.nodeid:
-        raise KeyboardInterrupt("SIGINT")
-
-def pytest_keyboard_interrupt():
-    raise OSError("no terminal")
-"""
-    run = run_with(canned_suite, hook)
-    run.assert_one_sentence(4, "NO VERDICT: the run was interrupted by SIGINT")
-    run.assert_one_sentence(4, "another plugin failed while the run ended: OSError: no terminal")
-    assert len(canned_suite.measured()) == 2
 
 
 @pytest.mark.parametrize("error", MEANWHILE.values(), ids=MEANWHILE)

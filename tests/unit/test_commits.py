@@ -11,8 +11,8 @@ import pytest
 
 from ddpperf.errors import Refused
 from ddpperf.machine.git import commit
+from ddpperf.plugin.base_checkout import require_stored_code
 from ddpperf.plugin.options.ab_sides import Sides
-from ddpperf.plugin.stored_code import require_stored_code
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.results.stored_runs import Baseline
 from ddpperf.specs import AllReduceSpec
@@ -180,7 +180,7 @@ def test_slow_git_is_no_other_code(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def slow(*_: object) -> str:
         raise OSError("git took longer than 10 s")
 
-    monkeypatch.setattr("ddpperf.plugin.stored_code.git", slow)
+    monkeypatch.setattr("ddpperf.plugin.base_checkout.git", slow)
     require_stored_code(stored(was), base(tmp_path), tmp_path)
 
 

@@ -58,8 +58,8 @@ def git(root: Path, *arguments: str) -> str:
 def suite(canned_suite: CannedSuite, monkeypatch: pytest.MonkeyPatch) -> Iterator[CannedSuite]:
     """Return a git repository with a baseline of its only commit, whose base needs no trial."""
     found = Found(python="", torch=TORCH, torchvision=True)
-    monkeypatch.setattr("ddpperf.plugin.stored_code.check_side", lambda *_: found)
-    monkeypatch.setattr("ddpperf.plugin.stored_code.version", lambda _: TORCH)
+    monkeypatch.setattr("ddpperf.plugin.base_checkout.check_side", lambda *_: found)
+    monkeypatch.setattr("ddpperf.plugin.base_checkout.version", lambda _: TORCH)
     canned_suite.experiment.write_text(STEPS)
     (canned_suite.root / ".gitignore").write_text(".ddpperf/\nelsewhere/\n")
     git(canned_suite.root, "init", "--quiet")

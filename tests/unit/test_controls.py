@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ddpperf.plugin.control_measurements import positive_control
+from ddpperf.plugin.control_steps import positive_control
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.results.stored_runs import COPY, Baseline, PastRun
 from ddpperf.specs import CopySpec, Spec

@@ -5,17 +5,14 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpperf.errors import Refused
 from ddpperf.plugin.options import option_table
 from ddpperf.plugin.options.option_table import FIELDS, OPTIONS, Option
 from ddpperf.plugin.options.options import default_world_sizes
-from ddpperf.plugin.options.outputs import make_folder
 from tests.generated import BOUNDED
 
 
@@ -80,14 +77,3 @@ def test_defaults_can_be_typed() -> None:
     assert len(typed) == 11
     for option in typed:
         assert [option.default_on(device) for device in ("cpu", "cuda")], option.name
-
-
-def test_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
-    make_folder("--worker-logs", None)
-    make_folder("--worker-logs", tmp_path / "a" / "b")
-    make_folder("--worker-logs", tmp_path / "a" / "b")
-    (tmp_path / "file").touch()
-    with pytest.raises(
-        Refused, match=r"--worker-logs cannot make .*/file/b \(Not a directory\); name another"
-    ):
-        make_folder("--worker-logs", tmp_path / "file" / "b")

@@ -14,7 +14,7 @@ import pytest
 
 from ddpperf.errors import Refused
 from ddpperf.machine.git import check_out, commit, remove_worktree
-from ddpperf.plugin.stored_code import stored_sides
+from ddpperf.plugin.base_checkout import stored_sides
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.results.stored_runs import Baseline
 from ddpperf.specs import AllReduceSpec
@@ -222,8 +222,8 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[Side]:
         sides.append(side)
         return Found(python="", torch=TORCH, torchvision=False)
 
-    monkeypatch.setattr("ddpperf.plugin.stored_code.check_side", check)
-    monkeypatch.setattr("ddpperf.plugin.stored_code.version", lambda _: f"{TORCH}+cpu")
+    monkeypatch.setattr("ddpperf.plugin.base_checkout.check_side", check)
+    monkeypatch.setattr("ddpperf.plugin.base_checkout.version", lambda _: f"{TORCH}+cpu")
     return sides
 
 
@@ -262,7 +262,7 @@ def test_refused_base_leaves_no_worktree(
     def refuse(*_: object) -> Found:
         raise Refused("the code of 0007_main.json cannot import torch")
 
-    monkeypatch.setattr("ddpperf.plugin.stored_code.check_side", refuse)
+    monkeypatch.setattr("ddpperf.plugin.base_checkout.check_side", refuse)
     with pytest.raises(Refused, match="cannot import torch"), ExitStack() as cleanup:
         stored_sides(stored(old(repository)), repository, OPTIONS, cleanup)
     assert worktrees(repository) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -16,7 +17,6 @@ from ddpperf.machine.child_process import package_path, run_child
 from ddpperf.machine.compiler import check_inductor, compiler_reason
 from ddpperf.plugin.options.ab_sides import is_elsewhere, options_of_side
 from ddpperf.plugin.options.options import Options, check_images
-from ddpperf.plugin.options.outputs import make_folder
 from ddpperf.results.samples import BASE
 from ddpperf.specs import FUNCTIONS_VARIABLE, Model
 from ddpperf.specs.strategy import COMPILED_EXECUTIONS
@@ -30,7 +30,8 @@ TRAINED = "trained"  # the last line of a model's check that came to its end
 def prepare(options: Options, root: Path) -> Options:
     """Run all slow checks of the options, and return the options with the data set."""
     temporary_root()
-    make_folder("--worker-logs", options.worker_logs)
+    if options.worker_logs is not None:
+        _make_folder("--worker-logs", options.worker_logs)
     check_compiler(options)
     options = prepare_images(check_sides(options), root)
     check_model(options)
@@ -129,3 +130,16 @@ def check_model(options: Options) -> None:
         raise Refused(f"--model: {lines[-1]}")
     if ended.returncode or not ended.stdout.rstrip().endswith(TRAINED):
         raise Refused(f"--model {model} ended its process with status {ended.returncode}; train it by itself")
+
+
+def _make_folder(option: str, path: Path) -> None:
+    """Create the output folder that an option names.
+
+    Raises Refused if the folder cannot be created or written.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Refused(f"{option} cannot make {path} ({error.strerror}); name another folder") from error
+    if not os.access(path, os.W_OK):
+        raise Refused(f"{option} takes a writable folder, got {path}; name another folder")

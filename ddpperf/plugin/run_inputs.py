@@ -16,7 +16,7 @@ from ddpperf.verdict.thresholds import HardwareThresholds, read_threshold_file
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
+class RunInputs:
     """The hardware and the files of a test run, which do not change while it runs.
 
     baseline: the stored run to compare with; None without --benchmark-compare, or if none was
@@ -38,9 +38,9 @@ class Setup:
         return self.baseline is not None or bool(self.no_baseline)
 
 
-def read_setup(
+def read_inputs(
     options: Options, gpus: Sequence[hardware.Gpu], root: Path, compare_with: str | Literal[True] | None
-) -> Setup:
+) -> RunInputs:
     """Read perf/thresholds.toml and the stored run to compare with.
 
     compare_with: the name of the stored run, or True for the newest one. Raises Refused for a wrong
@@ -59,7 +59,7 @@ def read_setup(
             if compare_with is not True:
                 raise Refused(str(problem)) from problem
             no_baseline = str(problem)
-    return Setup(
+    return RunInputs(
         gpus=gpus,
         storage=storage,
         thresholds=HardwareThresholds(thresholds, storage.hardware_key),

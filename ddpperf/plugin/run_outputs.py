@@ -1,4 +1,4 @@
-"""The end of a test run, which decides, saves and prints the verdict.
+"""What a test run leaves behind: its verdict, the stored run, files, and the printed tables.
 
 ddpperf saves the run in place of pytest-benchmark. pytest-benchmark saves a slower run before it
 compares, writes files where another Python version does not find them, and loses a test whose rank
@@ -7,13 +7,13 @@ died.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -22,22 +22,26 @@ from typing import Any, Literal
 import pytest
 from _pytest.cacheprovider import LFPlugin
 from _pytest.junitxml import LogXML, xml_key
-from pytest_benchmark.plugin import pytest_benchmark_generate_json
+from pytest_benchmark.plugin import pytest_benchmark_generate_commit_info, pytest_benchmark_generate_json
 
-from ddpperf.errors import first_line
+from ddpperf.errors import Refused, first_line
 from ddpperf.foreign_text import harmless, printable_document
 from ddpperf.machine import hardware
-from ddpperf.plugin.core_suite import by_file
 from ddpperf.plugin.options.benchmark_options import runs_tests
-from ddpperf.plugin.options.outputs import Outputs, file_to_write
 from ddpperf.plugin.session import Session
 from ddpperf.report.layout import wrapped
-from ddpperf.report.markdown import markdown
-from ddpperf.report.page import write_page
+from ddpperf.report.markdown import VERDICT_BEGINS, markdown
+from ddpperf.report.page import PAGE_BEGINS, write_page
 from ddpperf.report.questions import report_tables
 from ddpperf.report.summary import fitting_width, markup, summary_lines, verdict_lines
 from ddpperf.results.outcomes import Status, Verdict
-from ddpperf.results.stored_runs import SCHEMA, is_baseline, storable, write_atomically
+from ddpperf.results.stored_runs import (
+    SCHEMA,
+    is_baseline,
+    require_replaceable,
+    storable,
+    write_atomically,
+)
 from ddpperf.secret_values import shown_command_line
 from ddpperf.verdict.exit_status import Answer, exit_status
 
@@ -47,29 +51,60 @@ NO_READER = (errno.EPIPE, errno.EIO)  # errors of an output whose reader has end
 VERDICT = "ddpperf::verdict"  # the JUnit case that stands for the whole run
 
 
-class Ending:
-    """Saves a run in pytest-benchmark's format, prints its table and sets the exit status.
+class RequestedFiles:
+    """The files that the command line requests besides the stored run, and that can be written.
 
-    The constructor reads the options as they were typed, before ddpperf changes them.
-    answer: the result of a comparison; None before the verdict, or if nothing was compared.
-    verdict: None before the run has ended, and always None if no performance test was collected.
-    outputs: the requested files, such as that of --verdict.
+    The constructor reads the options before ddpperf changes them, and deletes an earlier run's
+    verdict in the file of --verdict. Raises Refused if a file cannot be written.
+    verdict, page, copy: the files of --verdict, --report and --benchmark-json, or None.
+    baseline: the name of --benchmark-save, or None.
     """
 
-    def __init__(self, config: pytest.Config, session: Session, outputs: Outputs) -> None:
+    def __init__(self, config: pytest.Config) -> None:
+        copy = config.getoption("benchmark_json")
+        if copy is not None and not isinstance(copy, Path):
+            copy.close()  # pytest-benchmark has already opened it
+            copy = copy.name
+        self.baseline: str | None = config.getoption("benchmark_save")
+        page = config.getoption("report")
+        self.page = _file("--report", page)
+        self.verdict = _file("--verdict", config.getoption("verdict"))
+        self.copy = _file("--benchmark-json", None if copy is None else str(copy))
+        if self.page is not None:
+            require_replaceable("--report", page, PAGE_BEGINS, "pages")
+            if self.page == self.verdict:
+                raise Refused(f"--report and --verdict name the same file {page!r}; name two files")
+        if self.verdict is not None:
+            require_replaceable("--verdict", config.getoption("verdict"), VERDICT_BEGINS.encode(), "verdicts")
+            self.verdict.unlink(missing_ok=True)
+
+
+def _file(option: str, text: str | None) -> Path | None:
+    """Return the absolute path of an option's output file. Raises Refused if it cannot be written."""
+    if text is None:
+        return None
+    path = Path(text).resolve()
+    if not text or (path.exists() and not path.is_file()) or not os.access(path.parent, os.W_OK):
+        raise Refused(f"{option} takes a file in a writable folder, got {text!r}; name another file")
+    return path
+
+
+class RunOutputs:
+    """Decides and saves a run when pytest ends, prints its tables, and knows the exit status.
+
+    answer: the result of a comparison; None before the verdict, or if nothing was compared.
+    verdict: None before the run has ended, and always None if no performance test was collected.
+    saved: whether everything was written and printed that the command line requests.
+    """
+
+    def __init__(self, config: pytest.Config, session: Session, files: RequestedFiles) -> None:
         self.answer: Answer | None = None
         self.verdict: Verdict | None = None
+        self.saved = True
         self._lines: list[str] = []
-        self._saved = True
         self._config = config
         self._session = session
-        self._promote_as: str | None = config.getoption("benchmark_save")
-        copy_to = config.getoption("benchmark_json")
-        if copy_to is not None and not isinstance(copy_to, Path):
-            copy_to.close()  # pytest-benchmark has already opened it
-            copy_to = copy_to.name
-        self._copy_to = copy_to and file_to_write("--benchmark-json", str(copy_to))
-        self._outputs = outputs
+        self._files = files
         self._ended_by = ""  # the signal that interrupted the run, or the error that ended it
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
@@ -95,7 +130,7 @@ class Ending:
         self._save(document)
         width = self._width()
         verdict = verdict_lines(document["ddpperf"], width=width)
-        tables = report_tables(document).splitlines() if self._outputs.tables else []
+        tables = report_tables(document).splitlines() if self._config.getoption("tables") else []
         self._lines = [*summary_lines(document, width=width), *tables, *self._lines, *verdict]
 
     def _decide(self, exitstatus: int) -> None:
@@ -119,47 +154,27 @@ class Ending:
             for test, what in worse.items():
                 _report(listener, test, "call", what)
         if xml is not None:
-            _report_verdict(xml, self.verdict)
+            reasons = "\n".join(self.verdict.reasons)
+            failure = f"{self.verdict.status}: {reasons}" if self.verdict.status is not Status.PASS else ""
+            # JUnit calls a failed setup an error.
+            _report(xml, VERDICT, "setup" if self.verdict.status is Status.NO_VERDICT else "call", failure)
 
-    @pytest.hookimpl(wrapper=True, trylast=True)
-    def pytest_sessionfinish(self) -> Iterator[None]:
-        """Keep the failure of another plugin, so that pytest prints its summaries nevertheless."""
-        with self._keeping_failures():
-            yield
-
-    @contextlib.contextmanager
-    def _keeping_failures(self) -> Iterator[None]:
-        try:
-            yield
-        except pytest.exit.Exception:  # pytest prints its reason
-            raise
-        except BaseException as error:
-            if self.verdict is None:
-                raise
-            self._add_failure(error)
-
-    def _add_failure(self, error: BaseException) -> None:
-        self._saved = False
+    def plugin_failed(self, error: Exception) -> None:
+        """Report that another plugin failed while pytest ended; the run has been saved before."""
+        if self.verdict is None:
+            raise error
+        if isinstance(error, OSError) and error.errno in NO_READER:
+            _drop_output()
+            return
+        self.saved = False
         what = f"another plugin failed while the run ended: {_described(error)}"
         advice = "the verdict is valid; correct the plugin, or do not pass its option"
         self._lines += wrapped(f"{what}; {advice}", self._width())
 
-    def ended(self, failure: BaseException | None) -> bool:
-        """Print what was not printed yet, and return whether the run has a verdict.
-
-        failure: what another plugin, or pytest, raised after the tests.
-        """
-        tests = self._config.pluginmanager.get_plugin("session")
-        if failure is not None and self.verdict is None and isinstance(tests, pytest.Session):
-            self.end(int(tests.exitstatus))  # another plugin kept pytest from calling us
-        if self.verdict is None:
-            return False
-        if isinstance(failure, OSError) and failure.errno in NO_READER:
-            _drop_output()
-        elif failure is not None and _described(failure) != self._ended_by:
-            self._add_failure(failure)
+    @pytest.hookimpl(trylast=True)
+    def pytest_terminal_summary(self) -> None:
+        """Print the tables and the verdict after the summaries of pytest and of other plugins."""
         self.print_lines()
-        return True
 
     def print_lines(self) -> None:
         """Print the lines of this run that were not printed yet."""
@@ -172,16 +187,12 @@ class Ending:
                     reporter.line(harmless(line), **markup(line))
             sys.stdout.flush()
         except OSError as error:
-            self._saved &= error.errno in NO_READER
+            self.saved &= error.errno in NO_READER
             _drop_output()
 
     def exit_status(self) -> int:
-        """Return the exit status of the verdict.
-
-        A PASS is 0, so that the exit status of another plugin holds, such as that of --fail-on-flaky.
-        """
-        assert self.verdict is not None
-        return exit_status(self.verdict.status, saved=self._saved)
+        """Return the exit status of the verdict; 0 if there is none, as for a PASS."""
+        return exit_status(self.verdict.status, saved=self.saved) if self.verdict is not None else 0
 
     def _width(self) -> int:
         """Return the width of the printed lines, which follows a terminal."""
@@ -190,22 +201,29 @@ class Ending:
         return fitting_width(self._config.get_terminal_writer().fullwidth if is_terminal else None)
 
     def _save(self, document: dict[str, Any]) -> None:
-        """Write the run as JSON and, on request, a copy, a baseline and the Markdown page."""
-        storage, collection, name = self._session.setup.storage, self._session.collection, self._promote_as
+        """Write the run as JSON and, on request, a copy, a baseline, the Markdown and the page."""
+        storage, collection, files = self._session.inputs.storage, self._session.collection, self._files
         if collection.tests or collection.uncollected:
-            save_run = partial(storage.save_run, document, self._session.host["commit"])
-            self._write("the run", storage.runs, save_run)
-            if copy_to := self._copy_to:
-                self._write("the JSON", copy_to, partial(write_atomically, copy_to, document))
-            if name and is_baseline(document):
-                self._write("the baseline", storage.baselines, partial(storage.promote, document, name))
-            elif name:
+            commit = document["ddpperf"]["environment"]["commit"]
+            self._write("the run", storage.runs, partial(storage.save_run, document, commit))
+            if files.copy:
+                self._write("the JSON", files.copy, partial(write_atomically, files.copy, document))
+            if files.baseline and is_baseline(document):
+                promote = partial(storage.promote, document, files.baseline)
+                self._write("the baseline", storage.baselines, promote)
+            elif files.baseline:
                 self._lines.append(f"not saved as a baseline: {_no_baseline(document['ddpperf'])}")
-        outputs, text = self._outputs, markdown(document, summary_lines(document))
-        if path := outputs.verdict:
-            self._write("the verdict", path, partial(write_atomically, path, text))
-        if path := outputs.page:
-            self._draw("the page", path, partial(write_page, path, document, storage.kept()))
+        text = markdown(document, summary_lines(document))
+        if files.verdict:
+            self._write("the verdict", files.verdict, partial(write_atomically, files.verdict, text))
+        if files.page:
+            try:
+                page = partial(write_page, files.page, document, storage.kept())
+                self._write("the page", files.page, page)
+            except Exception as error:  # such as a broken installation of matplotlib
+                self.saved = False
+                again = "the run is saved, so python -m ddpperf.report can try again"
+                self._lines.append(f"the page could not be made ({first_line(error)}); {again}")
         if step_summary := os.environ.get("GITHUB_STEP_SUMMARY"):
             path = Path(step_summary)
             self._write("the step's summary", path, partial(_append, path, text))
@@ -214,48 +232,24 @@ class Ending:
         try:
             self._lines.append(f"saved {what}: {os.path.relpath(write())}")
         except OSError as error:
-            self._saved = False
+            self.saved = False
             why = f"{where} cannot be written ({error.strerror})"
             self._lines.append(f"{what} was not saved: {why}; make it writable")
 
-    def _draw(self, what: str, where: Path, write: Callable[[], Path]) -> None:
-        """Write a page or pictures; whatever a library raises must not hide the verdict."""
-        try:
-            self._write(what, where, write)
-        except Exception as error:  # such as a broken installation of matplotlib
-            self._saved = False
-            again = "the run is saved, so python -m ddpperf.report can try again"
-            self._lines.append(f"{what} could not be made ({first_line(error)}); {again}")
-
     def _document(self, verdict: Verdict) -> dict[str, Any]:
         """Return the JSON document of the run, in pytest-benchmark's format with ddpperf's part."""
-        hook = self._config.hook
-        commit_info: dict[str, Any] = {}
-        with self._keeping_failures():  # pytest-benchmark lets other plugins describe the commit and the run
-            commit_info = hook.pytest_benchmark_generate_commit_info(config=self._config)
         measures = self._session.measures.values()
-        given: dict[str, Any] = {
-            "config": self._config,
-            "benchmarks": [stats for measure in measures if (stats := measure.stats())],
-            "include_data": True,
-            "machine_info": hardware.machine_info(),
-            "commit_info": commit_info,
-        }
-        document: dict[str, Any] = {}
-        with self._keeping_failures():
-            document = hook.pytest_benchmark_generate_json(**given)
-        document = document or pytest_benchmark_generate_json(**given)
+        document: dict[str, Any] = pytest_benchmark_generate_json(
+            config=self._config,
+            benchmarks=[stats for measure in measures if (stats := measure.stats())],
+            include_data=True,
+            machine_info=hardware.machine_info(),
+            commit_info=pytest_benchmark_generate_commit_info(config=self._config),
+        )
         for benchmark in document["benchmarks"]:
             benchmark["extra_info"] = storable(benchmark["extra_info"])
         command_line = shown_command_line(map(str, self._config.invocation_params.args))
         return document | {"ddpperf": header(self._session, command_line, self.answer, verdict)}
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_terminal_summary(self) -> Iterator[None]:
-        """Print ddpperf's table after all other summaries, even if another summary fails."""
-        with self._keeping_failures():
-            yield
-        self.print_lines()
 
 
 def header(session: Session, command_line: str, answer: Answer | None, verdict: Verdict) -> dict[str, Any]:
@@ -264,7 +258,7 @@ def header(session: Session, command_line: str, answer: Answer | None, verdict: 
     images = options.images
     return {
         "schema": SCHEMA,
-        "hardware_key": session.setup.storage.hardware_key,
+        "hardware_key": session.inputs.storage.hardware_key,
         "environment": session.environment(),
         "machine_findings": [asdict(finding) for finding in session.resources.machine_findings],
         "options": {
@@ -278,10 +272,10 @@ def header(session: Session, command_line: str, answer: Answer | None, verdict: 
             "epoch_images": options.epoch_images if images is not None else None,
         },
         **session.run.to_json(),
-        "thresholds": session.setup.thresholds.to_json(),
-        "gate": session.collection.gate,
+        "thresholds": session.inputs.thresholds.to_json(),
+        "gate": session.collection.marked("gate"),
         "recipes": session.collection.recipes,
-        "left_out": by_file(session.collection.left_out),
+        "left_out": dict(Counter(test.partition("::")[0] for test in session.collection.left_out)),
         "timing": {
             "seconds": time.monotonic() - session.outcomes.begun,
             "counted_seconds": sum(measuring.pool.counted_seconds for measuring in session.passes),
@@ -324,13 +318,6 @@ def _append(path: Path, text: str) -> Path:
     with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
         file.write(text)
     return path
-
-
-def _report_verdict(xml: LogXML, verdict: Verdict) -> None:
-    reasons = "\n".join(verdict.reasons)
-    failure = f"{verdict.status}: {reasons}" if verdict.status is not Status.PASS else ""
-    # JUnit calls a failed setup an error.
-    _report(xml, VERDICT, "setup" if verdict.status is Status.NO_VERDICT else "call", failure)
 
 
 def _report(listener: LogXML | LFPlugin, test: str, when: Literal["setup", "call"], failure: str) -> None:

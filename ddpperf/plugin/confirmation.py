@@ -17,9 +17,9 @@ from _pytest.runner import runtestprotocol
 
 from ddpperf.errors import Refused
 from ddpperf.plugin.ab_run import ABRun
+from ddpperf.plugin.base_checkout import stored_sides
 from ddpperf.plugin.plain_run import PlainRun
 from ddpperf.plugin.session import Session
-from ddpperf.plugin.stored_code import stored_sides
 from ddpperf.specs import Spec
 from ddpperf.verdict.two_stage_test import LOOKS
 
@@ -49,11 +49,11 @@ def _confirm(session: Session, plain: PlainRun, items: Sequence[pytest.Item], te
     tests: suspected regressions, and every test whose limit would not show a slow-down as large as
     its tolerance. The most suspicious test comes first.
     """
-    options, baseline = session.options, session.setup.baseline
+    options, baseline = session.options, session.inputs.baseline
     assert baseline is not None
     assert plain.comparison is not None
     try:
-        root, cleanup = session.setup.storage.root, session.resources.cleanup
+        root, cleanup = session.inputs.storage.root, session.resources.cleanup
         sides = options.sides or stored_sides(baseline, root, options, cleanup)
     except Refused as refused:
         plain.no_stored_code = f"they cannot be measured beside the stored run's code, since {refused}"
@@ -63,7 +63,7 @@ def _confirm(session: Session, plain: PlainRun, items: Sequence[pytest.Item], te
     in_order = sorted(tests, key=lambda test: -math.inf if test in slower else -decides[same_work[test]])
     beside = ABRun(
         sides,
-        session.setup.settings.beside_stored_code(options.device),
+        session.inputs.settings.beside_stored_code(options.device),
         options.device,
         rounds=options.rounds if "--rounds" in options.given else ROUNDS,
         confirms=plain.comparison,

@@ -1,0 +1,148 @@
+"""The tests that pytest collected, which of them a run leaves out, and how each ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pytest
+
+from ddpperf.results.outcomes import Outcome, OutcomeKind
+
+
+class Collection:
+    """The collected performance tests, which are the tests with the `measure` fixture, by test id.
+
+    tests: the tests that this run measures, in the order of the test files.
+    in_files: all tests in the order of the test files. Plugins may run them in another order.
+    files: the test files that pytest looked into.
+    uncollected: files that could not be imported.
+    deselected: tests that this run does not run.
+    left_out: the deselected tests that are not in the core suite.
+    paths: the paths of the command line, in the form of test ids; with --lf, the collected tests.
+    ignores: whether the command line has --ignore or --ignore-glob.
+    refusal: why the collected cases cannot be measured; empty if they can.
+    """
+
+    def __init__(self) -> None:
+        self.tests: list[str] = []
+        self.in_files: list[str] = []
+        self.files: set[str] = set()
+        self.uncollected: dict[str, Outcome] = {}
+        self.deselected: set[str] = set()
+        self.left_out: list[str] = []
+        self.paths: list[str] = []
+        self.ignores = False
+        self.refusal = ""
+        self._items: Sequence[pytest.Item] = ()
+
+    def collect(self, items: Sequence[pytest.Item]) -> None:
+        """Store which tests this run measures."""
+        place = {test: number for number, test in enumerate(self.in_files)}
+        tests = [item.nodeid for item in items if measures(item)]
+        self.tests = sorted(tests, key=lambda test: place.get(test, len(place)))
+        self._items = list(items)
+
+    def marked(self, name: str) -> list[str]:
+        """Return the tests that have a marker, such as those that `-m gate` selects."""
+        return [item.nodeid for item in self._items if item.get_closest_marker(name)]
+
+    @property
+    def recipes(self) -> dict[str, str]:
+        """The name of the training recipe of each test that has one."""
+        marks = {item.nodeid: item.get_closest_marker("recipe") for item in self._items}
+        return {test: str(mark.args[0]) for test, mark in marks.items() if mark is not None}
+
+    def outside_core(self, items: Sequence[pytest.Item], config: pytest.Config) -> list[pytest.Item]:
+        """Return the collected tests that are left out, because they are not in the core suite.
+
+        A test whose file or function the command line names is kept. -m selects the tests alone.
+        """
+        if config.getoption("--full") or config.getoption("markexpr"):
+            return []
+        named = [path for path in self.paths if path.partition("::")[0].endswith(".py")]
+        return [
+            item
+            for item in items
+            if item.get_closest_marker("specs")
+            and item.get_closest_marker("slow")
+            and not any(_is_below(item.nodeid, path) for path in named)
+        ]
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Store which test files pytest looked into, and which could not be imported."""
+        self.files.add(report.nodeid)
+        if report.failed:
+            failed = Outcome(kind=OutcomeKind.NOT_COLLECTED, reason=_reason_of(report))
+            self.uncollected[report.nodeid] = failed
+
+    def expected(self, stored: Iterable[str], root: Path) -> set[str]:
+        """Return the collected tests, and those of the stored tests that the command line names.
+
+        Stored tests of a file that --ignore or --ignore-glob names are left out.
+        """
+
+        def is_ignored(file: str) -> bool:
+            return self.ignores and file not in self.files and (root / file).exists()
+
+        named = {test for test in stored if any(_is_below(test, path) for path in self.paths)}
+        named = {test for test in named if not is_ignored(test.partition("::")[0])}
+        return set(self.tests) | named - self.deselected
+
+
+class Outcomes:
+    """Whether each test of a run passed, failed or was skipped, by test id.
+
+    measured: tests with the `measure` fixture.
+    other_failures: failed tests without the `measure` fixture.
+    seconds: the duration of each test with its setup and teardown.
+    repeated: for each test that another plugin ran again, why it failed before.
+    begun: the time.monotonic() value at the start of the run.
+    """
+
+    def __init__(self) -> None:
+        self.measured: dict[str, Outcome] = {}
+        self.other_failures: dict[str, Outcome] = {}
+        self.seconds: dict[str, float] = {}
+        self.repeated: dict[str, str] = {}
+        self.begun = time.monotonic()
+
+    def expect(self, tests: Iterable[str]) -> None:
+        """Give each test that will be measured the outcome "not run", until the test ends."""
+        self.measured = dict.fromkeys(tests, Outcome(kind=OutcomeKind.NOT_RUN))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Store how a test ended: the first of setup, call and teardown that did not pass decides."""
+        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
+        if report.outcome not in ("passed", "failed", "skipped"):
+            self.repeated[report.nodeid] = _reason_of(report)
+            return  # another plugin's word, such as "rerun": the next report of the test decides
+        known, decides = self.measured.get(report.nodeid), report.when == "call" or not report.passed
+        outcome = Outcome(kind=OutcomeKind(report.outcome), reason=_reason_of(report))
+        if known is None:
+            if report.failed:
+                self.other_failures[report.nodeid] = outcome
+        elif known.kind in (OutcomeKind.NOT_RUN, OutcomeKind.PASSED) and decides:
+            self.measured[report.nodeid] = outcome
+
+
+def measures(item: pytest.Item) -> bool:
+    """Return whether a test uses the `measure` fixture."""
+    return "measure" in getattr(item, "fixturenames", ())
+
+
+def _is_below(test: str, path: str) -> bool:
+    """Return whether a test id belongs to the folder, file or function that a path names."""
+    return path == "" or test == path or test.startswith((f"{path}/", f"{path}::", f"{path}["))
+
+
+def _reason_of(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """Return the first line that says why a test or a file failed or was skipped."""
+    if report.passed:
+        return ""
+    if isinstance(report.longrepr, tuple):  # a skip: file, line, message
+        return str(report.longrepr[2]).removeprefix("Skipped: ")
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = str(crash.message if crash is not None else report.longreprtext).strip()
+    return text.partition("\n")[0].removeprefix("Failed: ") or report.outcome
