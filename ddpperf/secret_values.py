@@ -14,7 +14,7 @@ SECRET_NAME = re.compile(
     r"TOKEN|SECRET|PASSW|PASSPHRASE|PWD|KEY|CREDENTIAL|AUTH|COOKIE|(\b|_)PAT(\b|_)", re.IGNORECASE
 )
 # The first two change how fast ranks run, and the last names a file.
-NO_SECRETS = ("TOKENIZERS_PARALLELISM", "NCCL_IB_PKEY", "--node-key")
+NO_SECRETS = ("TOKENIZERS_PARALLELISM", "NCCL_IB_PKEY")
 OF_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")  # user and password in an address
 
 

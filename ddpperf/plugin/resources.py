@@ -1,4 +1,4 @@
-"""What a run measures on: the locked devices of this node, and the other nodes."""
+"""What a run measures on: the locked devices of this node, and what starts ranks on several nodes."""
 
 from __future__ import annotations
 
@@ -14,20 +14,18 @@ from ddpperf.machine.hardware import Gpu
 from ddpperf.machine.network import find_interface
 from ddpperf.plugin.devices import Devices
 from ddpperf.plugin.options.options import Options
-from ddpperf.plugin.other_nodes import OtherNodes
-from ddpperf.plugin.progress import ProgressLine
 from ddpperf.workers.interpreter import LOOPBACK
 from ddpperf.workers.launcher import Launcher
-from ddpperf.workers.process_set import Nodes
 
 
 class Resources:
-    """The devices of this node, and the other nodes, from the first measurement to the end of a run.
+    """The devices of this node and the launcher of ranks, from the first measurement to the end of a run.
 
     devices: the devices of this node.
+    launcher: what starts the ranks, or None if they start on this machine.
     machine_findings: what may spoil the measurements, as the doctor found before the first one.
-    cleanup: releases the devices and the other nodes, and removes what else the run made for its
-    processes. It is closed when all processes have ended.
+    cleanup: releases the devices, and removes what else the run made for its processes. It is closed
+    when all processes have ended.
     """
 
     def __init__(self, options: Options, gpus: Sequence[Gpu]) -> None:
@@ -41,12 +39,11 @@ class Resources:
         self.machine_findings: list[Finding] = []
         self.cleanup = ExitStack()
         self._gpus = gpus
-        self._other_nodes: OtherNodes | None = None
 
-    def acquire(self, options: Options, progress: ProgressLine) -> None:
-        """Lock the devices, wait for the other nodes, and check this machine.
+    def acquire(self, options: Options) -> None:
+        """Lock the devices, prepare the launcher, and check this machine.
 
-        Raises Refused if another test run uses one of the devices, or if a node does not join.
+        Raises Refused if another test run uses one of the devices.
         """
         self.cleanup.callback(self.devices.release)
         self.devices.acquire()
@@ -62,19 +59,11 @@ class Resources:
                 key_file=Path(f".ddpperf/launch-{os.getpid()}.key"),
             )
             self.cleanup.callback(self.launcher.close)
-        elif options.nodes.count > 1:
-            self._other_nodes = OtherNodes(options, self._gpus)
-            self.cleanup.callback(self._other_nodes.close)
-            self._other_nodes.wait(progress)
         self.machine_findings = run_findings(options.device, self._gpus)
-
-    def placement(self) -> Nodes:
-        """Return the nodes on which process sets start their ranks."""
-        return self._other_nodes.placement() if self._other_nodes is not None else Nodes()
 
     def environment(self) -> dict[str, Any]:
         """Return the nodes of a run on several nodes, as stored in the JSON file of the run."""
-        if self.launcher is not None and self.launcher.nodes > 1:
-            here = {"link": self.launcher.interface.link, "ranks": self.launcher.per_node}
-            return {"nodes": [node | here for node in self.launcher.hosts]}
-        return {"nodes": self._other_nodes.to_json()} if self._other_nodes is not None else {}
+        if self.launcher is None or self.launcher.nodes == 1:
+            return {}
+        here = {"link": self.launcher.interface.link, "ranks": self.launcher.per_node}
+        return {"nodes": [node | here for node in self.launcher.hosts]}

@@ -134,7 +134,7 @@ class Session:
         """
         if not self.passes:
             self.prepare()
-            self.resources.acquire(self.options, self.progress)
+            self.resources.acquire(self.options)
             self.begin_pass(self.run, self.run.replicates)
             if self.resources.launcher is not None:
                 try:
@@ -190,7 +190,6 @@ class Session:
             hang_folder=self.inputs.storage.root / ".ddpperf" / "hangs",
             cores=self.resources.devices.cores(),
             time_only=time_only,
-            nodes=self.resources.placement(),
             launcher=self.resources.launcher,
         )
 

@@ -1,8 +1,8 @@
-"""Exchange JSON messages between the controller process and a rank or an agent.
+"""Exchange JSON messages between the controller process and a rank, and check the rank's answers.
 
-A rank of the controller's node has a pair of sockets, which no other process can open. Others have
-a TCP connection, on which both ends have proved that they know the key. Nothing that arrives is
-unpickled, imported or called. A closed connection means that the process at the other end is dead.
+A rank that the controller starts has a pair of sockets. A launched rank has a TCP connection, on
+which both ends have proved that they know the key. Nothing that arrives is unpickled, imported or
+called. A closed connection means that the process at the other end is dead.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
+from ddpperf.errors import quoted
 from ddpperf.foreign_text import finite_json
 
 Message = dict[str, Any]
-MOST_BYTES = 2**22  # of a message: a longer one is refused before its content is read
 PAUSE_SECONDS = 5.0  # the longest pause within a message
 MESSAGE_SECONDS = 5.0  # from the first byte of a message to its last
 
@@ -39,15 +40,15 @@ def send(channel: Connection, message: Message) -> None:
     channel.send_bytes(json.dumps(message, allow_nan=False).encode())
 
 
-class SlowMessage(TimeoutError):
+class SlowMessage(Exception):
     """Raised if the rest of a message does not arrive within MESSAGE_SECONDS."""
 
 
 class Receiver:
     """Reads the messages of a connection piece by piece, without waiting for the rest of a message."""
 
-    def __init__(self, channel: Connection, most_bytes: int = MOST_BYTES) -> None:
-        self._channel, self._most_bytes = channel, most_bytes
+    def __init__(self, channel: Connection) -> None:
+        self._channel = channel
         self._held = bytearray()
         self._ends = math.inf  # when the message must be complete
 
@@ -55,7 +56,7 @@ class Receiver:
         """Return the next message, or None if the rest of it has yet to arrive.
 
         Raises EOFError if the connection is closed, OSError if it is broken, SlowMessage, and
-        ValueError if the message is longer than `most_bytes` or no JSON object of finite numbers.
+        ValueError if the message is no JSON object of finite numbers.
         """
         while (missing := self._missing()) and self._channel.poll(0):
             piece = os.read(self._channel.fileno(), min(missing, 2**20))
@@ -66,7 +67,7 @@ class Receiver:
             self._held += piece
         if missing == 0:
             content, self._held, self._ends = self._held[4:], bytearray(), math.inf
-            return parse(content)
+            return _parse(content)
         if self.is_late():
             raise SlowMessage(f"sent only a part of a message within {MESSAGE_SECONDS:g} s")
         return None
@@ -80,28 +81,84 @@ class Receiver:
         if len(self._held) < 4:
             return 4 - len(self._held)
         (length,) = struct.unpack_from("!i", self._held)  # as multiprocessing.connection writes it
-        if not 0 <= length <= self._most_bytes:
-            raise ValueError(f"a message must have at most {self._most_bytes} bytes, got more")
         return 4 + int(length) - len(self._held)
 
 
-def receive(channel: Connection, most_bytes: int = MOST_BYTES) -> Message:
-    """Wait for the next JSON message. Raises the same errors as `Receiver.read`."""
-    receiver = Receiver(channel, most_bytes)
-    channel.poll(None)
+def receive(channel: Connection, seconds: float | None = None) -> Message:
+    """Wait for the next JSON message. Raises the same errors as `Receiver.read`.
+
+    seconds: how long to wait for the beginning of the message; None for ever.
+    """
+    receiver = Receiver(channel)
+    if not channel.poll(seconds):
+        raise SlowMessage(f"sent no message within {seconds:g} s")
     while (message := receiver.read()) is None:
         channel.poll(MESSAGE_SECONDS)
     return message
 
 
-def parse(content: bytes | bytearray) -> Message:
-    """Convert the bytes of a message to a JSON object, or raise ValueError."""
+def _parse(content: bytearray) -> Message:
     try:
         message = finite_json(content)
-    except RecursionError:
-        raise ValueError("a message must be JSON, got too many levels") from None
     except ValueError as error:
         raise ValueError(f"a message must be JSON ({error})") from error
     if not isinstance(message, dict):
         raise ValueError(f"a message must be a JSON object, got {type(message).__name__}")
     return message
+
+
+# --- answers of ranks, which run the user's model, and perhaps another version of ddpperf
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+_TEXT = "a text", lambda value: isinstance(value, str)
+_FLAG = "true or false", lambda value: isinstance(value, bool)
+FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {  # what a field must be, in words and as a test
+    "port": ("a port or null", lambda value: value is None or isinstance(value, int)),
+    "environment": ("versions", lambda value: isinstance(value, dict) and "torch" in value),
+    "max_iterations": ("a number above 0", lambda value: _is_number(value) and value >= 1),
+    "seconds": ("a number of at least 0", lambda value: _is_number(value) and value >= 0),
+    "counters": (
+        "numbers by name",
+        lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),
+    ),
+    "progress": ("a number", _is_number),
+    "summary": _TEXT,
+    "traceback": _TEXT,
+    "kernels": _TEXT,
+    "distributed": _FLAG,
+    "limit": _FLAG,
+    "can_skip_untimed": _FLAG,
+    "can_finish": _FLAG,
+}
+NEEDED = {  # fields of the answer to a command
+    "setup": ("port", "environment"),
+    "open": ("max_iterations",),
+    "sample": ("seconds",),
+    "finish": ("counters",),
+    "close": ("counters",),
+}
+
+
+def problem_of(command: str, answer: Message) -> str:
+    """Return what is wrong with the answer to a command, or an empty string.
+
+    Unknown fields are ignored, because a newer version may send them.
+    """
+    needed = NEEDED.get(command, ())
+    if "progress" in answer:
+        needed = ("progress",)
+    elif "error" in answer:
+        needed, answer = ("summary", "traceback", "distributed"), answer["error"]
+        if not isinstance(answer, dict):
+            return f"error must be an object, got {quoted(answer)}"
+    for name in needed:
+        if name not in answer:
+            return f"{name} is missing"
+    for name, value in answer.items():
+        if name in FIELDS and not FIELDS[name][1](value):
+            return f"{name} must be {FIELDS[name][0]}, got {quoted(value)}"
+    return ""

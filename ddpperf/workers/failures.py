@@ -28,7 +28,7 @@ class RankFailure:
     """The cause and the details of one rank's failure.
 
     what: the end of a sentence that begins with the rank. detail: the rank's traceback, log or
-    stacks. where: " on node 1 (name)" for a rank of another node. limit: whether the rank may simply
+    stacks. where: " on node b" for a launched rank. limit: whether the rank may simply
     have needed too much memory or too large indices.
     """
 
@@ -38,10 +38,6 @@ class RankFailure:
     detail: str
     where: str = ""
     limit: bool = False
-
-
-class NodeLost(OSError):
-    """Raised if ranks need a node that has not joined, or that was lost. The message says which."""
 
 
 class SetFailure(Exception):

@@ -1,6 +1,7 @@
 """Explain a hang: what each rank does, which collective it waits in, and which ranks are late.
 
-A rank prints its stacks and its collectives when it gets a signal, and `seen_in` reads them.
+A rank prints its stacks and its collectives after the deadline of a command, and `seen_in` reads
+them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _FILE_NAME = re.compile(r"hang-\d{8}T\d{6}\.\d{6}Z-.+\.txt")  # as `write_report
 class Seen:
     """What is known of one rank while its process set hangs.
 
-    where: " on node 1 (name)" for a rank of another node. state: of its process, such as "stopped".
+    where: " on node b" for a launched rank. state: of its process, such as "stopped".
     collective, number: the collective that it waits in, and that collective's number in the process
     group; "" and None if it waits in none. place: the innermost line of code outside of libraries.
     has_answered: whether it printed stacks.
@@ -81,7 +82,8 @@ def seen_in(report: str, rank: int, where: str = "") -> Seen:
 
 def _main_thread(report: str) -> list[tuple[str, str, str]]:
     """Return the frames of the main thread, which faulthandler prints last, innermost frame first."""
-    threads = re.split(r"^(?:Current thread|Thread) 0x.*$", report, flags=re.MULTILINE)[1:]
+    stacks = report.rpartition("\nTimeout (")[2]  # what the rank printed before may look like stacks
+    threads = re.split(r"^(?:Current thread|Thread) 0x.*$", stacks, flags=re.MULTILINE)[1:]
     return [(path, line, name) for path, line, name in _FRAME.findall(threads[-1])] if threads else []
 
 

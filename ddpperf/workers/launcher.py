@@ -26,8 +26,8 @@ from ddpperf.errors import Refused, short
 from ddpperf.machine.child_process import describe_status, wait_for_exit
 from ddpperf.machine.network import Interface
 from ddpperf.workers import channel
-from ddpperf.workers.channel import Message
-from ddpperf.workers.handshake import accept
+from ddpperf.workers.channel import Message, SlowMessage
+from ddpperf.workers.handshake import HANDSHAKE_SECONDS, accept, shut_down
 from ddpperf.workers.interpreter import Side, travelling_environment
 from ddpperf.workers.node_facts import node_facts, require_equal
 from ddpperf.workers.rank_output import RankOutput
@@ -40,8 +40,10 @@ SHORT_NAMES = {
     "mpirun": "mpirun -np {ranks} --map-by ppr:{per_node}:node --bind-to none",
 }
 PLACEHOLDERS = ("nodes", "per_node", "ranks", "node", "rank", "local_rank", "address", "port")
+PREPARE_SECONDS = 60.0  # for a rank to pin itself, and to describe its node
 JOIN_SECONDS = 60.0  # from the start of a launcher until its last rank has joined
 LOOK_SECONDS = 0.1
+STRANGE = (AuthenticationError, OSError, EOFError, ValueError, KeyError, TypeError, SlowMessage)
 WORDS_SECONDS = 1.5  # from the end of a rank until its launcher has said why
 TERM_SECONDS, KILL_SECONDS = 2.0, 3.0  # from the end of the ranks to SIGTERM, and then to SIGKILL
 WORDS_LINES = 10
@@ -95,10 +97,11 @@ class Launcher:
         make_key(key_file)
         self._key = read_key(key_file)
 
-    def start(self, set_name: str, side: Side, ranks: int) -> Launch:
+    def start(self, set_name: str, side: Side, ranks: int, variables: dict[str, str]) -> Launch:
         """Start the launcher for a process set. `Launch.join` then waits for the ranks.
 
-        Raises LaunchFailed, also if the launcher has failed twice in a row.
+        variables: of the ranks, besides those of the side. Raises LaunchFailed, also if the launcher
+        has failed twice in a row.
         """
         if len(self._failures) > 1:
             raise LaunchFailed(f"{self._failures[-1]}; the launcher failed twice and is not tried again")
@@ -109,7 +112,7 @@ class Launcher:
             "folder": os.getcwd(),
             "root": None if side.root is None else str(side.root),
             "command": side.command("rank"),
-            "environment": travelling_environment(self.device) | side.variables(),
+            "environment": travelling_environment(self.device) | side.variables() | variables,
         }
         return Launch(self, ranks, welcome)
 
@@ -152,7 +155,7 @@ class Launcher:
     def accept(self, accepted: socket.socket) -> tuple[Connection, Message]:
         connection = accept(accepted, self._key)
         try:
-            return connection, channel.receive(connection)
+            return connection, channel.receive(connection, HANDSHAKE_SECONDS)
         except BaseException:
             connection.close()
             raise
@@ -171,9 +174,9 @@ class Launcher:
                     f"{what}; it must fill each node with {self.per_node} ranks, one node after the other"
                 )
             try:
-                answer = channel.receive(one.commands)
-            except (OSError, EOFError, ValueError):
-                answer = {"problem": "it ended while it joined"}
+                answer = channel.receive(one.commands, PREPARE_SECONDS)
+            except (OSError, EOFError, ValueError, SlowMessage) as error:
+                answer = {"problem": f"it did not prepare itself ({error or type(error).__name__})"}
             if problem := answer.get("problem"):
                 raise self.failed(f"cannot start on node {host}: {short(str(problem), 200)}", rank)
             if rank % self.per_node == 0:
@@ -194,7 +197,9 @@ class Launch:
         self._listener.settimeout(LOOK_SECONDS)
         host = f"[{address}]" if ":" in address else address
         commands = launcher.commands(ranks, f"{host}:{self._listener.getsockname()[1]}")
-        self.name = commands[0][0]
+        self.name = Path(commands[0][0]).name
+        self._words_end = 0.0
+        self._connections: list[Connection] = []  # until their ranks are handed over
         self._processes: list[subprocess.Popen[bytes]] = []
         reader, writer = os.pipe()
         self._output = RankOutput(reader)
@@ -224,19 +229,21 @@ class Launch:
                 try:
                     accepted, _ = self._listener.accept()
                     connection, hello = self._launcher.accept(accepted)
+                    self._connections.append(connection)
                     rank = self._expected_rank(hello)
                     found.setdefault(rank, {})[hello["is_output"]] = connection, hello
                     if not hello["is_output"]:
                         channel.send(connection, self._welcome)
                 except TimeoutError:
                     self._require_started(end, sorted(set(range(self._ranks)) - found.keys()), refused)
-                except (AuthenticationError, OSError, EOFError, ValueError, KeyError, TypeError) as error:
+                except STRANGE as error:
                     refused = f"; a connection was refused ({type(error).__name__}: {short(str(error))})"
         joined = [
             Joined(hello=found[rank][False][1], commands=found[rank][False][0], output=found[rank][True][0])
             for rank in range(self._ranks)
         ]
         self._launcher.succeeded(joined)
+        self._connections.clear()
         return joined
 
     def _expected_rank(self, hello: Message) -> int:
@@ -254,7 +261,7 @@ class Launch:
         how = (
             f"did not join within {JOIN_SECONDS:g} s"
             if late
-            else f"did not start: {self.name} {self.describe(0)}"
+            else f"did not start: {self.name} {self.how_it_ended(0)}"
         )
         raise self._launcher.failed(how + refused, missing[0], "\n".join(self.words(missing[0])))
 
@@ -262,27 +269,34 @@ class Launch:
         """Return whether the launcher's process that started a rank has ended."""
         return wait_for_exit(self._of(rank)) is not None
 
-    def describe(self, rank: int) -> str:
+    def how_it_ended(self, rank: int) -> str:
         """Return how the launcher's process that started a rank has ended."""
         status = wait_for_exit(self._of(rank))
         return "runs" if status is None else describe_status(status).removesuffix(" before it answered")
 
-    def describe_rank(self, rank: int) -> str:
+    def how_rank_ended(self, rank: int) -> str:
         """Return how a rank has ended: its status, if the launcher was started for this rank alone."""
         alone = len(self._processes) == self._ranks
-        return self.describe(rank) if alone and self.has_ended(rank) else "ended"
+        return self.how_it_ended(rank) if alone and self.has_ended(rank) else "ended"
 
     def _of(self, rank: int) -> subprocess.Popen[bytes]:
         return self._processes[rank * len(self._processes) // self._ranks]
 
     def words(self, rank: int) -> list[str]:
-        """Return the last lines of the launcher, once it has ended or WORDS_SECONDS are over."""
-        wait_for_exit(self._of(rank), WORDS_SECONDS)
+        """Return the last lines of the launcher, once it has ended or WORDS_SECONDS are over.
+
+        These seconds begin at the first call, however many ranks end.
+        """
+        self._words_end = self._words_end or time.monotonic() + WORDS_SECONDS
+        wait_for_exit(self._of(rank), max(0.0, self._words_end - time.monotonic()))
         return [line for line in self._output.end().splitlines() if line.strip()][-WORDS_LINES:]
 
     def end(self) -> None:
         """End the launcher's processes, whose ranks have ended: wait, then SIGTERM, then SIGKILL."""
         self._listener.close()
+        for connection in self._connections:
+            shut_down(connection)
+            connection.close()
         for seconds, number in ((TERM_SECONDS, signal.SIGTERM), (KILL_SECONDS, signal.SIGKILL)):
             end = time.monotonic() + seconds
             for process in self._processes:

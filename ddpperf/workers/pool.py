@@ -15,7 +15,7 @@ from ddpperf.machine.utilization import Recorder
 from ddpperf.results.samples import CANDIDATE, Measured, Sample
 from ddpperf.specs import Spec
 from ddpperf.workers.channel import Message
-from ddpperf.workers.failures import NodeLost, SetFailure
+from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.process_set import Answers, ProcessSet, Progress, SetOptions
 from ddpperf.workers.rounds import (
@@ -88,13 +88,11 @@ class Pool:
         """Return the process sets, after starting those that are missing or have failed.
 
         most: how many of the process sets to return, all by default. They start side by side.
-        ranks: the number of ranks, if it is more than usual. Larger process sets are ended, and those
-        that have fewer ranks than usual because a node was lost.
+        ranks: the number of ranks, if it is more than usual. Larger process sets are ended.
         """
         sides, options = self.sides[:most], self._options_of(ranks)
-        fewest = min(options.size, self.options.size)  # a set has fewer ranks if a node was lost then
         for size, place in list(self._sets):
-            if not fewest <= size <= options.size:
+            if size > options.size:
                 self._sets.pop((size, place)).close()
         started = []
         try:
@@ -119,24 +117,17 @@ class Pool:
     def _options_of(self, ranks: int) -> SetOptions:
         """Return the options of process sets with this number of ranks, or with the usual number.
 
-        More ranks than usual are not pinned to cores, because each rank would get fewer cores. There
-        are fewer ranks after a node was lost. Raises ValueError for more ranks than usual on GPUs,
-        and NodeLost for more ranks than the nodes that are left have.
+        More ranks than usual are not pinned to cores, because each rank would get fewer cores. Raises
+        ValueError for more ranks than usual on GPUs or by a launcher.
         """
-        options, nodes = self.options, self.options.nodes
-        if nodes.others:
-            most = nodes.most_ranks()
-            if ranks > most:
-                found = f"{most} are left; {nodes.lost()}; start its agent again"
-                raise NodeLost(f"world_size={ranks} needs {ranks} ranks, {found}")
-            options = replace(options, size=min(options.size, most))
+        options = self.options
         if ranks <= options.size:
             return options
-        if self.options.device != "cpu" or self.options.launcher is not None:
-            found = f"each process set has {self.options.size}"
+        if options.device != "cpu" or options.launcher is not None:
+            found = f"each process set has {options.size}"
             advice = f"pass --world-sizes {ranks}, or measure fewer ranks"
             raise ValueError(f"world_size={ranks} needs {ranks} ranks, but {found}; {advice}")
-        return replace(self.options, size=ranks, cores=None)
+        return replace(options, size=ranks, cores=None)
 
     def measure(self, spec: Spec, candidate: Spec | None = None, ranks: int = 0) -> Measured:
         """Take the measurement that `spec` describes on every process set.

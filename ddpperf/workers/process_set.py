@@ -9,95 +9,38 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Protocol
 
 from ddpperf.errors import short
 from ddpperf.temporary import PrivateFolder
-from ddpperf.workers import channel
-from ddpperf.workers.answers import problem_of
-from ddpperf.workers.channel import Message, Receiver, SlowMessage
-from ddpperf.workers.failures import Cause, NodeLost, RankFailure, SetFailure
+from ddpperf.workers.channel import Message, Receiver, SlowMessage, problem_of
+from ddpperf.workers.failures import Cause, RankFailure, SetFailure
 from ddpperf.workers.hangs import explained, remove_old_reports, seen_in, write_report
-from ddpperf.workers.interpreter import LOOPBACK, Side
+from ddpperf.workers.interpreter import Side, rank_environment
 from ddpperf.workers.launcher import Launch, Launcher, LaunchFailed
 from ddpperf.workers.rank_process import (
     EXIT_SECONDS,
+    NETWORK_LOST,
     AnyRank,
     LaunchedRank,
     LocalRank,
     end_ranks,
+    lost,
     wait_for_stacks,
 )
+from ddpperf.workers.worker import DEADLINE_VARIABLE
 
 START_SECONDS = 120  # to import torch on a busy machine and to make a CUDA context
 GATHER_SECONDS = 0.2  # how long to wait for more failures after the first one
 GROUP_GRACE_SECONDS = 300  # process groups time out later than commands: the controller reports a hang first
-NETWORK_LOST = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)  # of a read from a rank
 MOST_SUMMARY_LETTERS = 200  # of an error that a rank reports
 
 Progress = Callable[[float], None] | None  # called with the fraction of a command that is done
 Ranks = Iterable[int] | None  # None means all ranks
 Answers = dict[int, Message]  # by rank
-
-
-class RankHandle(AnyRank, Protocol):
-    """A rank that gets commands: a process of this node, or one that another node's agent starts.
-
-    where: " on node 1 (name)" for a rank of another node, or "".
-    """
-
-    where: str
-
-    @property
-    def connection(self) -> Connection: ...
-    def connect(self) -> RankFailure | None: ...
-
-
-class OtherNode(Protocol):
-    """Another node, whose agent has joined. lost: why it can no longer be used, or ""."""
-
-    lost: str
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def cores(self) -> list[list[int]] | None: ...
-    @property
-    def is_usable(self) -> bool: ...
-    def start_rank(
-        self, rank: int, node_rank: int, *, set_name: str, side: Side, device: str, log_folder: Path | None
-    ) -> RankHandle: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Nodes:
-    """The nodes on which ranks run: the controller's node first, then the others.
-
-    node_size: the number of ranks of each node; 0 if there is one node. Consecutive ranks are on one
-    node. interface, address: the controller's network interface for process groups, and the
-    interface's address, on which the ranks' TCP store listens.
-    """
-
-    others: Sequence[OtherNode] = ()
-    node_size: int = 0
-    interface: str = LOOPBACK
-    address: str = "127.0.0.1"
-
-    def usable(self) -> list[OtherNode]:
-        """Return the other nodes that have joined and are not lost."""
-        return [node for node in self.others if node.is_usable]
-
-    def most_ranks(self) -> int:
-        """Return how many ranks the nodes have that are not lost."""
-        return self.node_size * (1 + len(self.usable()))
-
-    def lost(self) -> str:
-        """Return a sentence that says which nodes were lost, and why."""
-        return "; ".join(f"node {node.name} was lost: {node.lost}" for node in self.others if node.lost)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +54,7 @@ class SetOptions:
     there is a log folder.
     time_only: whether only times are needed. A step that uses one device is then measured on the
     first device only, not on all devices in turn, and no kernels are listed.
-    nodes: the nodes of the ranks. launcher: what starts the ranks, or None to start them here.
+    launcher: what starts the ranks, on any node; None to start them on this machine.
     """
 
     size: int
@@ -122,7 +65,6 @@ class SetOptions:
     hang_folder: Path = Path(".ddpperf/hangs")
     cores: Sequence[Sequence[int]] | None = None
     time_only: bool = False
-    nodes: Nodes = field(default_factory=Nodes)
     launcher: Launcher | None = None
 
     @property
@@ -142,14 +84,13 @@ class ProcessSet:
         self.name = name
         self.side = side
         self.options = options
-        self.ranks: list[RankHandle] = []
+        self.ranks: list[AnyRank] = []
         self.alive = True
         self._folder = PrivateFolder()  # for temporary files
+        self._launch: Launch | None = None
         self._setup: Message = {}  # rank 0's answer to "setup"
         self._group_size = 0
-        self._pending: tuple[str, list[RankHandle]] = ("", [])  # the last command, and to whom
-        self._launch: Launch | None = None
-        self._others = options.nodes.usable()  # chosen once: nodes may be lost and join meanwhile
+        self._pending: tuple[str, list[AnyRank]] = ("", [])  # the last command, and to whom
 
     @property
     def environment(self) -> Message:
@@ -168,89 +109,58 @@ class ProcessSet:
 
     @property
     def _network(self) -> Message:
-        """What ranks on several nodes must know to meet."""
-        if self.options.launcher is not None:
-            with socket.socket(fileno=os.dup(self.ranks[0].connection.fileno())) as connected:
-                return {"address": connected.getpeername()[0]}  # where rank 0 runs
-        return {"address": self.options.nodes.address} if self.options.nodes.others else {}
+        """What ranks on several nodes must know to meet: the address of rank 0."""
+        if self._launch is None:
+            return {}
+        with socket.socket(fileno=os.dup(self.ranks[0].connection.fileno())) as connected:
+            return {"address": connected.getpeername()[0]}
 
     # --- starting
 
     def spawn(self) -> None:
-        """Start the processes of the ranks, and tell each rank to prepare its device."""
-        options, nodes = self.options, self.options.nodes
-        cores = options.cores
-        if options.launcher is not None:
-            with self._launch_failures():
-                self._launch = options.launcher.start(self.name, self.side, options.size)
-            return
-        with self._killed_on_error():
-            try:
-                for rank in range(options.size):
-                    self.ranks.append(self._start_rank(rank))
-            except NodeLost:
-                raise
-            except OSError as error:
-                what = f"could not be started: {error.filename or self.side.python}: {error.strerror}"
-                failure = RankFailure(rank=len(self.ranks), cause=Cause.DIED, what=what, detail="")
-                raise self._failure("start", [failure]) from error
-            if nodes.others:
-                found = [rank.connect() for rank in self.ranks]
-                if failures := [failure for failure in found if failure is not None]:
-                    raise self._failure("start", failures)
-                cores = _cores_of_all([cores, *(node.cores for node in self._others)])
-        self.ask("setup", device=options.device, cores=cores, **self._network)
+        """Start the processes of the ranks."""
+        options = self.options
+        variables = {DEADLINE_VARIABLE: f"{options.deadline_seconds:g}"}
+        with self._start_failures():
+            if options.launcher is not None:
+                self._launch = options.launcher.start(self.name, self.side, options.size, variables)
+                return
+            if self.side.root is not None and not self.side.root.is_dir():  # the installed code would run
+                raise FileNotFoundError(errno.ENOENT, "no such source tree", str(self.side.root))
+            (folder := self._folder.path / self.name).mkdir()
+            variables |= rank_environment(options.device) | self.side.variables() | {"TMPDIR": str(folder)}
+            for rank in range(options.size):
+                of_rank = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                command = self.side.command("rank", str(self._folder.path), str(rank))
+                self.ranks.append(LocalRank(rank, command, variables | of_rank, self._log(rank)))
+        self.ask("setup", device=options.device, cores=options.cores)
 
-    def _start_rank(self, rank: int) -> RankHandle:
-        options, nodes = self.options, self.options.nodes
-        node, node_rank = divmod(rank, nodes.node_size or options.size)
-        if node > len(self._others):
-            raise NodeLost(f"rank {rank} of set {self.name} needs node {node}; {nodes.lost()}")
-        if node:
-            return self._others[node - 1].start_rank(
-                rank,
-                node_rank,
-                set_name=self.name,
-                side=self.side,
-                device=options.device,
-                log_folder=options.log_folder,
-            )
-        folder = self._folder.path / self.name
-        folder.mkdir(exist_ok=True)
-        return LocalRank(
-            rank,
-            device=options.device,
-            side=self.side,
-            log=self._log(rank),
-            folder=folder,
-            interface=nodes.interface,
-        )
+    def wait_ready(self) -> None:
+        """Wait until all ranks of a process set have prepared their devices."""
+        if self._launch is not None:
+            with self._start_failures():
+                for rank, joined in enumerate(self._launch.join()):
+                    self.ranks.append(LaunchedRank(rank, joined, self._launch, self._log(rank)))
+            self.ask("setup", device=self.options.device, cores=None, **self._network)
+        self._setup = self.answers(deadline_seconds=START_SECONDS)[0]
+
+    def _log(self, rank: int) -> Path | None:
+        folder = self.options.log_folder
+        return folder and folder / f"{self.name}-rank{rank}.log"
 
     @contextlib.contextmanager
-    def _launch_failures(self) -> Iterator[None]:
-        """Kill the process set if its launcher fails, and raise SetFailure."""
+    def _start_failures(self) -> Iterator[None]:
+        """Kill the process set if a rank cannot be started, and raise SetFailure."""
         with self._killed_on_error():
             try:
                 yield
             except LaunchFailed as error:
                 failure = RankFailure(rank=error.rank, cause=Cause.DIED, what=str(error), detail=error.detail)
                 raise self._failure("start", [failure]) from error
-
-    def _join_ranks(self, launch: Launch) -> None:
-        with self._launch_failures():
-            for rank, joined in enumerate(launch.join()):
-                self.ranks.append(LaunchedRank(rank, joined, launch, self._log(rank)))
-        self.ask("setup", device=self.options.device, cores=None, **self._network)
-
-    def _log(self, rank: int) -> Path | None:
-        folder = self.options.log_folder
-        return folder and folder / f"{self.name}-rank{rank}.log"
-
-    def wait_ready(self) -> None:
-        """Wait until all ranks of a process set have prepared their devices."""
-        if self._launch is not None:
-            self._join_ranks(self._launch)
-        self._setup = self.answers(deadline_seconds=START_SECONDS)[0]
+            except OSError as error:
+                what = f"could not be started: {error.filename or self.side.python}: {error.strerror}"
+                failure = RankFailure(rank=len(self.ranks), cause=Cause.DIED, what=what, detail="")
+                raise self._failure("start", [failure]) from error
 
     # --- commands
 
@@ -267,8 +177,7 @@ class ProcessSet:
         self._pending = command, asked
         with self._killed_on_error():
             for rank in asked:
-                with contextlib.suppress(OSError):  # `answers` notices that the rank is dead
-                    channel.send(rank.connection, {"command": command, **arguments})
+                rank.command({"command": command, **arguments})
 
     def answers(self, progress: Progress = None, deadline_seconds: float | None = None) -> Answers:
         """Return the ranks' answers to the last command, or raise SetFailure if a rank fails."""
@@ -283,7 +192,7 @@ class ProcessSet:
         receivers = {connected: Receiver(connected) for connected in waiting}
         answers: Answers = {}
         # With an error message, or with a failure, unless the rank is dead.
-        failed: list[tuple[RankHandle, Message | RankFailure | None]] = []
+        failed: list[tuple[AnyRank, Message | RankFailure | None]] = []
         while waiting and (remaining := end - time.monotonic()) > 0:
             # Check the processes too: a child may keep a dead rank's connection open.
             ready = connection.wait(list(waiting), timeout=min(remaining, 0.1))
@@ -315,18 +224,16 @@ class ProcessSet:
             raise self._failure(command, [_failure_of(rank, answer) for rank, answer in failed])
         if waiting:
             raise self._failure(command, self._hangs([*waiting.values()], deadline_seconds))
-        ours = [rank for rank in asked if isinstance(rank, LocalRank | LaunchedRank)]
-        if lost := [_lost_output(rank) for rank in ours if rank.output.problem]:
-            raise self._failure(command, lost)
+        if unwritten := [_unwritten_output(rank) for rank in asked if rank.output.problem]:
+            raise self._failure(command, unwritten)
         return answers
 
     @property
     def pids(self) -> dict[int, int]:
-        """The process ids of the ranks on the controller's node, by rank."""
-        pids = {rank.rank: rank.pid for rank in self.ranks if isinstance(rank, LocalRank | LaunchedRank)}
-        return {rank: pid for rank, pid in pids.items() if pid is not None}
+        """The process ids of the ranks on this machine, by rank."""
+        return {rank.rank: rank.pid for rank in self.ranks if rank.pid is not None}
 
-    def dead_ranks(self) -> list[RankHandle]:
+    def dead_ranks(self) -> list[AnyRank]:
         """Return the ranks whose processes have ended."""
         return [rank for rank in self.ranks if rank.is_dead()]
 
@@ -397,7 +304,7 @@ class ProcessSet:
     def _failure(self, command: str, failures: list[RankFailure]) -> SetFailure:
         return SetFailure(self.name, f"at {command}", failures)
 
-    def _hangs(self, ranks: Sequence[RankHandle], deadline_seconds: float) -> list[RankFailure]:
+    def _hangs(self, ranks: Sequence[AnyRank], deadline_seconds: float) -> list[RankFailure]:
         hint = "if a rank is only slow, for example because it compiles, pass a longer --deadline"
         what = f"did not answer within {deadline_seconds:g} s"
         detail = "\n".join([*self._explained(), hint])
@@ -409,10 +316,8 @@ class ProcessSet:
 
     def _explained(self) -> list[str]:
         """Return lines on what each rank does, and write all their stacks to a file."""
-        for rank in self.ranks:
-            rank.ask_for_stacks()
         wait_for_stacks(self.ranks)
-        reports = {f"rank {rank.rank}{rank.where}": rank.stacks() for rank in self.ranks}
+        reports = {f"rank {rank.rank}{rank.where}": rank.report() for rank in self.ranks}
         seen = [
             seen_in(report, rank.rank, rank.where)
             for rank, report in zip(self.ranks, reports.values(), strict=True)
@@ -423,17 +328,11 @@ class ProcessSet:
         return [*explained(seen), write_report(folder, self.name, reports)]
 
 
-def _cores_of_all(of_nodes: Sequence[Sequence[Sequence[int]] | None]) -> Sequence[Sequence[int]] | None:
-    """Return the CPU cores of the ranks of all nodes, or None if a node does not pin its ranks."""
-    found = [of_node for of_node in of_nodes if of_node is not None]
-    return [rank for of_node in found for rank in of_node] if len(found) == len(of_nodes) else None
-
-
 class Incomplete(Exception):
     """Raised if the rest of a rank's message has yet to arrive."""
 
 
-def _receive(receiver: Receiver, rank: RankHandle, command: str) -> Message | RankFailure | None:
+def _receive(receiver: Receiver, rank: AnyRank, command: str) -> Message | RankFailure | None:
     """Return a rank's next message, or None if the rank is dead.
 
     Returns a failure for a message that is no answer to the command. Raises Incomplete.
@@ -450,8 +349,7 @@ def _receive(receiver: Receiver, rank: RankHandle, command: str) -> Message | Ra
     except OSError as error:
         if error.errno not in NETWORK_LOST:
             return None
-        what = f"was lost: its node or the network does not answer ({error.strerror})"
-        return _rank_failure(rank, Cause.DIED, what)
+        return _rank_failure(rank, Cause.DIED, lost(error.errno))
     except EOFError:
         return None
     except ValueError as error:
@@ -464,13 +362,13 @@ def _receive(receiver: Receiver, rank: RankHandle, command: str) -> Message | Ra
     return answer
 
 
-def _lost_output(rank: LocalRank | LaunchedRank) -> RankFailure:
+def _unwritten_output(rank: AnyRank) -> RankFailure:
     advice = "free space there, or name another folder by --worker-logs"
     what = f"printed lines that are lost, because {rank.output.problem}; {advice}"
     return _rank_failure(rank, Cause.RAISED, what)
 
 
-def _failure_of(rank: RankHandle, answer: Message | RankFailure | None) -> RankFailure:
+def _failure_of(rank: AnyRank, answer: Message | RankFailure | None) -> RankFailure:
     if isinstance(answer, RankFailure):
         return answer
     if answer is None:
@@ -482,6 +380,6 @@ def _failure_of(rank: RankHandle, answer: Message | RankFailure | None) -> RankF
 
 
 def _rank_failure(
-    rank: RankHandle, cause: Cause, what: str, detail: str = "", *, limit: bool = False
+    rank: AnyRank, cause: Cause, what: str, detail: str = "", *, limit: bool = False
 ) -> RankFailure:
     return RankFailure(rank=rank.rank, cause=cause, what=what, detail=detail, where=rank.where, limit=limit)

@@ -1,4 +1,4 @@
-"""Start, watch and end the processes of ranks on this node."""
+"""Ranks as the controller sees them: started, watched and ended here, or started by a launcher."""
 
 from __future__ import annotations
 
@@ -9,223 +9,193 @@ import select
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
 
 import psutil
 
 from ddpperf.errors import short
 from ddpperf.machine.child_process import describe_exit, kill_group, members_of, wait_for_end, wait_for_exit
 from ddpperf.temporary import remove_tensors
-from ddpperf.workers.channel import limit_pauses
+from ddpperf.workers.channel import Message, limit_pauses, send
 from ddpperf.workers.failures import Cause, RankFailure
 from ddpperf.workers.handshake import shut_down
 from ddpperf.workers.hangs import COLLECTIVES, STATE
-from ddpperf.workers.interpreter import LOOPBACK, Side, rank_environment
 from ddpperf.workers.launcher import Joined, Launch
 from ddpperf.workers.node_facts import machine_id
 from ddpperf.workers.rank_output import RankOutput
-from ddpperf.workers.worker import STACKS_SIGNAL
 
 STACKS_SECONDS = 0.5
 EXIT_SECONDS = 5
 LOG_TAIL_LINES = 20
+NETWORK_LOST = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
-class AnyRank(Protocol):
-    """A rank of this node or of another one, whose process can be watched and ended."""
+class AnyRank:
+    """A rank: the connection to it, and what it prints.
 
-    rank: int
-
-    def is_dead(self) -> bool: ...
-    def death(self) -> RankFailure: ...
-    def wait(self, seconds: float) -> None: ...
-    def kill(self) -> None: ...
-    def close(self) -> None: ...
-    def ask_for_stacks(self) -> None: ...
-    def stacks(self) -> str: ...
-
-
-class RankProcess:
-    """The process of one rank of this node.
-
-    The constructor raises OSError if the process cannot be started, or if this node lacks the side's
-    source tree: the rank would then import the installed code instead. channel: the rank's end of
-    its connection to the controller process, which the rank reads as standard input. node_rank: the
-    rank's place among the ranks of this node, which is the index of its GPU. log: the file for
-    everything that the process prints, or None. folder: where its temporary files go, within the
-    private folder of the process set. interface: the network interface that gloo and NCCL use.
+    where: " on node b" if a launcher has started the rank, or "". pid: its process id, or None if it
+    runs on another machine.
     """
 
     def __init__(
-        self,
-        rank: int,
-        channel: socket.socket,
-        *,
-        node_rank: int,
-        device: str,
-        side: Side,
-        log: Path | None,
-        folder: Path,
-        interface: str = LOOPBACK,
+        self, rank: int, connection: Connection, output: RankOutput, *, pid: int | None, where: str = ""
     ) -> None:
-        if side.root is not None and not side.root.is_dir():
-            raise FileNotFoundError(errno.ENOENT, "no such source tree on this node", str(side.root))
-        self.rank = rank
+        self.rank, self.connection, self.output = rank, connection, output
+        self.pid, self.where = pid, where
+        self._commanded = 0  # how much the rank had printed before its last command
+
+    def is_dead(self) -> bool:
+        """Return whether the rank's process has ended."""
+        raise NotImplementedError
+
+    def how_it_ended(self) -> tuple[str, list[str]]:
+        """Return how the rank's process ended, as a phrase, and further lines on it.
+
+        What the rank had started is then killed, as it would keep the rank's output open.
+        """
+        raise NotImplementedError
+
+    def wait(self, seconds: float) -> None:
+        """Wait at most `seconds` until the rank's process has ended."""
+        raise NotImplementedError
+
+    def kill(self) -> None:
+        """Kill the rank's process and all processes that it started, without waiting."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close the connection to a rank that was killed, and stop reading what it prints."""
+        self.output.close()
+        self.connection.close()
+
+    def command(self, message: Message) -> None:
+        """Send a command, unless the rank is dead, which `is_dead` notices."""
+        self._commanded = self.output.printed
+        with contextlib.suppress(OSError):
+            send(self.connection, message)
+
+    def death(self) -> RankFailure:
+        """Return how the rank's process ended, with the last lines that it printed."""
+        what, more = self.how_it_ended()
+        lines = self.output.end().splitlines()[-LOG_TAIL_LINES:]
+        detail = [f"the end of rank {self.rank}'s output:", *lines] if lines else []
+        return RankFailure(
+            rank=self.rank, cause=Cause.DIED, what=what, detail="\n".join(detail + more), where=self.where
+        )
+
+    def report(self) -> str:
+        """Return the state of the rank's process, and what it has printed since its last command.
+
+        After the deadline of a command, a rank prints its stacks and its collectives.
+        """
+        state = _state(self.pid) if self.pid is not None else "not on this machine"
+        return f"{STATE}{state}\n{self.output.since(self._commanded)}"
+
+
+class LocalRank(AnyRank):
+    """A rank that the controller starts on this machine.
+
+    The constructor raises OSError if the process cannot be started. command: what runs the rank.
+    environment: its variables. log: the file for everything that the process prints, or None.
+    """
+
+    def __init__(
+        self, rank: int, command: Sequence[str], environment: Mapping[str, str], log: Path | None
+    ) -> None:
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setblocking(True)  # whatever socket.setdefaulttimeout says: both wait for messages
+        limit_pauses(ours)
         reader, writer = os.pipe()
-        try:
-            self.output = RankOutput(reader, log)
-        except BaseException:
-            os.close(writer)
-            raise
-        variables = {"RANK": str(rank), "LOCAL_RANK": str(node_rank), "TMPDIR": str(folder)}
-        channel.setblocking(True)  # whatever socket.setdefaulttimeout says: both ends wait for messages
-        try:
-            with open(writer, "wb", buffering=0) as output:
+        with ours, theirs, open(writer, "wb", buffering=0) as output:
+            read = RankOutput(reader, log)
+            try:
                 self.process = subprocess.Popen(
-                    side.command("rank", str(folder.parent), str(rank)),
-                    stdin=channel.fileno(),  # a wrapper of an interpreter passes it on
+                    command,
+                    stdin=theirs.fileno(),  # a wrapper of an interpreter passes it on
                     stdout=output,
                     stderr=output,
-                    env=rank_environment(device, interface) | side.variables() | variables,
+                    env=environment,
                     process_group=0,  # Ctrl-C reaches the controller alone, killpg the rank's children too
                 )
-        except BaseException:
-            self.output.close()
-            raise
-        self.pid = self.process.pid
-        self._stacks_begin = 0
-        self._state = ""
+            except BaseException:
+                output.close()
+                read.close()
+                raise
+            super().__init__(rank, Connection(ours.detach()), read, pid=self.process.pid)
 
     def is_dead(self) -> bool:
         return wait_for_exit(self.process) is not None
 
-    def death(self) -> RankFailure:
-        """Return how the rank's process ended, with the last lines that it printed.
-
-        Kills what the rank had started, which would keep the pipe of its output open.
-        """
+    def how_it_ended(self) -> tuple[str, list[str]]:
         what = describe_exit(self.process)
         self.kill()
-        lines = self.output.end().splitlines()[-LOG_TAIL_LINES:]
-        detail = "\n".join([f"the end of rank {self.rank}'s output:", *lines] if lines else [])
-        return RankFailure(rank=self.rank, cause=Cause.DIED, what=what, detail=detail)
+        return what, []
 
     def wait(self, seconds: float) -> None:
-        """Wait at most `seconds` until the rank's process has ended."""
         wait_for_exit(self.process, seconds)
 
     def kill(self) -> None:
-        """Kill the rank's process and all processes that it started, without waiting."""
         kill_group(self.process)
 
-    def ask_for_stacks(self) -> None:
-        """Let the rank print the stacks of all its threads and its collectives."""
-        self._stacks_begin = self.output.printed
-        self._state = _state(self.pid)
-        if not self.is_dead():  # Popen.send_signal would reap it
-            os.kill(self.pid, STACKS_SIGNAL)
-
-    def stacks(self) -> str:
-        """Return the state of the rank's process, and what it has printed since `ask_for_stacks`."""
-        return f"{STATE}{self._state}\n{self.output.since(self._stacks_begin)}"
-
     def close(self) -> None:
-        """Reap the killed process, whose id is then free, and stop reading what it prints."""
+        """Reap the killed process, whose id is then free, and close the connection to it."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=EXIT_SECONDS)
-        self.output.close()
-
-
-class LocalRank(RankProcess):
-    """The process of one rank of the controller's node, and the controller's end of its connection."""
-
-    where = ""
-
-    def __init__(self, rank: int, **arguments: Any) -> None:
-        ours, theirs = socket.socketpair()
-        ours.setblocking(True)
-        limit_pauses(ours)
-        with ours, theirs:
-            super().__init__(rank, theirs, node_rank=rank, **arguments)
-            self.connection = Connection(ours.detach())
-
-    def connect(self) -> None:
-        """Do nothing: a rank of this node is connected from its start."""
-
-    def close(self) -> None:
-        """Reap the killed process, close the connection to it, and stop reading what it prints."""
         super().close()
-        self.connection.close()
 
 
-class LaunchedRank:
-    """A rank that a launcher has started, on any node.
-
-    where: " on node b". pid: its process id if it runs on this machine, else None.
-    """
+class LaunchedRank(AnyRank):
+    """A rank that a launcher has started, on any node. It ends when its connections end."""
 
     def __init__(self, rank: int, joined: Joined, launch: Launch, log: Path | None) -> None:
-        self.rank = rank
-        self.where = f" on node {short(str(joined.hello['host']))}"
-        self.pid = joined.hello["pid"] if joined.hello["machine"] == machine_id() else None
-        self.connection, self._launch = joined.commands, launch
-        self.output = RankOutput(os.dup(joined.output.fileno()), log)
-        self._output = joined.output
-        self._events = select.poll()
-        self._events.register(self.connection.fileno(), select.POLLRDHUP)
-
-    def connect(self) -> None:
-        """Do nothing: the rank has joined."""
+        here = joined.hello["machine"] == machine_id()
+        super().__init__(
+            rank,
+            joined.commands,
+            RankOutput(os.dup(joined.output.fileno()), log),
+            pid=joined.hello["pid"] if here else None,
+            where=f" on node {short(str(joined.hello['host']))}",
+        )
+        self._launch, self._output = launch, joined.output
+        self._ends = select.poll()
+        self._ends.register(self.connection.fileno(), select.POLLRDHUP)
 
     def is_dead(self) -> bool:
-        return bool(self._events.poll(0)) or self._launch.has_ended(self.rank)
+        return bool(self._ends.poll(0)) or self._launch.has_ended(self.rank)
 
-    def death(self) -> RankFailure:
-        """Return how the rank ended: the end of what it printed, and what its launcher says."""
-        first_to_end = not self._events.poll(0)
-        words = self._launch.words(self.rank)
-        what = self._launch.describe_rank(self.rank)
-        if first_to_end:
-            what = f"was lost: {self._launch.name} {self._launch.describe(self.rank)}"
-        lines = self.output.end().splitlines()[-LOG_TAIL_LINES:]
-        detail = [f"the end of rank {self.rank}'s output:", *lines] if lines else []
-        detail += [f"{self._launch.name} printed:", *words] if words else []
-        return RankFailure(
-            rank=self.rank, cause=Cause.DIED, what=what, detail="\n".join(detail), where=self.where
-        )
+    def how_it_ended(self) -> tuple[str, list[str]]:
+        with socket.socket(fileno=os.dup(self.connection.fileno())) as connected:
+            if (error := connected.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)) in NETWORK_LOST:
+                return lost(error), []
+        launch, was_connected = self._launch, not self._ends.poll(0)
+        words = launch.words(self.rank)
+        what = launch.how_rank_ended(self.rank)
+        if was_connected:
+            what = f"was lost: {launch.name} {launch.how_it_ended(self.rank)}"
+        return what, [f"{launch.name} printed:", *words] if words else []
 
     def wait(self, seconds: float) -> None:
-        """Wait at most `seconds` until the rank and what it started have ended."""
         self.output.wait(seconds)
 
     def kill(self) -> None:
-        """End the rank's connections. The rank then ends all that it started, and itself."""
         shut_down(self.connection)
         shut_down(self._output)
 
-    def ask_for_stacks(self) -> None:
-        pass
-
-    def stacks(self) -> str:
-        return ""
-
     def close(self) -> None:
-        """Close the connections to the rank, which has ended."""
-        self.output.close()
+        super().close()
         self._output.close()
-        self.connection.close()
 
 
 def end_ranks(ranks: Sequence[AnyRank]) -> None:
     """Kill ranks and what they started, wait for their ends, and remove their shared memory.
 
-    Some ranks may be on other nodes. May be called again.
+    May be called again.
     """
-    ours = (rank.process for rank in ranks if isinstance(rank, RankProcess))
-    groups = {process.pid for process in ours if process.returncode is None}  # a reaped id may be reused
+    processes = [rank.process for rank in ranks if isinstance(rank, LocalRank)]
+    groups = {process.pid for process in processes if process.returncode is None}  # an id may be reused
     started = members_of(groups)
     for rank in ranks:
         rank.kill()
@@ -238,10 +208,15 @@ def end_ranks(ranks: Sequence[AnyRank]) -> None:
     remove_tensors({*started, *groups})
 
 
+def lost(error: int) -> str:
+    """Return how a rank ended whose connection broke with an error of the network."""
+    return f"was lost: its node or the network does not answer ({os.strerror(error)})"
+
+
 def wait_for_stacks(ranks: Sequence[AnyRank]) -> None:
     """Wait until each rank has printed its stacks and collectives, at most STACKS_SECONDS."""
     end = time.monotonic() + STACKS_SECONDS
-    while time.monotonic() < end and not all(COLLECTIVES in rank.stacks() for rank in ranks):
+    while time.monotonic() < end and not all(COLLECTIVES in rank.report() for rank in ranks):
         time.sleep(0.02)
 
 

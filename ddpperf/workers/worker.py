@@ -25,7 +25,8 @@ from ddpperf.workers import channel
 from ddpperf.workers.hangs import COLLECTIVES
 
 OWN_FOLDER_VARIABLE = "DDPPERF_OWN_FOLDER"  # set if the rank shares its private folder with no other rank
-STACKS_SIGNAL = signal.SIGUSR1
+DEADLINE_VARIABLE = "DDPPERF_DEADLINE_SECONDS"  # of a command: the rank then prints its stacks
+COLLECTIVES_SECONDS = 0.1  # from the stacks to the collectives
 LAST_COLLECTIVES = 20
 MOST_LETTERS = 2**16  # of an error, whose message may be as long as a tensor
 EXPLAINED = (CannotTrain, FloatingPointError)  # errors whose message needs no traceback
@@ -34,7 +35,6 @@ LIMITS = (RuntimeError, MemoryError, OverflowError)  # raised for too little mem
 
 def main(folder: str, rank: int) -> None:
     """Carry out the controller's commands until the controller sends "exit" or ends."""
-    _report_on_signal()
     connection = Connection(os.dup(0))
     lasting = os.dup(0)  # never closed, so that the connection ends when this process has ended
     with open(os.devnull, "rb") as nothing:
@@ -51,28 +51,38 @@ def main(folder: str, rank: int) -> None:
         lifeline.join()  # the controller has ended: the other thread cleans up and ends this process
 
 
-def _report_on_signal() -> None:
-    """Print the stacks of all threads and the last collectives to stderr after each STACKS_SIGNAL.
+class Watchdog:
+    """Prints the stacks of all threads and the last collectives, if a command takes too long.
 
-    faulthandler prints the stacks from its signal handler, whatever the main thread waits for. It then
-    calls Python's handler, which wakes the thread for the collectives.
+    faulthandler prints the stacks, even while C code holds the interpreter's lock.
     """
-    requests, wake = os.pipe()
-    os.set_blocking(wake, False)
-    signal.signal(STACKS_SIGNAL, lambda number, frame: None)
-    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    faulthandler.register(STACKS_SIGNAL, file=sys.stderr, all_threads=True, chain=True)
-    threading.Thread(target=_print_collectives, args=[requests], daemon=True).start()
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._timer = threading.Timer(0, print_collectives)
+
+    def begin(self) -> None:
+        """Begin to wait for the end of a command."""
+        self.end()
+        if self._seconds:
+            faulthandler.dump_traceback_later(self._seconds, file=sys.stderr)
+            self._timer = threading.Timer(self._seconds + COLLECTIVES_SECONDS, print_collectives)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def end(self) -> None:
+        """End waiting: the command is done."""
+        faulthandler.cancel_dump_traceback_later()
+        self._timer.cancel()
 
 
-def _print_collectives(requests: int) -> None:
-    while number := os.read(requests, 1):
-        if number[0] == STACKS_SIGNAL:
-            try:
-                found = collectives()
-            except (KeyError, TypeError, ValueError, RuntimeError):  # this torch's record has another form
-                found = {}
-            os.write(2, f"\n{COLLECTIVES}{json.dumps(found)}\n".encode())
+def print_collectives() -> None:
+    """Print the last collectives to stderr, as the last line of a report on a hang."""
+    try:
+        found = collectives()
+    except (KeyError, TypeError, ValueError, RuntimeError):  # this torch's record has another form
+        found = {}
+    os.write(2, f"\n{COLLECTIVES}{json.dumps(found)}\n".encode())
 
 
 def collectives() -> channel.Message:
@@ -105,17 +115,22 @@ def _described(entry: channel.Message) -> channel.Message:
 def _serve(connection: Connection, rank: int, folder: Path) -> None:
     from ddpperf.workers.rank import Rank  # after the lifeline has begun: it imports torch
 
+    watchdog = Watchdog(float(os.environ.get(DEADLINE_VARIABLE, "0")))
+
     def report(fraction: float) -> None:
+        watchdog.begin()  # pytest's deadline begins again, too
         channel.send(connection, {"progress": fraction})
 
     state = Rank(rank, report=report, folder=folder)
     while True:
         message = channel.receive(connection)
         command = message.pop("command")
+        watchdog.begin()
         try:
             answer = state.run(command, message)
         except Exception as error:
             answer = {"error": describe(error)}
+        watchdog.end()
         channel.send(connection, answer)
         sys.stdout.flush()
         if command == "exit":

@@ -30,36 +30,10 @@ fi
 if [ -n "$(ls -A "$results" 2>/dev/null)" ]; then
     refuse "the output folder $results exists and is not an empty folder; move it away"
 fi
-address=''
-if [ "${SLURM_NNODES:-1}" -gt 1 ]; then
-    interface='' previous=''
-    for word in "$@"; do
-        if [ "$previous" = --interface ]; then interface=$word; fi
-        case $word in --interface=*) interface=${word#*=} ;; esac
-        previous=$word
-    done
-    address=$("$python" -c 'import sys
-from ddpperf.machine.network import find_interface
-print(find_interface(sys.argv[1] or None).address)' "$interface" 2>&1) || refuse "${address##*Refused: }"
-fi
 mkdir -p "$results"
 if [ "$#" -eq 0 ]; then set -- perf/ --benchmark-compare; fi
 
-agents=''
-if [ -n "$address" ]; then # pytest runs on the first node; the agents of the others join it
-    port=$((10000 + SLURM_JOB_ID % 20000))
-    key=$results/node.key join=$address:$port
-    case $address in *:*) join="[$address]:$port" ;; esac
-    trap 'rm -f "$key"' EXIT
-    (umask 077 && "$python" -c 'import secrets; print(secrets.token_hex(32))' >"$key")
-    further=$((SLURM_NNODES - 1))
-    # One agent for each further node, with all of its cores. The agents outlive each other.
-    srun --relative=1 --nodes="$further" --ntasks="$further" --ntasks-per-node=1 --cpu-bind=none --mpi=none \
-        --kill-on-bad-exit=0 --wait=0 --label \
-        "$python" -m ddpperf.node --join "$join" --key "$key" </dev/null &
-    agents=$!
-    set -- --nodes="$SLURM_NNODES" --interface="$address" --node-port="$port" --node-key="$key" "$@"
-fi
+if [ "${SLURM_NNODES:-1}" -gt 1 ]; then set -- --nodes="$SLURM_NNODES" "$@"; fi # srun starts the ranks
 
 "$python" -m pytest --verdict="$results/verdict.md" --report="$results/report.html" \
     --junitxml="$results/junit.xml" --benchmark-json="$results/run.json" "$@" &
@@ -71,12 +45,4 @@ while [ -n "$signalled" ]; do # a signal ends the wait, and not pytest
     signalled='' status=0
     wait "$pytest" || status=$?
 done
-if [ -n "$agents" ]; then
-    for _ in 1 2 3 4 5; do # agents that joined end by themselves
-        kill -0 "$agents" 2>/dev/null || break
-        sleep 1
-    done
-    kill -TERM "$agents" 2>/dev/null || true
-    wait "$agents" || true
-fi
 exit "$status"

@@ -23,7 +23,6 @@ from PIL import Image
 
 from ddpperf.data import decode
 from ddpperf.errors import CannotTrain, Refused
-from ddpperf.node.hostfile import read_hostfile
 from ddpperf.plugin.options.option_table import NOTHING, OPTIONS
 from ddpperf.report import __main__ as report
 from ddpperf.results.stored_runs import NoBaseline, Storage
@@ -161,19 +160,6 @@ def test_recipes_are_read_or_refused(profile: str, tmp_path: Path, monkeypatch: 
 
     toml, tuned = (st.just(content) | damaged_bytes(content) for content in whole.values())
     fuzz(profile, st.tuples(toml, tuned), check, short=30, long=1000)
-
-
-@BOTH
-def test_hostfile_is_read_or_refused(profile: str, tmp_path: Path) -> None:
-    path = tmp_path / "hosts"
-
-    def check(content: bytes) -> None:
-        path.write_bytes(content)
-        require_refusal(lambda: read_hostfile(path, 3), Refused, path)
-
-    names = st.text("abc.:[]@%-#= \n\t0189\x00é", max_size=60).map(str.encode)
-    whole = damaged_bytes(b"user@192.0.2.1:22\n[2001:db8::1]:2222 slots=2\n")
-    fuzz(profile, names | whole | st.binary(max_size=40), check, short=100, long=2000)
 
 
 @BOTH

@@ -126,11 +126,10 @@ def test_only_nccl_ranks_record_many_collectives(monkeypatch: pytest.MonkeyPatch
 # --- faults
 
 
-def failure_of(pool: Pool, spec: AllReduceSpec, deadline_seconds: float = 60) -> str:
+def failure_of(pool: Pool, spec: AllReduceSpec) -> str:
     """Measure a spec with a fault; the set must be dead, and the next one must measure."""
     (live,) = pool.live_sets()
     pool.measure(SMALL)
-    live.options = dataclasses.replace(live.options, deadline_seconds=deadline_seconds)
     with pytest.raises(SetFailure, match=f"of set {live.name} ") as caught:
         pool.measure(spec)
     assert not live.alive
@@ -158,10 +157,23 @@ def test_rank_that_exits_is_named_with_its_status(two_ranks: Pool) -> None:
     assert re.match(r"rank 1 of set A\d+ exited with status 0 before it answered \(at sample\)\n", failure)
 
 
-def test_hang_is_explained_and_its_stacks_are_kept(two_ranks: Pool) -> None:
-    failure = failure_of(two_ranks, with_fault("hang"), deadline_seconds=5)
+HANG_SECONDS = 3
+
+
+@pytest.fixture(scope="module")
+def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    """A pool whose ranks soon count as hung."""
+    hangs = tmp_path_factory.mktemp("hangs")
+    with Pool(
+        SetOptions(size=2, device="cpu", rounds=2, deadline_seconds=HANG_SECONDS, hang_folder=hangs)
+    ) as pool:
+        yield pool
+
+
+def test_hang_is_explained_and_its_stacks_are_kept(impatient: Pool) -> None:
+    failure = failure_of(impatient, with_fault("hang"))
     first, of_0, of_1, late, stacks, hint = failure.splitlines()
-    assert "did not answer within 5 s (at sample)" in first
+    assert f"did not answer within {HANG_SECONDS} s (at sample)" in first
     place = r"at workers/rank\.py:\d+ in"
     assert re.fullmatch(rf"rank 0: (sleeping|running), waits in barrier number \d+, {place} sample", of_0)
     assert re.fullmatch(rf"rank 1: sleeping, waits in no collective, {place} inject", of_1)
@@ -174,15 +186,14 @@ def test_hang_is_explained_and_its_stacks_are_kept(two_ranks: Pool) -> None:
     assert "in inject" in stacks_of_1
 
 
-def test_stopped_rank_is_named_late_within_two_seconds(two_ranks: Pool) -> None:
-    (live,) = two_ranks.live_sets()
-    two_ranks.measure(SMALL)
-    live.options = dataclasses.replace(live.options, deadline_seconds=2)
+def test_stopped_rank_is_named_late_within_two_seconds(impatient: Pool) -> None:
+    (live,) = impatient.live_sets()
+    impatient.measure(SMALL)
     os.kill(live.pids[1], signal.SIGSTOP)
     began = time.monotonic()
     with pytest.raises(SetFailure) as caught:
-        two_ranks.measure(SMALL)
-    assert time.monotonic() - began < 4
+        impatient.measure(SMALL)
+    assert time.monotonic() - began < HANG_SECONDS + 2
     assert "\nrank 1: stopped, and printed no stacks\n" in str(caught.value)
     assert "\nrank 1 is late: rank 0 waits for it in " in str(caught.value)
 

@@ -5,22 +5,21 @@ from __future__ import annotations
 import math
 import os
 import socket
-import struct
 import threading
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddpperf.workers import channel
 from ddpperf.workers.channel import (
-    MOST_BYTES,
     Receiver,
     SlowMessage,
     limit_pauses,
-    parse,
+    problem_of,
     receive,
     send,
 )
@@ -111,21 +110,20 @@ def test_messages_of_one_write_are_read_in_turn(ends: tuple[Connection, Connecti
         (b"[1]", "must be a JSON object, got list"),
         (b'{"seconds": NaN}', "NaN is no number"),
         (b'{"seconds": -Infinity}', "-Infinity is no number"),
-        (b'{"seconds": ' + b"9" * 5000 + b"}", "must be JSON"),
-        (b'{"deep": ' + b"[" * 100_000, "too many levels"),
     ],
 )
-def test_what_is_no_message_is_a_value_error(content: bytes, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        parse(content)
-
-
-@pytest.mark.parametrize("length", [MOST_BYTES + 1, 2**31 - 1, -1, -(2**31)])
-def test_length_beyond_the_limit_is_refused(ends: tuple[Connection, Connection], length: int) -> None:
+def test_what_is_no_message_is_a_value_error(
+    ends: tuple[Connection, Connection], content: bytes, why: str
+) -> None:
     ours, theirs = ends
-    os.write(theirs.fileno(), struct.pack("!i", length))
-    with pytest.raises(ValueError, match=f"must have at most {MOST_BYTES} bytes"):
+    theirs.send_bytes(content)
+    with pytest.raises(ValueError, match=why):
         receive(ours)
+
+
+def test_silence_has_a_limit(ends: tuple[Connection, Connection]) -> None:
+    with pytest.raises(SlowMessage, match=r"^sent no message within 0\.1 s$"):
+        receive(ends[0], 0.1)
 
 
 def test_full_buffer_ends_a_message() -> None:
@@ -146,3 +144,62 @@ def test_pickle_is_never_opened(ends: tuple[Connection, Connection], tmp_path: P
     with pytest.raises(ValueError, match="must be JSON"):
         receive(ours)
     assert not (tmp_path / "exploded").exists()
+
+
+# --- answers of ranks
+
+ERROR = {"summary": "ValueError: no", "traceback": "", "distributed": False}
+
+
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [
+        ("ping", {}),
+        ("setup", {"port": None, "environment": {"torch": "2.11"}, "can_skip_untimed": True}),
+        ("setup", {"port": 1234, "environment": {"torch": "2.11"}}),
+        ("open", {"max_iterations": 1000, "of a newer version": 1}),
+        ("sample", {"seconds": 0.5}),
+        ("close", {"counters": {"flops": 1.0, "messages": 3}, "kernels": "12"}),
+        ("sample", {"progress": 0.5}),
+        ("sample", {"error": ERROR}),
+        ("sample", {"error": ERROR | {"limit": True}}),
+    ],
+)
+def test_right_answer_has_no_problem(command: str, answer: dict[str, Any]) -> None:
+    assert problem_of(command, answer) == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "answer", "problem"),
+    [
+        ("sample", {}, "seconds is missing"),
+        ("sample", {"seconds": "1"}, "seconds must be a number of at least 0, got '1'"),
+        ("sample", {"seconds": True}, "seconds must be a number of at least 0, got True"),
+        ("sample", {"seconds": -1}, "seconds must be a number of at least 0, got -1"),
+        (
+            "sample",
+            {"seconds": "\x1b[31m" + "x" * 1000},
+            "seconds must be a number of at least 0, got '\\x1b[31m",
+        ),
+        ("sample", {"progress": []}, "progress must be a number, got []"),
+        ("sample", {"error": "no"}, "error must be an object, got 'no'"),
+        ("sample", {"error": {}}, "summary is missing"),
+        ("sample", {"error": ERROR | {"traceback": 1}}, "traceback must be a text, got 1"),
+        ("sample", {"error": ERROR | {"limit": 1}}, "limit must be true or false, got 1"),
+        ("open", {"max_iterations": 0}, "max_iterations must be a number above 0, got 0"),
+        ("close", {"counters": []}, "counters must be numbers by name, got []"),
+        ("close", {"counters": {"a": "b"}}, "counters must be numbers by name, got {'a': 'b'}"),
+        ("close", {"counters": {}, "kernels": 1}, "kernels must be a text, got 1"),
+        ("finish", {}, "counters is missing"),
+        ("setup", {"port": "x", "environment": {}}, "port must be a port or null, got 'x'"),
+        (
+            "setup",
+            {"port": None, "environment": {}},
+            "environment must be versions, got {}",
+        ),
+    ],
+)
+def test_problem_of_a_wrong_answer_is_named(command: str, answer: dict[str, Any], problem: str) -> None:
+    found = problem_of(command, answer)
+    assert found.startswith(problem)
+    assert len(found) < 120

@@ -17,7 +17,7 @@ from tests.generated import BOUNDED
 
 TORCH = "/x/lib/python3.11/site-packages/torch"
 STACKS = f"""
-Thread 0x00007f9c (most recent call first):
+Timeout (0:00:05)!Thread 0x00007f9c (most recent call first):
   File "/x/ddpperf/workers/worker.py", line 113 in _die_with_controller
   File "/x/lib/python3.11/threading.py", line 982 in run
 

@@ -226,11 +226,15 @@ REFUSALS = {
     ),
     "--replicates 65": "--replicates: takes a whole number from 1 to 64, got '65'; pass for example 2",
     "--node-size 1": "--node-size 1 is less than the 2 devices of this run; pass 2 or more",
-    "--world-sizes 3 --nodes 2 --interface lo": (
+    "--world-sizes 3 --nodes 2 --interface lo --launcher srun": (
         "--world-sizes 3 does not fit 2 nodes of 2 ranks; pass at most 2, or a multiple of 2 up to 4, or"
     ),
-    "--nodes 2 --interface lo --project-to 5": "--project-to 5 fills no whole nodes of 2 devices;",
-    "--interface lo": "--interface is only for runs on several nodes; pass --nodes 2, or remove --interface",
+    "--nodes 2 --interface lo --launcher srun --project-to 5": (
+        "--project-to 5 fills no whole nodes of 2 devices;"
+    ),
+    "--interface lo": "--interface is only for runs on several nodes; pass --nodes 2, or remove it",
+    "--nodes 2": "--nodes 2 needs --launcher; pass srun, mpirun or a command (docs/nodes.md)",
+    "--launcher={rnak}": "--launcher: must be a command with none but {nodes}, ",
     "--node-size 0": f"--node-size: {NUMBER} '0'; pass for example 2",
     **{
         f"--spec delay_seconds={delay}": (
@@ -268,7 +272,7 @@ REFUSALS = {
 
 
 def test_measured_nodes_need_no_network_figures(read: Read) -> None:
-    line = "--nodes 2 --interface lo --node-size 2 --project-to 16"
+    line = "--nodes 2 --interface lo --launcher srun --node-size 2 --project-to 16"
     assert read(*line.split()).links.project_to == (16,)
     with pytest.raises(Refused, match="--project-to 16 is more than one node of 2 devices; pass --node-link"):
         read(*line.split(), "--world-sizes", "1,2")

@@ -36,12 +36,11 @@ def test_other_values_are_kept() -> None:
         "test_keys[a=b]",
         "--candidate",
         "NCCL_IB_PKEY=1",
-        "--node-key=my.key",
         "--rounds=3",
         "MY_PATH=a",
     ]
     assert shown_command_line(words) == (
-        "perf -k 'test_keys[a=b]' --candidate NCCL_IB_PKEY=1 --node-key=my.key --rounds=3 MY_PATH=a"
+        "perf -k 'test_keys[a=b]' --candidate NCCL_IB_PKEY=1 --rounds=3 MY_PATH=a"
     )
     assert shown_value("TOKENIZERS_PARALLELISM", "false") == "false"
 

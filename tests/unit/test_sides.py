@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +16,9 @@ from ddpperf.errors import Refused
 from ddpperf.plugin.options.ab_sides import is_elsewhere
 from ddpperf.plugin.options.option_table import OLD_OPTIONS, OPTIONS
 from ddpperf.plugin.options.options import read_options
+from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import Side
-from ddpperf.workers.rank_process import RankProcess
+from ddpperf.workers.process_set import ProcessSet, SetOptions
 from tests.command_line import reader
 
 pytest_plugins = ["pytester"]
@@ -168,9 +168,8 @@ def test_root_among_the_values_is_refused(pytester: pytest.Pytester) -> None:
 
 
 def test_missing_source_tree_starts_no_rank(tmp_path: Path) -> None:
-    """As on another node, where the rank would otherwise import the installed code."""
-    side, log = Side(root=tmp_path / "gone"), tmp_path / "log"
-    ours, theirs = socket.socketpair()
-    with ours, theirs, pytest.raises(FileNotFoundError, match=r"no such source tree on this node: '.*/gone'"):
-        RankProcess(0, theirs, node_rank=0, device="cpu", side=side, log=log, folder=tmp_path)
-    assert not log.exists()
+    """The rank would otherwise import the installed code."""
+    options = SetOptions(size=1, device="cpu", rounds=1, deadline_seconds=1.0, log_folder=tmp_path)
+    with pytest.raises(SetFailure, match=r"could not be started: .*/gone: no such source tree"):
+        ProcessSet("A1", Side(root=tmp_path / "gone"), options).spawn()
+    assert not any(tmp_path.iterdir())

@@ -21,7 +21,6 @@ from typing import Any, get_args
 import pytest
 
 from ddpperf.errors import quoted
-from ddpperf.node.defaults import KEY_FILE, PORT
 from ddpperf.secret_values import shown_word
 from ddpperf.specs import FLOAT32_BYTES, CommHook, Execution, Model, Precision, require_model
 from ddpperf.specs.base import MOST_DELAY_SECONDS
@@ -255,10 +254,7 @@ INDUCTOR = Parser("", "names of torch's inductor options, joined by +", "combo_k
 YES_NO = Parser("", "true or false", "true", lambda text: choice("true", "false")(text.lower()) == "true")
 NOTHING = Parser("", "no value", "")
 NODES = whole_number(MAX_WORLD_SIZE)
-PORT_NUMBER = whole_number(2**16 - 1)
 INTERFACE = Parser("NAME", "the name or the address of a network interface", "eth0")
-FILE = Parser("FILE", "a file with one host per line", "hosts.txt")
-KEY = Parser("FILE", "a file", KEY_FILE)
 LAUNCHER = Parser("CMD", "srun, mpirun or a command with placeholders (docs/nodes.md)", "srun", launcher)
 
 FIELDS = (
@@ -364,12 +360,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         ),
     ),
     "Several nodes": (
-        Option(
-            "--nodes",
-            NODES,
-            "Number of nodes, this one included. Wait until the agents of the others join.",
-            ("1",) * 2,
-        ),
+        Option("--nodes", NODES, "Number of nodes on which the launcher starts ranks.", ("1",) * 2),
         Option(
             "--launcher",
             LAUNCHER,
@@ -377,28 +368,10 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "srun in a Slurm job with --nodes above 1; this machine starts its own ranks",
         ),
         Option(
-            "--hostfile", FILE, "Start the agents by ssh, on the hosts in this file: all nodes but this one."
-        ),
-        Option(
             "--interface",
             INTERFACE,
             "Network interface to the other nodes. ddpperf listens on no other interface.",
-            "that of MASTER_ADDR, or of the default route",
-        ),
-        Option(
-            "--node-port", PORT_NUMBER, "Port of this node that agents connect to.", f"MASTER_PORT, or {PORT}"
-        ),
-        Option(
-            "--node-key",
-            KEY,
-            "Key file, which the agents need, too. Without the file, ddpperf writes a new key.",
-            (KEY_FILE,) * 2,
-        ),
-        Option(
-            "--node-seconds",
-            DEADLINE,
-            "Seconds to wait for all nodes, before the run is refused.",
-            ("120",) * 2,
+            "that of the default route",
         ),
     ),
     "Links and projection": (

@@ -1,14 +1,11 @@
 """The options of a run: read from the command line, with the defaults of this machine, and checked.
 
-Reading changes nothing. For runs on several nodes it reads the hostfile, and may look up the name in
-MASTER_ADDR by DNS.
+Reading changes nothing.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,12 +20,10 @@ from ddpperf.data.cache import Data
 from ddpperf.data.cache import prepare as prepare_data
 from ddpperf.errors import Refused
 from ddpperf.machine.hardware import Links
-from ddpperf.machine.network import Interface, find_interface, interfaces
-from ddpperf.node.defaults import KEY_FILE, PORT
-from ddpperf.node.hostfile import Hostfile, read_hostfile
+from ddpperf.machine.network import Interface, find_interface
 from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.plugin.options.benchmark_options import check_benchmark_options, check_root, slower_ratio
-from ddpperf.plugin.options.option_table import GROUPS, OLD_OPTIONS, OPTIONS, Value, WrongValue
+from ddpperf.plugin.options.option_table import OLD_OPTIONS, OPTIONS, Value, WrongValue
 from ddpperf.plugin.options.spec_fields import fitting
 from ddpperf.results.samples import BASE, CANDIDATE
 from ddpperf.secret_values import shown_value, shown_word
@@ -49,7 +44,6 @@ GPU_INDUCTOR = "combo_kernels"  # joins small kernels, which makes a step at bat
 CPU_EPOCH_IMAGES = 512
 ROUNDS, AB_ROUNDS = 10, 7
 CPU_NODE_SIZE = 2  # ranks
-NODE_OPTIONS = {option.name for option in GROUPS["Several nodes"]} - {"--nodes", "--launcher"}
 GPU_PRECISIONS = ("tf32", "fp16")  # number formats that the CPU does not have
 CIFAR_CLASSES = 10
 
@@ -59,18 +53,13 @@ class NodeOptions:
     """The options of a run on several nodes.
 
     count: the number of nodes. size: the number of ranks of each node. interface: the network
-    interface to the other nodes; None on one node. port: where agents join. key: the key file.
-    seconds: how long to wait for the agents. hostfile: the hosts on which ssh starts the agents.
-    launcher: the command that starts the ranks; None to start them on this machine.
+    interface to the other nodes; None on one node. launcher: the command that starts the ranks; None
+    to start them on this machine.
     """
 
     count: int = 1
     size: int = 1
     interface: Interface | None = None
-    port: int = PORT
-    key: Path = Path(KEY_FILE)
-    seconds: float = 120.0
-    hostfile: Hostfile | None = None
     launcher: str | None = None
 
     def of(self, world_size: int) -> int:
@@ -269,45 +258,25 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
 
 
 def _nodes(given: dict[str, Any], values: Mapping[str, Any], device: str, gpu_count: int) -> NodeOptions:
-    """Return the options of a run on several nodes, with torch's variables for what is not given."""
-    count, hostfile = values["--nodes"], _path(given, "--hostfile")
+    """Return the options of a run on several nodes, or of one whose ranks a launcher starts."""
+    count, launcher = values["--nodes"], given.get("--launcher")
     if count == 1:
-        if extra := sorted(given.keys() & NODE_OPTIONS):
-            what = f"{extra[0]} is only for runs on several nodes"
-            raise Refused(f"{what}; pass --nodes 2, or remove {extra[0]}")
-        return NodeOptions(launcher=given.get("--launcher"))
+        if "--interface" in given:
+            raise Refused("--interface is only for runs on several nodes; pass --nodes 2, or remove it")
+        return NodeOptions(launcher=launcher)
+    if launcher is None and "SLURM_JOB_ID" in os.environ:
+        launcher = "srun"
+    if launcher is None:
+        raise Refused(f"--nodes {count} needs --launcher; pass srun, mpirun or a command (docs/nodes.md)")
     usual = CPU_NODE_SIZE if device == "cpu" else gpu_count
     if device == "cpu" and (requested := given.get("--world-sizes")):
         usual = -(-max(requested) // count)
     return NodeOptions(
         count=count,
         size=given.get("--node-size", max(1, usual)),
-        interface=_interface(given.get("--interface")),
-        port=given.get("--node-port") or _master_port(),
-        key=Path(values["--node-key"]),
-        seconds=values["--node-seconds"],
-        hostfile=None if hostfile is None else read_hostfile(hostfile, count),
-        launcher=given.get("--launcher"),
+        interface=find_interface(given.get("--interface")),
+        launcher=launcher,
     )
-
-
-def _interface(requested: str | None) -> Interface:
-    """Return the requested network interface, or that of MASTER_ADDR or of the default route."""
-    name = os.environ.get("MASTER_ADDR")
-    if requested is None and name is not None:
-        with contextlib.suppress(OSError):
-            address = socket.gethostbyname(name)
-            for one in interfaces():
-                if one.address == address and not one.is_loopback:
-                    return one
-    return find_interface(requested)
-
-
-def _master_port() -> int:
-    text = os.environ.get("MASTER_PORT", str(PORT))
-    if not text.isdecimal() or not 0 < int(text) < 2**16:
-        raise Refused(f"MASTER_PORT must be a port number, got {text!r}; pass --node-port")
-    return int(text)
 
 
 def _sides(given: dict[str, Any]) -> Sides | None:

@@ -1,1 +1,0 @@
-"""Runs on several nodes: agents that start ranks, and the controller's connections to them."""
