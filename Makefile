@@ -13,12 +13,17 @@ NAME ?= baseline
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest tests -n 2 --dist loadfile --durations=10
 
-.PHONY: lint test test-all faults perf perf-smoke baseline clean
+.PHONY: lint types style test test-all faults perf perf-smoke baseline clean
 
 lint: .venv/ready
+	$(MAKE) --no-print-directory --output-sync -j 2 types style
+
+types:
+	$(BIN)/mypy
+
+style:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 test: lint
@@ -52,7 +57,7 @@ baseline: .venv/ready
 	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { echo "ddpperf needs Python's venv module, '$(PYTHON)' has none;" \
 		"install it (Debian: apt-get install python3-venv) or name another Python: make PYTHON=python3.12"; exit 1; }
 	"$(PYTHON)" -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .[dev]
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable .[dev]
 	@touch $@
 
 clean:

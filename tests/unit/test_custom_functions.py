@@ -64,7 +64,7 @@ def test_specs_survive_json() -> None:
     ).functions == ("mine:net",)
 
 
-@pytest.mark.parametrize("name", ["", "make", "own:", ":make", "own make:x", "own:make:x", "a.b"])
+@pytest.mark.parametrize("name", ["", "make", "own:", "own make:x", "own:make:x"])
 def test_wrong_function_name_is_refused(name: str) -> None:
     for make in (
         lambda: CustomStepSpec(function=name, world_size=1, per_rank_batch_size=4),
@@ -152,15 +152,6 @@ def test_wrong_step_is_one_sentence(write: Write, line: str, found: str) -> None
     assert found in str(refused.value)
 
 
-def test_cpu_step_cannot_be_captured(write: Write) -> None:
-    write(made("return lambda: torch.tensor(1.0)"))
-    spec = CustomStepSpec(
-        function="own_functions:make", world_size=1, per_rank_batch_size=4, execution="graph"
-    )
-    with pytest.raises(CannotTrain, match=r"^execution graph needs a GPU, and this runs on"):
-        CustomStep(spec, rank=0, device=CPU)
-
-
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather"])
 def test_wrong_collective_fails_its_check(write: Write, kind: CustomKind) -> None:
     write("def make(*buffers):\n    pass\n")
@@ -184,7 +175,6 @@ def test_result_must_be_there_when_the_function_returns(write: Write) -> None:
     ("change", "got"),
     [
         (".double()", r"torch\.float64 of shape \(16,\)"),
-        (".view(2, 8)", r"torch\.float32 of shape \(2, 8\)"),
         ("[:8]", r"torch\.float32 of shape \(8,\)"),
     ],
 )
