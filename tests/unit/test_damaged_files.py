@@ -18,7 +18,7 @@ from ddpperf.verdict.thresholds import read_document, read_thresholds
 from tests.canned import CannedSuite
 from tests.project import REPOSITORY
 
-VALUES = st.sampled_from(
+VALUES: st.SearchStrategy[Any] = st.sampled_from(
     [None, True, -1, 0, 10**400, 0.5, 1e308, float("nan"), "", "\0", "\x1b]0;x\x07", "x" * 5000, [], {}, [{}]]
 )
 SAME_EACH_TIME = settings(
