@@ -1,10 +1,10 @@
 """Times a plain training loop in the ways that reports time it, right and wrong.
 
-    PYTHONPATH=. python tools/plain_timing.py > docs/reports/plain_timing/HARDWARE.json
+    PYTHONPATH=. python tools/plain_timing.py > docs/plain_timing/HARDWARE.json
 
 The loop does not use the measurements of ddpperf: it is the loop of a tutorial, on one device. First
 it times whole epochs with a DataLoader in a fresh process, then the steps on one batch.
-tools/update_readme.py makes tables of docs/reports.md from the results.
+tools/update_docs.py makes a table of docs/reports.md from the results.
 """
 
 from __future__ import annotations

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from statistics import median
-from typing import Any
 
 from ddpperf.analysis.scaling import amdahl_speedup, fit_amdahl, fit_gustafson, gustafson_speedup
 from ddpperf.report.cases import Case, of_functions
 from ddpperf.report.questions.question import training_of
 from ddpperf.results import units
-from ddpperf.specs import AllReduceSpec, RunSpec, format_bytes
+from ddpperf.specs import AllReduceSpec, format_bytes
 from tools.plain_timing import PARTS, WAYS
-from tools.tables import ROOT, cases, has_attributes, markdown, one, work
+from tools.tables import ROOT, cases, markdown, one
 
 BATCH = 128  # the batch size of the tables that show one batch size
 BUFFER = 2**30  # the bytes of the all_reduces
@@ -84,42 +83,6 @@ def against(values: Sequence[float], place: int) -> tuple[float, float]:
     return values[place] / values[0], values[place] / values[4]
 
 
-def efficiencies_table(pattern: str) -> str:
-    """Return a Markdown table of the efficiency of the same cases in several stored runs.
-
-    pattern: a glob pattern for the files of the runs.
-    """
-    runs = [cases(str(path.relative_to(ROOT))) for path in sorted(ROOT.glob(pattern))]
-    rows = []
-    for execution in ("graph", "eager"):
-        fields = {**CAPTURED, "execution": execution, "per_rank_batch_size": 32, "world_size": 2}
-        values = [value(one(found, "test_weak_scaling", **fields), "efficiency") for found in runs]
-        spread = f"{units.percent(min(values))} to {units.percent(max(values))}"
-        rows.append((execution, units.percent(median(values)), spread, str(len(values))))
-    return markdown(("execution", "median efficiency", "lowest to highest", "runs"), rows)
-
-
-def epoch_ends_table(run: str) -> str:
-    """Return a Markdown table of the images that an epoch leaves out, by devices and batch size.
-
-    The last column is how much T(1) / T(N) gains because N devices train fewer images.
-    """
-    rows = []
-    for case in of_functions(cases(run), "test_weak_scaling"):
-        spec = training_of(case)
-        if spec.world_size == 1 or not has_attributes(spec, CAPTURED):
-            continue
-        alone = spec.one_device()
-        lost = alone.images_per_epoch / spec.images_per_epoch - 1
-        left_out = spec.epoch_images - spec.images_per_epoch
-        batch = f"{spec.per_rank_batch_size:,}"
-        images = (f"{spec.images_per_epoch:,}", f"{left_out:,}", f"{alone.images_per_epoch:,}")
-        rows.append((str(spec.world_size), batch, f"{spec.steps_per_epoch:,}", *images, f"{lost:+.2%}"))
-    rows.sort(key=lambda row: (int(row[0]), int(row[1])))
-    headings = ("GPUs", "batch per GPU", "steps", "images trained", "images left out")
-    return markdown((*headings, "images trained on 1 GPU", "error of T(1) / T(N)"), rows)
-
-
 def laws_table(run: str) -> str:
     """Return a Markdown table of the speedup on 32 devices that laws predict from the same stored run.
 
@@ -188,31 +151,6 @@ def step_of(case: Case) -> tuple[str, str]:
     return spec.execution, str(spec.per_rank_batch_size)
 
 
-def bandwidths_table(run: str) -> str:
-    """Return a Markdown table of the bandwidths that common formulas give for the same DDP steps.
-
-    S is the bytes of the gradients. Behind each value stands the value over the first column.
-    """
-    rows = []
-    for case in of_functions(cases(run), "test_comm_split"):
-        spec = training_of(case)
-        N, S = spec.world_size, value(case, "communicated_bytes_per_epoch") / spec.steps_per_epoch
-        sent = 2 * (N - 1) / N * S  # bytes that a rank of a ring sends in a step
-        epoch = value(case, "epoch_seconds")
-        found = [
-            value(case, "gradient_busbw_bytes_per_second"),
-            sent / value(case, "step_minus_one_device_seconds"),
-            sent * spec.steps_per_epoch / epoch,
-            sent / epoch,
-        ]
-        cells = (f"{units.bandwidth(rate)} ({rate / found[0]:.1%})" for rate in found[1:-1])
-        last = f"{units.bandwidth(found[-1])} (1/{found[0] / found[-1]:,.0f})"
-        rows.append((*step_of(case), units.bandwidth(found[0]), *cells, last))
-    headings = ("bytes of a step / time of its all_reduces", "bytes of a step / (t(N) - t(1))")
-    more = ("bytes of an epoch / time of an epoch", "bytes of a step / time of an epoch")
-    return markdown(("execution", "batch per GPU", *headings, *more), rows)
-
-
 def formulas_table(run: str) -> str:
     """Return a Markdown table of one all_reduce's bandwidth by each formula, on several devices."""
     found = cases(run)
@@ -275,29 +213,6 @@ def precisions_table(run: str) -> str:
 # --- accuracy
 
 
-def accuracies_table(run: str) -> str:
-    """Return a Markdown table of training and test accuracies, and of the accuracies of single seeds."""
-    rows = []
-    for case in of_functions(cases(run), "test_large_batch"):
-        spec = case.measured.spec
-        assert isinstance(spec, RunSpec)
-        trained, tested = value(case, "train_accuracy"), value(case, "test_accuracy")
-        seeds = list(accuracies_of_seeds(case))
-        spread = f"{units.percent(min(seeds))} to {units.percent(max(seeds))}"
-        figures = (units.percent(trained), units.percent(tested), units.points(trained - tested))
-        rows.append((f"{spec.global_batch_size:,}", work(spec), *figures, spread))
-    rows.sort(key=lambda row: int(row[0].replace(",", "")))
-    headings = ("global batch", "trained by", "training accuracy", "test accuracy", "difference in points")
-    return markdown((*headings, "test accuracy of single seeds"), rows)
-
-
-def accuracies_of_seeds(case: Case) -> Iterator[float]:
-    """Yield the final test accuracy of each random seed with which a recipe was trained."""
-    for run in case.seeds:
-        assert isinstance(run.spec, RunSpec)
-        yield run.samples[0].counters[f"test_accuracy_{run.spec.epochs}"][0]
-
-
 def mistakes_table(run: str) -> str:
     """Return a Markdown table of how test accuracy changes by more devices and by two mistakes."""
     metrics = {
@@ -314,57 +229,18 @@ def mistakes_table(run: str) -> str:
     return markdown(("change", "change of test accuracy in points", "95% interval"), rows)
 
 
-def shards_table(run: str) -> str:
-    """Return a Markdown table of how uncertain an accuracy is that one of N ranks computes alone.
-
-    The accuracy is that of the first recipe of the stored run. A rank has a random part of the images.
-    """
-    case, *_ = of_functions(cases(run), "test_large_batch")
-    spec, accuracy = case.measured.spec, value(case, "test_accuracy")
-    assert isinstance(spec, RunSpec)
-    rows = []
-    for N in (1, 2, 4, 8):
-        images = spec.test_images // N
-        half = 1.96 * (accuracy * (1 - accuracy) / images) ** 0.5
-        rows.append((str(N), f"{images:,}", units.percent(accuracy), f"{100 * half:.1f} points"))
-    return markdown(("GPUs", "test images of a rank", "test accuracy", "95% margin of one rank"), rows)
-
-
 # --- clocks
 
 
-def timings(folder: str) -> list[dict[str, Any]]:
-    """Return the results of tools/plain_timing.py in a folder."""
-    return [json.loads(path.read_text()) for path in sorted((ROOT / folder).glob("*.json"))]
-
-
-def clocks_table(folder: str) -> str:
+def clocks_table(result: str) -> str:
     """Return a Markdown table of the same steps, timed with and without waiting for the device.
 
-    folder: a folder with a result of tools/plain_timing.py in each file.
+    result: a file with the output of tools/plain_timing.py.
     """
     rows = []
-    for found in timings(folder):
-        for step in found["steps"]:
-            batch = f"{step['batch_size']:,}"
-            for way in WAYS:
-                parts = (units.seconds(step[way][part]) for part in (*PARTS, "step"))
-                error = f"{step[way]['step'] / step[WAYS[-1]]['step'] - 1:+.0%}"
-                rows.append((found["hardware"], batch, way, *parts, error))
-    headings = ("machine", "batch", "the loop waits", *PARTS, "step", "error of the step")
-    return markdown(headings, rows)
-
-
-def first_epochs_table(folder: str) -> str:
-    """Return a Markdown table of the first epoch of a process, and of the mean that contains it.
-
-    folder: a folder with a result of tools/plain_timing.py in each file.
-    """
-    rows = []
-    for found in timings(folder):
-        first, *later = found["epochs"]["seconds"]
-        usual, mean = median(later), (first + sum(later)) / (1 + len(later))
-        times = map(units.seconds, (first, usual, mean))
-        rows.append((found["hardware"], *times, f"{mean / usual - 1:+.0%}"))
-    headings = ("machine", "first epoch", "median of the next 4", "mean of all 5")
-    return markdown((*headings, "error of the mean"), rows)
+    steps = json.loads((ROOT / result).read_text())["steps"]
+    (step,) = (step for step in steps if step["batch_size"] == BATCH)
+    for way in WAYS:
+        parts = (units.seconds(step[way][part]) for part in (*PARTS, "step"))
+        rows.append((way, *parts, f"{step[way]['step'] / step[WAYS[-1]]['step'] - 1:+.0%}"))
+    return markdown(("the loop waits", *PARTS, "step", "error of the step"), rows)

@@ -24,6 +24,7 @@ from ddpperf.report.exports import (
     csv_text,
     curves_csv_text,
 )
+from ddpperf.report.markdown import RESULTS_BEGIN, write_results
 from ddpperf.report.page import PAGE_BEGINS, write_page
 from ddpperf.report.plots import write_plots
 from ddpperf.report.plots.whole_run import History
@@ -90,7 +91,13 @@ def main() -> int:
     parser.add_argument(
         "--baseline", type=Path, metavar="OTHER.json", help="a stored run; show times as ratios to its times"
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE.html", help="write a page to this file")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE.html",
+        help="write a page to this file; FILE.md for Markdown",
+    )
     parser.add_argument("--plots", type=Path, metavar="DIR", help="write pictures to this folder")
     parser.add_argument("--tables", action="store_true", help="print Markdown tables for a written report")
     parser.add_argument(
@@ -142,8 +149,11 @@ def _export(content: Callable[[dict[str, Any]], str]) -> Write:
 
 def _requested(given: argparse.Namespace) -> list[Output]:
     """Return the requested outputs; raise Refused if one of them would replace something else."""
+    page: tuple[bytes, Write] = (PAGE_BEGINS, write_page)
+    if given.output is not None and given.output.suffix == ".md":
+        page = (RESULTS_BEGIN.encode(), write_results)
     outputs = (
-        ("-o", given.output, PAGE_BEGINS, "pages", write_page),
+        ("-o", given.output, page[0], "pages", page[1]),
         ("--csv", given.csv, CSV_BEGINS, "exports", _export(csv_text)),
         ("--curves", given.curves, CURVES_BEGINS, "exports", _export(curves_csv_text)),
     )

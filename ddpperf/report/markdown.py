@@ -1,17 +1,21 @@
-"""The summary of a test run as a Markdown page, for a pull request or a job's summary."""
+"""A test run as a Markdown page: for a pull request, a job's summary, or a page of results."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ddpperf.foreign_text import harmless
 from ddpperf.report.cases import ab_of
+from ddpperf.report.summary import summary_lines, verdict_lines
 from ddpperf.report.text import ab_cells, aligned, format_metric, grouped, without_file
 from ddpperf.results.notes import NoteKind
+from ddpperf.results.stored_runs import write_atomically
 
 VERDICT_BEGINS = "## ddpperf: "
+RESULTS_BEGIN = "# Results on "
 FIGURES = (2, 5, 6, 7)  # columns that are aligned to the right
 
 
@@ -33,6 +37,29 @@ def markdown(document: Mapping[str, Any], lines: Sequence[str]) -> str:
         if hidden:
             page += [f"<details><summary>{title}</summary>", "", *_fenced(hidden), "", "</details>", ""]
     return harmless("\n".join(page))
+
+
+def results_page(document: Mapping[str, Any]) -> str:
+    """Return a Markdown page with the results of a stored run, as its summary shows them."""
+    header = document["ddpperf"]
+    # Where the results were written says nothing about them.
+    arguments = re.sub(r" ?--(benchmark-json|benchmark-save)[ =]\S+", "", header["options"]["command_line"])
+    lines = [*summary_lines(document), *verdict_lines(header)]
+    page = [
+        f"{RESULTS_BEGIN}{header['hardware_key']}",
+        "",
+        f"Measured on {document['datetime'][:10]} by this command:",
+        "",
+        f"    python -m pytest {arguments}",
+        "",
+        *_fenced(lines),
+    ]
+    return harmless("\n".join(page)) + "\n"
+
+
+def write_results(path: Path, document: Mapping[str, Any], history: object = ()) -> Path:
+    """Write the Markdown page of results; raise OSError if the file cannot be written."""
+    return write_atomically(path, results_page(document))
 
 
 def _metrics(document: Mapping[str, Any]) -> list[str]:

@@ -1,6 +1,6 @@
 """Functions that select the tests of the gate, a short benchmark that runs before every merge.
 
-`-m gate` runs the gate, and docs/gate.md explains the selection. Each function belongs to one test
+`-m gate` runs the gate, and docs/comparing.md explains the selection. Each function belongs to one test
 function and returns whether the gate measures a spec of that test function.
 """
 

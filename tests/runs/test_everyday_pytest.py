@@ -1,4 +1,4 @@
-"""The options of pytest, of pytest-benchmark and of other plugins that docs/pytest-options.md lists."""
+"""The options of pytest, of pytest-benchmark and of other plugins that docs/options.md lists."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.canned import CannedSuite, step_seconds
 from tests.project import ALL_REDUCE, REPOSITORY, Project
 
 TESTS = Path(__file__).parent
-PAGE = REPOSITORY / "docs" / "pytest-options.md"
+PAGE = REPOSITORY / "docs" / "options.md"
 
 # Four tests in two files. Large buffers: the times of small ones are for information only on a CPU.
 THREE = """
@@ -479,7 +479,8 @@ def test_thread_timeout_keeps_what_was_measured(suite: Suite, monkeypatch: pytes
 
 def test_every_listed_option_is_tested() -> None:
     """So pytest knows each option, because it refuses other options."""
-    rows = [row.split("|")[1] for row in PAGE.read_text().splitlines() if row.startswith("| `")]
+    text = PAGE.read_text().partition("## Options of pytest")[2]
+    rows = [row.split("|")[1] for row in text.splitlines() if row.startswith("| `")]
     listed = {
         option
         for row in rows

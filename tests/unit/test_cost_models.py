@@ -23,7 +23,6 @@ from ddpperf.analysis.library_cost_model import choose_envelope, fit_envelope
 from ddpperf.analysis.logarithmic_fit import Estimate, fit_logarithms
 from ddpperf.collectives.algorithms import ALGORITHMS
 from ddpperf.specs import OWN_ALGORITHMS, AllReduceSpec
-from tests.project import REPOSITORY, script
 from tests.thread_transport import buffers_of, reduced
 
 KiB, MiB, GiB = 2**10, 2**20, 2**30
@@ -245,18 +244,10 @@ def test_fit_of_outliers_is_a_minimum() -> None:
                 assert squares >= least - 1e-9
 
 
-def of_nccl_tests(N: int) -> dict[int, float]:
-    """Microseconds like those of stored runs on N H200s, from 1 KiB to 1 GiB four-fold."""
-    output = REPOSITORY / "docs" / "nccl_tests" / "h200x4" / f"{N}.txt"
-    return {nbytes: median(seconds) * 1e6 for nbytes, seconds in script("tables").in_place(output).items()}
-
-
-@pytest.mark.parametrize(
-    ("N", "of"), [(2, of_nccl_tests), (4, of_nccl_tests), (4, H200.__getitem__), (8, H200.__getitem__)]
-)
-def test_nccl_is_predicted_on_held_out_sizes(N: int, of: Callable[[int], dict[int, float]]) -> None:
+@pytest.mark.parametrize("N", [4, 8])
+def test_nccl_is_predicted_on_held_out_sizes(N: int) -> None:
     """Within 10 %, and better by several protocols than by a single line."""
-    measured = of(N)
+    measured = H200[N]
     chosen = choose_envelope(list(measured), [microseconds / 1e6 for microseconds in measured.values()])
     assert chosen.held_out_error < 0.10
     assert len(chosen.envelope.lines) > 1

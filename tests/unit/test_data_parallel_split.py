@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,13 @@ from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.cases import parameters
 from ddpperf.report.questions import report_tables
 from ddpperf.results.samples import Measured, Sample
+from ddpperf.results.stored_runs import read_document
 from ddpperf.specs import DATA_PARALLEL_PARTS, TraceSpec, TrainingSpec
 from perf.test_comm_split import test_data_parallel_split as data_parallel_split
 from tests.unit.test_training_metrics import FakeMeasure
 from tools.default_suite import options_on
 
-STORED = Path(__file__).parents[2] / "perf" / "baselines" / "h200x2" / "0001_where.json"
+STORED = Path(__file__).parents[2] / "docs" / "runs" / "h200x2-where.json.gz"
 SPEC = TrainingSpec(world_size=2, per_rank_batch_size=32, strategy="data_parallel", epoch_images=640)
 STEPS = 10  # of an epoch
 
@@ -173,7 +173,7 @@ def test_missing_trace_leaves_the_difference(monkeypatch: pytest.MonkeyPatch) ->
 
 def document(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A stored run of two H200s in which one test is the experiment above."""
-    found: dict[str, Any] = copy.deepcopy(json.loads(STORED.read_text()))
+    found: dict[str, Any] = copy.deepcopy(read_document(STORED))
     usual = next(test for test in found["benchmarks"] if test["name"].startswith("test_comm_split["))
     test = copy.deepcopy(usual)
     name = "perf/test_comm_split.py::test_data_parallel_split[2gpu-b32-data_parallel]"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import os
 import subprocess
@@ -17,11 +16,12 @@ import pytest
 
 from ddpperf.report.__main__ import main as report
 from ddpperf.report.exports import CSV_BEGINS, CURVES_BEGINS, csv_text
+from ddpperf.results.stored_runs import read_document
 from tests.canned import CannedSuite
 from tests.project import REPOSITORY
 
 CPU = REPOSITORY / "perf" / "baselines" / "cpu2-epyc-25-17-1" / "0014_core.json"
-GATE = REPOSITORY / "docs" / "gate" / "cpu2-epyc-25-17-1-selected.json"
+GATE = REPOSITORY / "docs" / "runs" / "cpu2-gate.json.gz"
 # What a test of plain pytest-benchmark looks like
 PLAIN = "def test_plain(benchmark):\n    benchmark.pedantic(sum, args=([1, 2],), rounds=3)\n"
 
@@ -29,7 +29,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def stored(path: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(path.read_text())
+    document: dict[str, Any] = read_document(path)
     return document
 
 

@@ -27,11 +27,11 @@ from tests.project import REPOSITORY
 FROZEN = REPOSITORY / "tests" / "frozen" / "numbers.json"
 RUNS = (
     "perf/baselines/cpu2-epyc-25-17-1/0014_core",
-    "docs/gate/cpu2-epyc-25-17-1",
+    "docs/runs/cpu2-gate_all",
     "perf/baselines/h200x1/0003_core",
     "perf/baselines/h100-80gb-hbm3x2/0005_core",
     "perf/baselines/h100-80gb-hbm3x4/0005_core",
-    "docs/large_batches/h200x1-reports",
+    "docs/runs/h200x1-reports",
 )
 # At least three digits: fewer would be found anywhere.
 NUMBER = re.compile(r"\d[\d,]*\.\d\d+|\d\d[\d,]*\.\d|\d[\d,]{2,}|\d\d\.\d|\d\.\d")

@@ -10,7 +10,6 @@ from ddpperf.plugin.options.options import Options, read_options
 from ddpperf.specs import AllReduceSpec, TrainingSpec
 from perf import test_all_reduce, test_precision, test_scaling, test_strategies
 from tests.canned import CannedSuite
-from tests.project import REPOSITORY
 
 pytest_plugins = ["pytester"]
 
@@ -124,13 +123,3 @@ def test_marker_selects_cases_of_any_experiment(canned_suite: CannedSuite) -> No
     finished = canned_suite.run("perf", "-m", "gate", "--strict-markers")
     assert finished.status == 0, finished
     assert list(canned_suite.measured()) == ["test_it[2rank-2KiB]"]
-
-
-def test_page_on_the_gate_is_current(pytester: pytest.Pytester) -> None:
-    """Its table is of a run on a CPU; a new case must be measured."""
-    page = (REPOSITORY / "docs" / "gate.md").read_text()
-    chosen = [line for line in page.splitlines() if line.endswith("| yes |")]
-    assert chosen
-    chosen_now = options(pytester, gpus=0)
-    for spec in gated(chosen_now):
-        assert any(f"[{case_id(spec, chosen_now)}]" in line for line in chosen), spec

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.results import metrics, units
 from ddpperf.results.metrics import Better, Gate, Metric
+from ddpperf.results.stored_runs import read_document
 from tests.project import REPOSITORY
 
 
@@ -101,10 +101,10 @@ DROPPED = {"gradient_busbw_exposed_bytes_per_second", "exposed_link_utilization"
 
 
 def test_kept_runs_store_only_registered_metrics() -> None:
-    runs = sorted([*REPOSITORY.glob("perf/baselines/*/*.json"), *REPOSITORY.glob("docs/*/*.json")])
+    runs = sorted([*REPOSITORY.glob("perf/baselines/*/*.json"), *REPOSITORY.glob("docs/runs/*.json.gz")])
     assert runs
     for run in runs:
-        for benchmark in json.loads(run.read_text())["benchmarks"]:
+        for benchmark in read_document(run)["benchmarks"]:
             stored = benchmark["extra_info"]["ddpperf"]["metrics"]
             for name in stored.keys() - DROPPED:
                 assert metrics.find(name).unit == stored[name]["unit"], (run, name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -18,14 +17,16 @@ from ddpperf.report.__main__ import main as report
 from ddpperf.report.cases import cases_of, of_functions
 from ddpperf.report.questions import QUESTIONS, report_tables
 from ddpperf.report.questions.precision import claim
+from ddpperf.results.stored_runs import read_document
 
-ROOT = Path(__file__).parents[2] / "perf" / "baselines"
-CPU = ROOT / "cpu2-epyc-25-17-1" / "0014_core.json"
-GPU = ROOT / "h200x4" / "0005_forms.json"
-WHERE = ROOT / "h200x2" / "0001_where.json"  # steps, their parts and their communication
-MESSAGES = ROOT / "h200x2" / "0007_communication.json"
-NODES = ROOT.parents[1] / "docs" / "nodes" / "2xcpu2-epyc-25-17-1-eth10.json"  # 2 nodes of 2 ranks
-LAWS = ROOT.parents[1] / "docs" / "own_ddp" / "h200x4.json"
+ROOT = Path(__file__).parents[2]
+RUNS = ROOT / "docs" / "runs"
+CPU = ROOT / "perf" / "baselines" / "cpu2-epyc-25-17-1" / "0014_core.json"
+GPU = RUNS / "h200x4-suite.json.gz"
+WHERE = RUNS / "h200x2-where.json.gz"  # steps, their parts and their communication
+MESSAGES = ROOT / "perf" / "baselines" / "h100-80gb-hbm3x4" / "0005_core.json"
+NODES = RUNS / "2xcpu2-nodes.json.gz"  # 2 nodes of 2 ranks
+LAWS = RUNS / "h200x4-own_ddp.json.gz"
 
 
 def of(*paths: Path) -> pytest.MarkDecorator:
@@ -39,7 +40,7 @@ Json = dict[str, Any]
 
 @cache
 def run(path: Path) -> Json:
-    document: Json = json.loads(path.read_text())
+    document: Json = read_document(path)
     return document
 
 

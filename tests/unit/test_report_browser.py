@@ -6,7 +6,6 @@ axe-playwright-python. Without one of them, they are skipped.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from ddpperf.report.page import page
+from ddpperf.results.stored_runs import read_document
 
 sync_api = pytest.importorskip("playwright.sync_api")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright")
@@ -22,8 +22,8 @@ CHROMIUM = shutil.which("chromium")
 ROOT = Path(__file__).parents[2]
 RUNS = (
     ROOT / "perf" / "baselines" / "cpu2-epyc-25-17-1" / "0014_core.json",
-    ROOT / "perf" / "baselines" / "h200x4" / "0005_forms.json",
-    ROOT / "docs" / "gate" / "cpu2-epyc-25-17-1-selected.json",
+    ROOT / "docs" / "runs" / "h200x4-suite.json.gz",
+    ROOT / "docs" / "runs" / "cpu2-gate.json.gz",
 )
 pytestmark = [
     pytest.mark.slow,
@@ -37,7 +37,7 @@ pytestmark = [
 def tab(run: Path, scheme: str, tmp_path: Path) -> Iterator[Any]:
     """The page of a stored run in a browser window of 390 pixels, with all console messages."""
     file = tmp_path / "report.html"
-    file.write_text(page(json.loads(run.read_text()), [("a", {"x": 1.0}), ("b", {"x": 1.1})]))
+    file.write_text(page(read_document(run), [("a", {"x": 1.0}), ("b", {"x": 1.1})]))
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         tab = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme=scheme)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import json
 import os
 import subprocess
@@ -25,17 +26,17 @@ from tests.canned import CannedSuite
 
 ROOT = Path(__file__).parents[2]
 CPU = ROOT / "perf" / "baselines" / "cpu2-epyc-25-17-1" / "0014_core.json"
-GPU = ROOT / "perf" / "baselines" / "h200x4" / "0005_forms.json"
-LARGE_BATCH = ROOT / "perf" / "baselines" / "h200x2" / "0002_large_batch.json"
-GATE = ROOT / "docs" / "gate" / "cpu2-epyc-25-17-1-selected.json"
-LAWS = ROOT / "docs" / "own_ddp" / "h200x4.json"
-NODES = ROOT / "docs" / "nodes" / "2xcpu2-epyc-25-17-1-eth10.json"  # 2 nodes of 2 ranks
+GPU = ROOT / "docs" / "runs" / "h200x4-suite.json.gz"
+LARGE_BATCH = ROOT / "docs" / "runs" / "h200x2-large_batch.json.gz"
+GATE = ROOT / "docs" / "runs" / "cpu2-gate.json.gz"
+LAWS = ROOT / "docs" / "runs" / "h200x4-own_ddp.json.gz"
+NODES = ROOT / "docs" / "runs" / "2xcpu2-nodes.json.gz"  # 2 nodes of 2 ranks
 RUNS = (CPU, GPU, GATE)
 
 
 @cache
 def text_of(path: Path) -> str:
-    return path.read_text()
+    return gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()
 
 
 def stored(path: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from tests.workflow import ACTION, code_blocks, workflow_of_another_repository
 
 WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
 ACTION_FILE = REPOSITORY / ACTION / "action.yml"
-PAGES = [REPOSITORY / "docs" / "nightly.md", REPOSITORY / "docs" / "slurm.md"]
+PAGES = [REPOSITORY / "docs" / "nightly.md"]
 SCRIPTS = [
     REPOSITORY / ".ci" / "run",
     *sorted((REPOSITORY / ACTION).glob("*.sh")),
