@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,9 @@ from tests.fake_gh import REPOSITORY_NAME
 from tests.project import HANG_SECONDS, REPOSITORY
 
 EXPRESSION = re.compile(r"\$\{\{(.*?)\}\}", re.DOTALL)
-# The parts of an expression: texts, functions, names of a context, operators.
-TOKEN = re.compile(r"\s*('(?:[^']|'')*'|\w+\([^)]*\)|[A-Za-z_][\w.-]*|==|!=|&&|\|\||!|[()])")
-OPERATORS = {"&&": " and ", "||": " or ", "!": " not ", "==": " == ", "!=": " != ", "(": "(", ")": ")"}
-STATUS_FUNCTIONS = ("success()", "failure()", "always()")
+# The parts of an expression that Python writes in another way: functions, names of a context, operators.
+NAMES = re.compile(r"'[^']*'|(\w+)\(\)|[A-Za-z_][\w.-]*|&&|\|\||!(?!=)")
+OPERATORS = {"&&": " and ", "||": " or ", "!": " not "}
 ACTION = ".github/actions/ddpperf"
 BASH = ["bash", "--noprofile", "--norc", "-eo", "pipefail"]  # as GitHub runs `shell: bash`
 
@@ -56,9 +55,8 @@ class Runner:
     def run(self, workflow: str | Mapping[str, Any], job: str) -> Finished:
         """Run a job of a workflow in .github/workflows/, or of a workflow's content."""
         content = self.content(workflow) if isinstance(workflow, str) else workflow
-        definition = content["jobs"][job]
+        definition, event = content["jobs"][job], self.github.get("event", {})
         self.temp.mkdir(exist_ok=True)
-        finished = Finished()
         summary = self.temp / "summary.md"
         summary.touch()
         context = {
@@ -74,19 +72,15 @@ class Runner:
             "runner": {"environment": "self-hosted"},
             "steps": {},
         }
+        finished = Finished()
         if not condition(definition.get("if", "success()"), context, finished.conclusion):
             return Finished(conclusion="skipped")
         variables = {
             **self.variables,
             "CI": "true",
             "GITHUB_ACTIONS": "true",
-            "GITHUB_EVENT_NAME": "pull_request"
-            if "pull_request" in self.github.get("event", {})
-            else "schedule",
+            "GITHUB_EVENT_NAME": "pull_request" if "pull_request" in event else "schedule",
             "GITHUB_JOB": job,
-            "GITHUB_REPOSITORY": REPOSITORY_NAME,
-            "GITHUB_RUN_ID": "7",
-            "GITHUB_SERVER_URL": "https://github.com",
             "GITHUB_STEP_SUMMARY": str(summary),
             "GITHUB_WORKFLOW": content["name"],
             "RUNNER_TEMP": str(self.temp),
@@ -109,22 +103,17 @@ class Runner:
         finished: Finished,
     ) -> None:
         for step in steps:
-            name = step.get("name", step.get("uses", ""))
             if not condition(step.get("if", "success()"), context, finished.conclusion):
                 continue
+            name = step.get("name", step.get("uses", ""))
             finished.ran.append(name)
             given = {**variables, **filled(step.get("env", {}), context)}
-            before = finished.conclusion
-            finished.conclusion = "success"
             if "uses" in step:
-                outputs = self._use(
-                    step["uses"], filled(step.get("with", {}), context), context, given, finished
-                )
+                inputs = filled(step.get("with", {}), context)
+                outputs = self._use(step["uses"], inputs, context, given, finished)
             else:
                 outputs = self._shell(step["run"], given, finished)
-            context["steps"][step.get("id", name)] = {"outputs": outputs, "outcome": finished.conclusion}
-            if before == "failure":
-                finished.conclusion = before
+            context["steps"][step.get("id", name)] = {"outputs": outputs}
 
     def _shell(self, script: str, variables: Mapping[str, str], finished: Finished) -> dict[str, str]:
         file, output = self.temp.parent / "step.sh", self.temp.parent / "output"
@@ -153,14 +142,13 @@ class Runner:
         finished: Finished,
     ) -> dict[str, str]:
         """Run the composite action; stand in for the actions of GitHub."""
-        known: dict[str, Callable[[], dict[str, str]]] = {
-            "actions/checkout": dict,  # the scratch repository is checked out
-            "actions/upload-artifact": lambda: _upload(inputs, finished),
-        }
-        name, _, commit = action.partition("@")
-        if name in known:
-            assert re.fullmatch("[0-9a-f]{40}", commit), f"{action} is not pinned"
-            return known[name]()
+        name, _, _ = action.partition("@")
+        if name == "actions/checkout":  # the scratch repository is checked out
+            return {}
+        if name == "actions/upload-artifact":
+            files = (path.name for path in Path(inputs["path"]).rglob("*") if path.is_file())
+            finished.artifacts[inputs["name"]] = sorted(files)
+            return {}
         assert name.endswith(ACTION), action
         # Another repository gets the action with the rest of ddpperf, in a folder of the runner.
         folder = (self.workspace if name.startswith("./") else REPOSITORY) / ACTION
@@ -168,9 +156,8 @@ class Runner:
         assert set(inputs) <= set(definition["inputs"]), inputs
         defaults = {key: given["default"] for key, given in definition["inputs"].items()}
         inner = {**context, "inputs": {**filled(defaults, context), **inputs}, "steps": {}}
-        self._run_steps(
-            definition["runs"]["steps"], inner, {**variables, "GITHUB_ACTION_PATH": str(folder)}, finished
-        )
+        given = {**variables, "GITHUB_ACTION_PATH": str(folder)}
+        self._run_steps(definition["runs"]["steps"], inner, given, finished)
         return filled({key: output["value"] for key, output in definition["outputs"].items()}, inner)
 
 
@@ -186,56 +173,41 @@ def workflow_of_another_repository(job: str) -> str:
     return text.replace("OWNER", "team").replace("COMMIT", "0" * 40)
 
 
-def _upload(inputs: Mapping[str, str], finished: Finished) -> dict[str, str]:
-    files = sorted(path.name for path in Path(inputs["path"]).rglob("*") if path.is_file())
-    assert files, f"{inputs['path']} has no files"
-    finished.artifacts[inputs["name"]] = files
-    return {}
-
-
 def condition(text: str, context: Mapping[str, Any], conclusion: str) -> bool:
     """Return whether a step or job with this `if` runs; without a status function, success() is meant."""
     found = EXPRESSION.fullmatch(text.strip())
     expression = found[1] if found else text
-    if not any(function in expression for function in STATUS_FUNCTIONS):
+    if not re.search(r"\b(success|failure|always)\(\)", expression):
         expression = f"success() && ({expression})"
     return bool(evaluated(expression, context, conclusion))
 
 
 def filled(values: Mapping[str, Any], context: Mapping[str, Any]) -> dict[str, str]:
     """Return the values as texts, with each ${{ }} replaced by the value of its expression."""
+
+    def text(value: object) -> str:
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
     return {
-        key: EXPRESSION.sub(lambda found: _text(evaluated(found[1], context)), _text(value))
+        key: EXPRESSION.sub(lambda found: text(evaluated(found[1], context)), text(value))
         for key, value in values.items()
     }
 
 
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def evaluated(expression: str, context: Mapping[str, Any], conclusion: str = "success") -> Any:
     """Return the value of an expression of GitHub; a missing name is an empty text."""
-    functions = {
-        "success()": conclusion == "success",
-        "failure()": conclusion == "failure",
-        "always()": True,
-    }
 
-    def python(token: str) -> str:
-        if token in OPERATORS:
-            return OPERATORS[token]
-        if token.startswith("'"):
-            return repr(token[1:-1].replace("''", "'"))
-        return repr(functions[token] if token.endswith(")") else _named(token, context))
+    def python(found: re.Match[str]) -> str:
+        word = found[0]
+        if word.startswith("'"):
+            return word
+        if found[1]:
+            return str(found[1] in (conclusion, "always"))
+        if word in OPERATORS:
+            return OPERATORS[word]
+        value: Any = context
+        for part in word.split("."):
+            value = value.get(part, "") if isinstance(value, Mapping) else ""
+        return repr(value)
 
-    tokens = TOKEN.findall(expression)
-    assert "".join(tokens) == re.sub(r"\s+(?=(?:[^']*'[^']*')*[^']*$)", "", expression), expression
-    return eval("".join(map(python, tokens)))
-
-
-def _named(name: str, context: Mapping[str, Any]) -> Any:
-    value: Any = context
-    for part in name.split("."):
-        value = value.get(part, "") if isinstance(value, Mapping) else ""
-    return value
+    return eval(NAMES.sub(python, expression.strip()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
@@ -87,13 +86,3 @@ def test_environment_is_made_once_and_old_ones_go(source: Path) -> None:
     assert not (folder / "part").exists()
     (source / "pyproject.toml").write_text(f"{PYPROJECT}# another requirement")
     assert environment(source) != folder
-
-
-def test_second_job_waits_for_the_first(source: Path) -> None:
-    """Two jobs at once would delete each other's parts, and mark a broken environment as ready."""
-    tools = source.parent / "tools" / "ddpperf"
-    tools.mkdir(parents=True)
-    with (tools / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(subprocess.TimeoutExpired, match="timed out after"):
-            environment(source, timeout=1)

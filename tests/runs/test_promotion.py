@@ -134,11 +134,6 @@ def test_no_verdict_makes_only_the_first_baseline(job: Job) -> None:
     assert job.baselines("baselines") == ["KEY/0001_nightly.json"]
 
 
-def test_refused_run_is_not_mentioned(job: Job) -> None:
-    job.run.unlink()
-    assert job.promote(status="125") == ""
-
-
 def test_push_has_the_token_of_the_job(job: Job) -> None:
     sent: list[str] = []
 

@@ -14,20 +14,14 @@ from ddpperf.collectives.calls import custom_collective
 from ddpperf.custom_functions import import_function
 from ddpperf.errors import CannotTrain
 from ddpperf.plugin.measure_fixture import silent_ranks
-from ddpperf.report.facets import facets, timed_work
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import (
     FUNCTIONS_VARIABLE,
-    AllReduceSpec,
     CustomCollectiveSpec,
     CustomStepSpec,
-    TrainingSpec,
-    from_json,
-    to_json,
 )
 from ddpperf.specs.custom import CustomKind
 from ddpperf.training.custom_step import CustomStep
-from ddpperf.verdict.judged_work import is_informational
 
 CPU = torch.device("cpu")
 STEP = CustomStepSpec(function="own_functions:make", world_size=1, per_rank_batch_size=4)
@@ -54,16 +48,6 @@ def made(line: str) -> str:
     return f"import torch\ndef make(rank, world_size, batch_size, device):\n    {line}\n"
 
 
-def test_specs_survive_json() -> None:
-    for spec in (STEP, CALL):
-        assert from_json(to_json(spec)) == spec
-        assert spec.functions == ("own_functions:make",)
-    assert AllReduceSpec(world_size=2, nbytes=64).functions == ()
-    assert TrainingSpec(
-        model="mine:net", world_size=1, per_rank_batch_size=4, strategy="single"
-    ).functions == ("mine:net",)
-
-
 @pytest.mark.parametrize("name", ["", "make", "own:", "own make:x", "own:make:x"])
 def test_wrong_function_name_is_refused(name: str) -> None:
     for make in (
@@ -72,14 +56,6 @@ def test_wrong_function_name_is_refused(name: str) -> None:
     ):
         with pytest.raises(ValueError, match=r"^function must be package\.module:function, got "):
             make()
-
-
-def test_parts_need_a_divisible_buffer() -> None:
-    with pytest.raises(
-        ValueError, match=r"^nbytes must be a multiple of 12, a float32 for each rank, got 64$"
-    ):
-        CustomCollectiveSpec(function="own:f", kind="all_gather", world_size=3, nbytes=64)
-    assert CustomCollectiveSpec(function="own:f", kind="broadcast", world_size=3, nbytes=64)
 
 
 def test_each_rank_is_measured_alone_on_one_device() -> None:
@@ -211,18 +187,3 @@ def test_collectives_of_a_step_are_counted(write: Write) -> None:
     step = CustomStep(several, rank=0, device=CPU)
     step.warm_up(1)
     assert step.finish() == {"collectives": 1.0}
-
-
-def test_tables_show_the_function() -> None:
-    assert facets(STEP, device="cpu") == {
-        "ranks": "1", "batch": "4", "function": "own_functions:make", "execution": "eager"
-    }  # fmt: skip
-    shown = facets(CALL, device="cuda")
-    assert (shown["GPUs"], shown["buffer"], shown["collective"]) == ("2", "64 B", "all_reduce")
-    assert shown["algorithm"] == "own_functions:make"
-    assert (timed_work(STEP), timed_work(CALL)) == ("step", "call")
-
-
-def test_small_custom_calls_are_informational_on_cpus() -> None:
-    assert is_informational(CALL, "cpu")
-    assert not is_informational(CustomCollectiveSpec(function="a:b", world_size=2, nbytes=2**24), "cpu")

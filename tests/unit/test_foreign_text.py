@@ -11,14 +11,12 @@ from hypothesis import strategies as st
 from ddpperf.command import print_lines, refused
 from ddpperf.errors import Refused
 from ddpperf.foreign_text import (
-    MAX_LINE_LETTERS,
     MAX_LINES,
     harmless,
     printable,
     printable_document,
     shortened,
 )
-from ddpperf.workers.failures import Cause, RankFailure, SetFailure
 from tests.canned import CannedSuite
 from tests.generated import BOUNDED
 
@@ -77,17 +75,6 @@ def test_long_text_keeps_its_beginning_and_end() -> None:
 
 
 # --- where foreign text leaves
-
-
-def test_failure_of_ranks_is_short_and_harmless() -> None:
-    failures = [
-        RankFailure(rank=0, cause=Cause.RAISED, what=f"raised E: {NASTY}", detail="x" * 900_000),
-        RankFailure(rank=1, cause=Cause.RAISED, what=NASTY, detail=""),
-    ]
-    text = str(SetFailure("A1", "at sample", failures))
-    assert not OBEYED.search(text)
-    assert f"{'x' * MAX_LINE_LETTERS}... (900000 characters)" in text.splitlines()
-    assert len(text) < 2000
 
 
 def test_printed_lines_and_refusals_are_harmless(capfd: pytest.CaptureFixture[str]) -> None:

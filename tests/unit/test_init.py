@@ -23,15 +23,6 @@ def test_all_files_are_written(tmp_path: Path) -> None:
     assert (tmp_path / ".gitignore").read_text() == ".ddpperf/\n"
 
 
-def test_every_template_file_is_listed() -> None:
-    found = {
-        path.relative_to(TEMPLATE).as_posix()
-        for path in TEMPLATE.rglob("*")
-        if path.is_file() and path.suffix != ".pyc"
-    }
-    assert found == {*FILES, "conftest.py"}
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_existing_example_file_is_kept(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir()
@@ -50,11 +41,6 @@ def test_existing_conftest_is_kept(tmp_path: Path) -> None:
         lines[-1]
         == f"next: add this line to conftest.py: {CONFTEST_LINE}; then run it: python -m pytest perf/"
     )
-
-
-def test_conftest_with_the_plugin_needs_nothing(tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text(CONFTEST_LINE)
-    assert write(tmp_path)[-1] == "next: run it: python -m pytest perf/"
 
 
 @pytest.mark.parametrize("before", ["build/\n", "build/", ".ddpperf/\n"])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.package_index import add_wheel
-from tests.project import REPOSITORY
 from tools import torch_nightly
 
 MONDAY, TUESDAY, FRIDAY = (f"2.15.0.dev202611{day}+cu130" for day in (16, 17, 20))
@@ -147,23 +144,6 @@ def add_environment(folder: Path, version: str) -> Path:
     return environment
 
 
-def test_commands_wait_for_each_other(nightly: Nightly, tmp_path: Path) -> None:
-    add_environment(tmp_path / "envs", MONDAY)
-    command = [
-        sys.executable,
-        str(REPOSITORY / "tools" / "torch_nightly.py"),
-        "--folder",
-        str(tmp_path / "envs"),
-    ]
-    with (tmp_path / "envs" / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with subprocess.Popen([*command, "accept", MONDAY]) as waiting:
-            with pytest.raises(subprocess.TimeoutExpired, match="timed out"):
-                waiting.wait(timeout=0.5)
-            fcntl.flock(lock, fcntl.LOCK_UN)
-            assert waiting.wait(timeout=30) == 0
-
-
 def test_last_good_cannot_be_accepted(nightly: Nightly, tmp_path: Path) -> None:
     """The link would lead to itself."""
     add_environment(tmp_path / "envs", MONDAY)
@@ -174,16 +154,6 @@ def test_last_good_cannot_be_accepted(nightly: Nightly, tmp_path: Path) -> None:
         f"{tmp_path / 'envs'} has no environment of torch last-good; run candidate first\n",
     )
     assert os.readlink(tmp_path / "envs" / "last-good") == MONDAY
-
-
-def test_unfit_folder_is_one_sentence(nightly: Nightly, tmp_path: Path) -> None:
-    for version in (MONDAY, FRIDAY):
-        add_environment(tmp_path / "envs", version)
-    (tmp_path / "envs" / "last-good").symlink_to(MONDAY)
-    status, said = nightly("hint", FRIDAY)
-    assert status == 4
-    assert said.startswith("[Errno 2] No such file or directory: ")
-    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize("command", ["accept", "hint"])
