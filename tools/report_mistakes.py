@@ -10,7 +10,6 @@ from ddpperf.analysis.scaling import amdahl_speedup, fit_amdahl, fit_gustafson, 
 from ddpperf.report.cases import Case, of_functions
 from ddpperf.report.questions.question import training_of
 from ddpperf.results import units
-from ddpperf.specs import AllReduceSpec, format_bytes
 from tools.plain_timing import PARTS, WAYS
 from tools.tables import ROOT, cases, markdown, one
 
@@ -149,22 +148,6 @@ def communications_table(run: str) -> str:
 def step_of(case: Case) -> tuple[str, str]:
     spec = training_of(case)
     return spec.execution, str(spec.per_rank_batch_size)
-
-
-def formulas_table(run: str) -> str:
-    """Return a Markdown table of one all_reduce's bandwidth by each formula, on several devices."""
-    found = cases(run)
-    rows = []
-    for N in world_sizes(found, "test_all_reduce"):
-        fields = {"algorithm": "backend", "execution": "eager", "in_place": True, "nbytes": BUFFER}
-        case = one(found, "test_all_reduce", world_size=N, **fields)
-        assert isinstance(case.measured.spec, AllReduceSpec)
-        t, S = case.seconds, case.measured.spec.nbytes
-        volumes = (S, 2 * (N - 1) * S / N, S * (N - 1).bit_length(), 2 * (N - 1) * S)
-        rates = (units.bandwidth(volume / t) for volume in volumes)
-        rows.append((str(N), format_bytes(S), units.seconds(t), *rates))
-    formulas = ("S / t", "2 (N-1) S / N / t", "S log2(N) / t", "2 (N-1) S / t")
-    return markdown(("GPUs", "S", "t", *formulas), rows)
 
 
 # --- DataParallel

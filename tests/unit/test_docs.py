@@ -43,7 +43,8 @@ def prose(page: Path) -> Iterator[str]:
 
 def commands(page: Path) -> list[str]:
     """Return the page's command lines that run pytest on perf/, continued lines joined."""
-    text = re.sub(r"<!--.*?-->", "", page.read_text(), flags=re.DOTALL).replace("\\\n", " ")
+    text = re.sub(r"<!--.*?-->", "", page.read_text(), flags=re.DOTALL)
+    text = re.sub(r"\\\n|\n {4}(?=--)", " ", text)
     return [found[1] for found in re.finditer(r"(?<![\w/-])pytest( +perf/[^\n`]*)", text)]
 
 

@@ -83,14 +83,6 @@ def test_amdahl_predicts_too_little_from_weak_scaling() -> None:
     assert next(numbers([wrong[4]])) < next(numbers([weak[4]])) / 2
 
 
-def test_formulas_divide_volumes_by_the_measured_time() -> None:
-    for row in rows(report_mistakes.formulas_table(CALLS)):
-        N = int(row[0])
-        algbw = 2**30 / step(stored(CALLS, f"test_all_reduce[{N}gpu-1GiB]")) / 1e9
-        due = [algbw, 2 * (N - 1) / N * algbw, {2: 1, 4: 2}[N] * algbw, 2 * (N - 1) * algbw]
-        assert list(numbers(row[3:])) == pytest.approx(due, rel=1e-3)
-
-
 def test_lead_of_ddp_depends_on_the_images_per_gpu() -> None:
     for row in rows(report_mistakes.data_parallel_table(CALLS)):
         N = int(row[0])
