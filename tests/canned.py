@@ -32,7 +32,6 @@ from ddpperf import specs
 from ddpperf.doctor.findings import Finding
 from ddpperf.machine import links
 from ddpperf.plugin import resources
-from ddpperf.results.stored_runs import TABLE_COLUMNS
 from ddpperf.specs import (
     AllReduceSpec,
     CollectiveSpec,
@@ -53,8 +52,6 @@ from tests.project import Finished, Project
 INNER_OPTIONS = "--capture=sys --import-mode=importlib " + " ".join(
     f"-p no:{plugin}" for plugin in ("faulthandler", "unraisableexception", "threadexception", "xdist")
 )
-# What pytest-benchmark stores of a test, as far as its table shows it.
-STATS = dict.fromkeys(TABLE_COLUMNS, 1) | {"outliers": "0;0"}
 LOOPBACK = links.LinkRate(
     bytes_per_second=1e12, source="loopback, 9 copies", kind=links.RateKind.MEASURED, spread=0.01
 )

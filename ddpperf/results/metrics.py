@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from ddpperf.results import units
-from ddpperf.specs import PARTS
+from ddpperf.specs import DATA_PARALLEL_PARTS, PARTS
 
 
 class Better(StrEnum):
@@ -121,14 +121,21 @@ def registered() -> tuple[Metric, ...]:
 
 
 def _in(unit: str, usual: Callable[[float], str]) -> Callable[..., Metric]:
-    """Return a function that defines a metric in this unit, with this format unless it has another."""
+    """Return a function that defines a metric in this unit, with this format unless it has another.
 
-    def define(name: str, heading: str, format: Callable[[float], str] = usual, **decides: Any) -> Metric:
-        return Metric(name=name, unit=unit, heading=heading, format=format, **decides)
+    Without a heading, the name of the metric says what it measures.
+    """
+
+    def define(
+        name: str, heading: str = "", format: Callable[[float], str] = usual, **decides: Any
+    ) -> Metric:
+        words = heading or name.replace("_seconds", "").replace("_", " ")
+        return Metric(name=name, unit=unit, heading=words, format=format, **decides)
 
     return define
 
 
+OTHER_PARTS = ("compute", "idle", "communicator")  # of a step, or before the first one
 MESSAGE_KINDS = ("gradients", "buffers", "parameters", "metrics", "control", "other")
 _seconds, _ratio, _bytes = _in("s", units.seconds), _in("1", units.factor), _in("B", units.nbytes)
 _bandwidth, _images = _in("B/s", units.bandwidth), _in("1/s", units.rate)
@@ -148,14 +155,6 @@ def _over_time(metric: Metric) -> Iterator[Metric]:
     """Yield the mean and the largest value of a quantity that is sampled over time."""
     yield replace(metric, name=f"{metric.name}_mean")
     yield replace(metric, name=f"{metric.name}_peak", heading=f"peak {metric.heading}")
-
-
-def _of_each_part() -> Iterator[Metric]:
-    """Yield metrics that compare a step part on several devices with the part on one device."""
-    for part in PARTS:
-        words = part.replace("_", " ")
-        yield _seconds(f"{part}_seconds_on_one_device", f"{words} on one device")
-        yield _ratio(f"{part}_speedup", f"{words} speedup")
 
 
 def _messages() -> Iterator[Metric]:
@@ -183,27 +182,26 @@ def _messages() -> Iterator[Metric]:
 
 _ALL = (
     # Any measured step or call
-    _seconds("time", "time", better=_LOWER, gate=Gate.UNLESS_LAUNCH_BOUND),
+    _seconds("time", better=_LOWER, gate=Gate.UNLESS_LAUNCH_BOUND),
     _seconds("tail_seconds", "slowest tenth of rounds", better=_LOWER, gate=Gate.UNLESS_LAUNCH_BOUND),
     _seconds("cpu_seconds", "CPU time", better=_LOWER, gate=Gate.LAUNCH_BOUND, threshold=True),
     _bytes("peak_memory_bytes", "peak memory", better=_LOWER, gate=Gate.ALWAYS),
     _ratio("launch_bound", "step over GPU time"),
-    _seconds("communicator_seconds", "communicator"),
     _seconds("compile_seconds", "compilation"),
-    _seconds("capture_seconds", "capture"),
+    _seconds("capture_seconds"),
     # A training step
-    _seconds("step_seconds", "step", better=_LOWER),
-    _seconds("epoch_seconds", "epoch", better=_LOWER),
+    _seconds("step_seconds", better=_LOWER),
+    _seconds("epoch_seconds", better=_LOWER),
     _images("images_per_second", "throughput", better=_HIGHER, threshold=True),
     _bytes("communicated_bytes_per_epoch", "gradients per epoch", **_EXACT),
-    _ratio("speedup_over_eager", "speedup over eager", better=_HIGHER, threshold=True),
+    _ratio("speedup_over_eager", better=_HIGHER, threshold=True),
     _ratio("speedup_over_ddp", "speedup over DDP", better=_HIGHER),
-    _ratio("speedup_over_fp32", "speedup over fp32", better=_HIGHER),
-    _ratio("speedup_over_tf32", "speedup over tf32", better=_HIGHER),
+    _ratio("speedup_over_fp32", better=_HIGHER),
+    _ratio("speedup_over_tf32", better=_HIGHER),
     _ratio("loss_after_5_steps", "loss after 5 steps", units.decimal),
     # Scaling
     _ratio("ddp_over_data_parallel", "DDP over DataParallel", better=_HIGHER, threshold=True),
-    _ratio("speedup", "speedup", better=_HIGHER, gate=Gate.UNLESS_LAUNCH_BOUND, threshold=True),
+    _ratio("speedup", better=_HIGHER, gate=Gate.UNLESS_LAUNCH_BOUND, threshold=True),
     _ratio("efficiency", "efficiency", units.percent, better=_HIGHER, threshold=True),
     *_interval(_ratio("serial_fraction", "serial fraction", units.percent)),
     _ratio("speedup_of_{N}", "speedup on {N} devices"),
@@ -212,12 +210,9 @@ _ALL = (
     # Parts of a step
     _seconds("loading_seconds", "exposed loading"),
     _seconds("loading_wait_seconds", "loader wait of the CPU"),
-    _seconds("data_seconds", "data"),
-    _seconds("forward_seconds", "forward"),
-    _seconds("backward_seconds", "backward"),
-    _seconds("gradient_sync_seconds", "gradient sync"),
-    _seconds("optimizer_seconds", "optimizer"),
-    *_of_each_part(),
+    *(_seconds(f"{part}_seconds") for part in (*PARTS[1:], *DATA_PARALLEL_PARTS, *OTHER_PARTS)),
+    *(_seconds(f"{part}_seconds_on_one_device") for part in PARTS),
+    *(_ratio(f"{part}_speedup") for part in PARTS),
     _ratio("parts_over_step", "sum of parts over their step", units.percent),
     _ratio("marked_over_step", "step with marks over the one without", units.decimal),
     _ratio("gpu_busy_fraction", "GPU busy", units.percent),
@@ -241,14 +236,10 @@ _ALL = (
     _ratio("method_disagreement", "difference of the methods over the step", units.percent),
     _seconds("traced_comm_seconds", "communication (trace)"),
     _seconds("comm_without_waiting_seconds", "communication without waiting"),
-    _seconds("traced_step_seconds", "traced step"),
+    _seconds("traced_step_seconds"),
     _seconds("replayed_comm_seconds", "all_reduces alone"),
     _seconds("step_minus_one_device_seconds", "t(N) - t(1)"),
     _seconds("bucket_copy_seconds", "bucket copies"),
-    _seconds("replicate_seconds", "replicate"),
-    _seconds("scatter_seconds", "scatter"),
-    _seconds("gather_seconds", "gather"),
-    _seconds("reduce_seconds", "reduce"),
     _seconds("idle_in_comm_seconds", "GPUs idle in these parts"),
     _seconds("ddp_exposed_comm_seconds", "DDP's exposed (difference)"),
     _seconds("ddp_traced_exposed_comm_seconds", "DDP's exposed (trace)"),
@@ -256,9 +247,7 @@ _ALL = (
     _ratio("comm_over_ddp", "communication over DDP's"),
     _seconds("comm_skew_seconds", "skew"),
     _seconds("traced_comm_skew_seconds", "skew by trace"),
-    _seconds("compute_seconds", "compute"),
     _seconds("copy_seconds", "copies"),
-    _seconds("idle_seconds", "idle"),
     _bandwidth("gradient_busbw_bytes_per_second", "gradients' busbw", better=_HIGHER),
     _ratio("link_utilization", "link used", units.percent),
     *_messages(),
@@ -267,8 +256,8 @@ _ALL = (
     _bandwidth("busbw_bytes_per_second", "busbw", better=_HIGHER, threshold=True),
     _seconds("framework_seconds", "besides the kernel"),
     _ratio("speedup_of_the_best_other", "speedup of the best other algorithm"),
-    _ratio("{algorithm}_over_backend", "{algorithm} over backend"),
-    *_interval(_seconds("latency_seconds", "latency")),
+    _ratio("{algorithm}_over_backend"),
+    *_interval(_seconds("latency_seconds")),
     *_interval(_bandwidth("link_bytes_per_second", "link")),
     *_interval(_bandwidth("asymptotic_busbw_bytes_per_second", "busbw of large buffers")),
     *_interval(_in("s/B", lambda value: f"{value * 1e9:.2g} s/GB")("reduce_byte_seconds", "addition")),

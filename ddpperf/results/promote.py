@@ -17,7 +17,7 @@ from ddpperf.results.stored_runs import (
     NoBaseline,
     Storage,
     header_of,
-    is_baseline,
+    is_fit_baseline,
     newest_run,
     read_document,
 )
@@ -41,14 +41,10 @@ def promote(root: Path, run: Path | None = None, name: str = "baseline") -> Path
         raise NoBaseline(f"{run} is damaged (its hardware_key is {quoted(key)}); name another run")
     storage = Storage(root=root, hardware_key=key)
     measured = storage.load(run).measured
-    try:
-        passed = is_baseline(document)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise NoBaseline(f"{run} is damaged ({error!r}); name another run") from error
-    if not passed:
+    if not is_fit_baseline(document):
         raise NoBaseline(
-            f"{run} cannot become a baseline: its verdict is FAIL, a control failed, or a test was not "
-            "measured or was delayed; name another run"
+            f"{run} cannot become a baseline: its verdict is FAIL, a control failed, a test was not "
+            "measured or was delayed, or the file is damaged; name another run"
         )
     newest = storage.newest_baseline()
     if newest and (lacking := newest.measured.keys() - measured.keys()):

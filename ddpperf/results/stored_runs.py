@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
-import math
 import os
 import re
 import zlib
@@ -19,7 +18,7 @@ from typing import Any, Literal
 from ddpperf import specs
 from ddpperf.errors import MAX_LETTERS, Refused, first_line, quoted, short
 from ddpperf.foreign_text import finite_json, printable_document
-from ddpperf.regular_files import open_regular, read_text
+from ddpperf.regular_files import open_regular
 from ddpperf.results.outcomes import OutcomeKind, Status
 from ddpperf.results.samples import Measured
 from ddpperf.specs import Spec
@@ -29,11 +28,9 @@ SCHEMA = 2
 COPY = "a copy of memory"  # the id of a run's memory copy, beside the ids of its tests
 FIRST_RUNS = 5  # a history holds this many of the oldest baselines
 COMMIT = re.compile(r"([0-9a-f]{4,64}\+?|nogit)?")  # also stands in git's command lines
-MOST_BYTES = 20_000_000  # of a stored run's file; the largest in this repository has 1.7 MB
-# Of pytest-benchmark: the numbers in its table, and the fields of a test that no statistic may replace.
-TABLE_COLUMNS = ("min", "max", "mean", "stddev", "median", "iqr", "ops", "rounds", "iterations")
-TEST_FIELDS = frozenset(("name", "fullname", "group", "params", "param", "extra_info", "options", "cprofile"))
 MOST_READ = 20  # the most files read for a history; 20 files of 0.85 MB take 0.4 s
+
+ANOTHER = "name another, or save one anew"  # advice for a stored run that cannot be read
 
 # What code raises that reads damaged JSON:
 _DAMAGED = (AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
@@ -109,7 +106,7 @@ class Storage:
         the file name. Baselines go before runs. Raises NoBaseline if no file fits.
         """
         if wanted is True:
-            newest = next(reversed(_numbered(self.baselines)), None) or _newest_passed(self.runs)
+            newest = next(reversed(_numbered(self.baselines)), None) or self._newest_passed_run()
             if newest is None:
                 looked = f"neither {self.baselines} nor {self.runs} holds a run that passed"
                 advice = "save one with --benchmark-save=NAME, then compare"
@@ -126,20 +123,19 @@ class Storage:
         known = f"the number or name of one in {self.baselines} or {self.runs}"
         raise NoBaseline(f"--benchmark-compare={wanted} is neither a file nor {known}; {advice}")
 
+    def _newest_passed_run(self) -> Path | None:
+        for path in reversed(_numbered(self.runs)):
+            with contextlib.suppress(NoBaseline):
+                if is_fit_baseline(read_document(path)):
+                    return path
+        return None
+
     def newest_baseline(self) -> Baseline | None:
         """Return the newest promoted baseline, or None if there is none that can be read."""
         for path in reversed(_numbered(self.baselines)):
             with contextlib.suppress(NoBaseline):
                 return self.load(path)
         return None
-
-    def newest_seconds(self) -> dict[str, float]:
-        """Return the duration of each test in the newest run; empty if no run can be read."""
-        for path in reversed(_numbered(self.runs)):
-            with contextlib.suppress(NoBaseline, *_DAMAGED):
-                seconds = read_document(path)["ddpperf"]["timing"]["test_seconds"].items()
-                return {str(test): abs(float(duration)) for test, duration in seconds}
-        return {}
 
     def kept(self) -> list[tuple[str, dict[str, float]]]:
         """Return the file name and the step seconds by test of the newest stored runs, oldest first.
@@ -153,7 +149,7 @@ class Storage:
                 seconds = {
                     test: median(measured.all_step_seconds()) for test, measured in run.measured.items()
                 }
-                found.append((run.when, path.stem, seconds))
+                found.append((run.when, _stem(path), seconds))
         return [(name, seconds) for _, name, seconds in sorted(found, key=lambda run: run[0])]
 
     def load(self, path: Path) -> Baseline:
@@ -173,7 +169,7 @@ class Storage:
         for path in paths[:MOST_READ]:
             with contextlib.suppress(NoBaseline):
                 document = read_document(path)
-                if path in promoted or _passed(document, compared=True):
+                if path in promoted or is_fit_baseline(document, compared=True):
                     found.append(self.read(document, path))
         unique: list[Baseline] = []
         for run in [*found, compared]:
@@ -190,62 +186,46 @@ class Storage:
     def read(self, document: Any, path: Path) -> Baseline:
         """Return a stored run from its JSON; raise NoBaseline as `load` does. path: its file."""
         header = header_of(document, path)
-        key = header["hardware_key"]
-        if key != self.hardware_key:
+        if (key := header["hardware_key"]) != self.hardware_key:
             there, here = short(key), f"this is {self.hardware_key}; save a baseline here"
             raise NoBaseline(f"{path} was measured on {there}, {here}")
         if "against" in header:
             raise NoBaseline(f"{path} is an A/B run, and this run has one side; name a run of one side")
         try:
             measured = {
-                benchmark["fullname"]: Measured.from_json(benchmark["extra_info"]["ddpperf"])
+                _text(benchmark["fullname"]): Measured.from_json(benchmark["extra_info"]["ddpperf"])
                 for benchmark in document["benchmarks"]
             }
-            if not isinstance(document["machine_info"], dict):  # pytest-benchmark reads it
-                raise TypeError("machine_info is no table")
-            for benchmark in document["benchmarks"]:
-                _require_statistics(benchmark["stats"])
-            copied = Measured.from_json(header["copied"]) if header.get("copied") is not None else None
-            environment = dict(header.get("environment", {}))
-            if not all(isinstance(test, str) for test in measured):
-                raise TypeError("a test's fullname is no text")
-            when, commit = document.get("datetime", ""), environment.get("commit", "")
-            executable = environment.get("executable") or ""
-            if not all(isinstance(text, str) for text in (when, commit, executable)):
-                raise TypeError("datetime, commit and executable must be text")
-            if not COMMIT.fullmatch(commit):
-                raise ValueError(f"{quoted(commit)} is no commit")
+            copied, environment = header.get("copied"), dict(header.get("environment", {}))
+            run = Baseline(
+                path=path,
+                measured=measured,
+                when=_text(document.get("datetime", "")),
+                copied=Measured.from_json(copied) if copied is not None else None,
+                commit=_text(environment.get("commit", "")),
+                environment=environment,
+            )
+            _text(environment.get("executable") or "")
+            if not COMMIT.fullmatch(run.commit):
+                raise ValueError(f"{quoted(run.commit)} is no commit")
         except _DAMAGED as error:
-            advice = "name another, or save one anew"
-            raise NoBaseline(
-                f"the baseline {path} is damaged ({repr(error)[:MAX_LETTERS]}); {advice}"
-            ) from error
+            why = f"is damaged ({repr(error)[:MAX_LETTERS]})"
+            raise NoBaseline(f"the baseline {path} {why}; {ANOTHER}") from error
         if not measured:
-            raise NoBaseline(f"the baseline {path} holds no measured test; name another, or save one anew")
-        return Baseline(
-            path=path,
-            measured=measured,
-            when=when,
-            copied=copied,
-            commit=commit,
-            environment=environment,
-        )
+            raise NoBaseline(f"the baseline {path} holds no measured test; {ANOTHER}")
+        return run
 
 
-def _require_statistics(stats: Any) -> None:
-    """Raise ValueError or TypeError unless pytest-benchmark's table can show a test's statistics."""
-    for name in TABLE_COLUMNS:
-        value = stats[name]
-        if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
-            raise ValueError(f"{name} is {quoted(value)}, which is no statistic")
-    if not isinstance(stats["outliers"], str) or not TEST_FIELDS.isdisjoint(stats):
-        raise TypeError("stats holds no statistics")
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{quoted(value)} is no text")
+    return value
 
 
 def newest_run(root: Path) -> Path:
     """Return the file of the newest run of a project; raise NoBaseline if there is none."""
     folder = root / ".ddpperf" / "runs"
-    runs = [path for path in folder.glob("*/*.json") if path.is_file()]  # no broken link, no FIFO
+    runs = [path for path in folder.glob("*/*.json*") if path.is_file()]  # no broken link, no FIFO
     newest = max(runs, key=lambda path: path.stat().st_mtime, default=None)
     if newest is None:
         raise NoBaseline(f"{folder} holds no run; measure one with python -m pytest perf/")
@@ -255,27 +235,17 @@ def newest_run(root: Path) -> Path:
 def read_document(path: Path) -> Any:
     """Return the JSON of a stored run, which may be compressed as NAME.json.gz.
 
-    Raises NoBaseline if the file is damaged, has a NaN or an infinite number, or is too large.
+    Raises NoBaseline if the file is damaged, or has a NaN or an infinite number.
     """
     try:
-        text = _uncompressed(path) if path.suffix == ".gz" else read_text(path)
-        return printable_document(finite_json(text))
-    except (OSError, ValueError, RecursionError) as error:
-        why = error.strerror if isinstance(error, OSError) else first_line(error)
-        advice = "name another, or save one anew"
-        raise NoBaseline(f"the baseline {path} cannot be read ({why}); {advice}") from error
-
-
-def _uncompressed(path: Path) -> str:
-    """Return the text of a gzip file; raise ValueError or OSError if it is damaged or too large."""
-    try:
-        with open_regular(path) as file, gzip.open(file) as content:
-            text = content.read(MOST_BYTES + 1)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"it is no gzip file: {error}") from error
-    if len(text) > MOST_BYTES:
-        raise ValueError(f"it has more than {MOST_BYTES / 1e6:,.0f} MB")
-    return text.decode()
+        with open_regular(path) as file:
+            content = file.read()
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+        return printable_document(finite_json(content.decode()))
+    except (EOFError, OSError, ValueError, RecursionError, zlib.error) as error:
+        why = (error.strerror if isinstance(error, OSError) else "") or first_line(error)
+        raise NoBaseline(f"the baseline {path} cannot be read ({why}); {ANOTHER}") from error
 
 
 def header_of(document: Any, path: Path) -> dict[str, Any]:
@@ -302,24 +272,25 @@ def _numbered(folder: Path) -> list[Path]:
 
 
 def _number(path: Path) -> int:
-    match = re.fullmatch(r"(\d{4,})_.*\.json", path.name)
+    match = re.fullmatch(r"(\d{4,})_.*\.json(\.gz)?", path.name)
     return int(match[1]) if match else 0
 
 
 def _is_called(path: Path, wanted: str) -> bool:
     if wanted.isdecimal():
         return _number(path) == int(wanted)
-    return path.name.startswith(wanted) or path.stem.partition("_")[2] == wanted
+    return path.name.startswith(wanted) or _stem(path).partition("_")[2] == wanted
+
+
+def _stem(path: Path) -> str:
+    return path.name.partition(".json")[0]
 
 
 def is_baseline(document: dict[str, Any]) -> bool:
     """Return whether a run may be promoted to a baseline.
 
-    Every test that was not skipped must have passed and been measured. No step may have been
-    deliberately slowed, and the run must not be an A/B run. A comparison must not have failed, its
-    control measurements must have passed, and its suspected regressions must have been cleared. If
-    tests were measured beside the stored code, only the controls of that measurement count, because
-    the machine may have changed since the stored run.
+    Every test that was not skipped must have passed and been measured, none deliberately slowed. The
+    run must be no A/B run, and a comparison must not have failed or left a regression suspected.
     """
     header, benchmarks = document["ddpperf"], document["benchmarks"]
     kinds = {test: OutcomeKind(outcome["kind"]) for test, outcome in header["outcomes"].items()}
@@ -336,21 +307,16 @@ def is_baseline(document: dict[str, Any]) -> bool:
     )
 
 
-def _passed(document: Any, *, compared: bool = False) -> bool:
-    """Return whether a run may be promoted, and if `compared`, whether it passed a comparison, too."""
+def is_fit_baseline(document: Any, *, compared: bool = False) -> bool:
+    """Return whether a run may be promoted, and if `compared`, whether it passed a comparison, too.
+
+    A damaged run may not.
+    """
     with contextlib.suppress(*_DAMAGED):
         header = document["ddpperf"]
         passed_comparison = header["verdict"]["status"] == Status.PASS and header.get("compared_with")
         return is_baseline(document) and bool(passed_comparison or not compared)
     return False
-
-
-def _newest_passed(folder: Path) -> Path | None:
-    for path in reversed(_numbered(folder)):
-        with contextlib.suppress(NoBaseline):
-            if _passed(read_document(path)):
-                return path
-    return None
 
 
 def write_atomically(path: Path, document: dict[str, Any] | str | bytes) -> Path:

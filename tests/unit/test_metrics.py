@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ddpperf.plugin.measure_fixture import Measure
-from ddpperf.results import metrics, units
-from ddpperf.results.metrics import Better, Gate, Metric
+from ddpperf.results import metrics
+from ddpperf.results.metrics import Gate
 from ddpperf.results.stored_runs import read_document
 from tests.project import REPOSITORY
 
@@ -32,12 +32,6 @@ def test_families_carry_their_number_in_the_heading(name: str, heading: str) -> 
 def test_unknown_name_is_a_key_error(name: str) -> None:
     with pytest.raises(KeyError, match=f"^{name!r}$"):
         metrics.find(name)
-
-
-def test_no_signed_change_is_headed_as_a_loss() -> None:
-    """Under the heading "accuracy lost", a change of -1% would read as a gain."""
-    changes = [metric for metric in metrics.registered() if metric.format is units.change]
-    assert [metric.heading for metric in changes if "lost" in metric.heading] == []
 
 
 def test_each_name_belongs_to_one_metric() -> None:
@@ -72,22 +66,6 @@ def test_what_decides_an_ab_run() -> None:
     }
 
 
-def test_metric_that_decides_needs_a_direction() -> None:
-    with pytest.raises(ValueError, match="metric joules can decide nothing without better"):
-        Metric(name="joules", unit="J", heading="energy", format=units.decimal, gate=Gate.ALWAYS)
-
-
-def test_another_suite_registers_its_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "_METRICS", dict(metrics._METRICS))
-    joules = Metric(name="joules_at_{N}", unit="J", heading="energy at {N} W", format=units.decimal)
-    metrics.register(joules)
-    assert metrics.find("joules_at_300").text(2.5) == "energy at 300 W 2.500"
-    with pytest.raises(ValueError, match="a metric speedup is registered already"):
-        metrics.register(
-            Metric(name="speedup", unit="1", heading="speedup", format=units.factor, better=Better.HIGHER)
-        )
-
-
 def test_unregistered_metric_fails_its_test() -> None:
     nothing: Any = None
     measure = Measure(nothing, nothing, nothing)
@@ -101,7 +79,7 @@ DROPPED = {"gradient_busbw_exposed_bytes_per_second", "exposed_link_utilization"
 
 
 def test_kept_runs_store_only_registered_metrics() -> None:
-    runs = sorted([*REPOSITORY.glob("perf/baselines/*/*.json"), *REPOSITORY.glob("docs/runs/*.json.gz")])
+    runs = sorted([*REPOSITORY.glob("perf/baselines/*/*.json*"), *REPOSITORY.glob("docs/runs/*.json.gz")])
     assert runs
     for run in runs:
         for benchmark in read_document(run)["benchmarks"]:
@@ -123,5 +101,10 @@ def test_equal_metric_may_be_registered_twice() -> None:
 
 @pytest.mark.parametrize("name", ["a b", "tokens/s", "", "1st", 'a"'])
 def test_odd_metric_name_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=r"^a metric's name has letters, digits and underscores, got "):
+    with pytest.raises(ValueError, match="letters, digits and underscores"):
         metrics.Metric(name=name, unit="1", heading="odd", format=str)
+
+
+def test_metric_that_decides_needs_a_direction() -> None:
+    with pytest.raises(ValueError, match="metric joules can decide nothing without better"):
+        metrics.Metric(name="joules", unit="J", heading="energy", format=str, gate=Gate.ALWAYS)

@@ -76,8 +76,8 @@ def fail_a_test(header: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (fail_a_test, "cannot become a baseline: its verdict is FAIL, a control failed, or a test was not"),
-        (lambda header: header.pop("outcomes"), r"is damaged \(KeyError\('outcomes'\)\); name another run"),
+        (fail_a_test, "cannot become a baseline: its verdict is FAIL, a control failed, a test was not"),
+        (lambda header: header.pop("outcomes"), "or the file is damaged; name another run"),
         (
             lambda header: header.update(against={}),
             "is an A/B run, which cannot be a baseline; name a run without A/B options",
@@ -111,10 +111,3 @@ def test_damaged_baseline_forbids_no_promotion(canned_suite: CannedSuite) -> Non
     run = stored(canned_suite)
     promote(canned_suite.root, run).write_text("{}")
     assert promote(canned_suite.root, run).name == "0002_baseline.json"
-
-
-@pytest.mark.parametrize("text", ["[]", "{}", '{"ddpperf": {}}', '{"ddpperf": 1}', "not JSON"])
-def test_file_of_another_tool_is_refused(text: str, tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text(text)
-    with pytest.raises(NoBaseline, match=r"was not saved by ddpperf|cannot be read"):
-        promote(tmp_path, tmp_path / "run.json")

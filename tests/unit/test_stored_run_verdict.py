@@ -23,7 +23,7 @@ from ddpperf.verdict.exit_status import decide
 from ddpperf.verdict.run_history import Spread, bounds
 from ddpperf.verdict.settings import read_decision
 from ddpperf.verdict.stored_run_comparison import Change, Comparison, Reference, compare
-from tests.canned import STATS, CannedSuite
+from tests.canned import CannedSuite
 from tests.generated import BOUNDED
 
 SPEC = TrainingSpec(world_size=1, per_rank_batch_size=8, strategy="single", execution="graph")
@@ -265,7 +265,7 @@ def run_of(
     key: str = "h200x4",
     compared_with: str | None = "0001_x.json",
 ) -> str:
-    benchmark = {"fullname": "t", "stats": STATS, "extra_info": {"ddpperf": measured(seconds).to_json()}}
+    benchmark = {"fullname": "t", "extra_info": {"ddpperf": measured(seconds).to_json()}}
     outcomes, verdict = {"t": {"kind": outcome, "reason": ""}}, {"status": "PASS", "reasons": []}
     header = {
         "schema": SCHEMA,
