@@ -223,8 +223,6 @@ def learned(measure: Measure, runs: list[Measured]) -> None:
         skipped = {of_set: mean(skipped_steps(run.of_set(of_set)) for run in runs) for of_set in sets}
         measure.metric("skipped_steps", skipped)
     usage_metrics(measure, runs[0])
-    if any(max(sample.counters["resumed_epochs"]) for run in runs for sample in run.samples):
-        measure.warn("the training was resumed from a checkpoint")
 
 
 def skipped_steps(sample: Sample) -> float:

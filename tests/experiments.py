@@ -128,7 +128,6 @@ def canned_counters(spec: Spec, rank: int) -> Mapping[str, float]:
         counters["parameter_bytes"] = 4.0 * PARAMETERS
         counters |= {"gradients by allreduce: bytes": sent, "gradients by allreduce: messages": 1.0}
     elif isinstance(spec, RunSpec):
-        counters["resumed_epochs"] = 0.0
         for epoch in range(1, spec.epochs + 1):
             better = 0.02 * epoch + 0.001 * (spec.seed % 7)
             counters |= {f"train_loss_{epoch}": 2.3 - better, f"test_loss_{epoch}": 2.3 - better}

@@ -181,7 +181,7 @@ def epochs() -> Iterator[Spec]:
     yield EpochSpec(**ddp, **loaded)
     yield EpochPartsSpec(**ddp, **loaded)
     run: dict[str, Any] = {"input": "device", "epochs": 1, "test_images": 8, "rate": 0.01}
-    yield RunSpec(**single, **run, cutout=4, label_smoothing=0.1, average_weights=True)
+    yield RunSpec(**single, **run, label_smoothing=0.1, average_weights=True)
     for optimizer in get_args(OptimizerName):
         yield RunSpec(**ddp, **run, optimizer=optimizer)
 

@@ -73,9 +73,6 @@ class DeviceImages:
 
     padding: the pixels of zeros around each image before the random crop. uncropped_from: the first
     epoch without random crops; None for random crops in all epochs.
-    cutout: the side of a square that is hidden in each image (DeVries & Taylor 2017, "Improved
-    Regularization of CNNs with Cutout"). Its middle is any pixel, so that the square may lie partly
-    outside. Hidden pixels have the data set's mean.
     cutmix: the fraction of the images in which a rectangle shows the image before in the batch (Yun
     et al. 2019, "CutMix"). The rectangle's area is a uniformly random fraction of the image, less
     what lies outside.
@@ -89,7 +86,6 @@ class DeviceImages:
         *,
         padding: int = PADDING,
         uncropped_from: int | None = None,
-        cutout: int = 0,
         cutmix: float = 0.0,
     ) -> None:
         padded = F.pad(images.pixels.to(device), (padding,) * 4)
@@ -97,7 +93,7 @@ class DeviceImages:
         self.labels = images.labels.to(device)
         self.classes = int(images.labels.max()) + 1
         self.device, self.memory_format = device, memory_format
-        self.padding, self.uncropped_from, self.cutout, self.cutmix = padding, uncropped_from, cutout, cutmix
+        self.padding, self.uncropped_from, self.cutmix = padding, uncropped_from, cutmix
         self.mean = torch.tensor(MEAN, device=device) * 255
         self.inverse_std = 1 / (torch.tensor(STD, device=device) * 255)
         height, width = images.pixels.shape[2:]
@@ -105,11 +101,11 @@ class DeviceImages:
         self.mirrored = self.columns.flip(0)
 
     def plan(self, order: Tensor, generator: torch.Generator, epoch: int = 0) -> Tensor:
-        """Draw the random crop, flip, cutout and CutMix of each image of an epoch.
+        """Draw the random crop, flip and CutMix of each image of an epoch.
 
         Returns int64 [4, images] in the CPU's memory, with the rows index, top offset, left offset
-        and flip. With cutout, two rows follow: the first row and column of the square. With CutMix,
-        four rows follow: the first row and column of the rectangle, and its height and width.
+        and flip. With CutMix, four rows follow: the first row and column of the rectangle, and its
+        height and width.
         """
         count, sizes = len(order), (len(self.rows), len(self.columns))
         offsets = torch.randint(2 * self.padding + 1, (2, count), generator=generator)
@@ -117,9 +113,6 @@ class DeviceImages:
             offsets.fill_(self.padding)
         flips = torch.randint(2, (1, count), generator=generator)
         parts = [order[None], offsets, flips]
-        if self.cutout:
-            middles = [torch.randint(size, (1, count), generator=generator) for size in sizes]
-            parts += [middle - self.cutout // 2 for middle in middles]
         if self.cutmix:
             area, chance, *middles = torch.rand(4, count, generator=generator)
             side = area.sqrt() * (chance < self.cutmix)
@@ -137,18 +130,15 @@ class DeviceImages:
 
         With CutMix, the labels are probabilities of shape [batch, classes].
         """
-        index, top, left, flipped, *squares = plan
+        index, top, left, flipped, *rectangles = plan
         rows = top[:, None] + self.rows
         columns = left[:, None] + torch.where(flipped[:, None] > 0, self.mirrored, self.columns)
         pixels = self.padded[index[:, None, None], rows[:, :, None], columns[:, None, :]]  # [batch, H, W, 3]
         images = pixels.sub(self.mean).mul_(self.inverse_std)
-        if self.cutout:
-            row, column, *squares = squares
-            images.masked_fill_(self._inside(row, column, self.cutout, self.cutout)[..., None], 0.0)
         labels = self.labels[index]
         if self.cutmix:
-            row, column, height, width = squares
-            mixed = self._inside(row, column, height[:, None], width[:, None])
+            row, column, height, width = rectangles
+            mixed = self._inside(row, column, height, width)
             images = torch.where(mixed[..., None], images.roll(1, 0), images)
             fraction = mixed.float().mean((1, 2))[:, None]
             own = F.one_hot(labels, self.classes).float()
@@ -156,14 +146,14 @@ class DeviceImages:
         images = images.permute(0, 3, 1, 2)
         return images.contiguous(memory_format=self.memory_format), labels
 
-    def _inside(self, row: Tensor, column: Tensor, height: int | Tensor, width: int | Tensor) -> Tensor:
+    def _inside(self, row: Tensor, column: Tensor, height: Tensor, width: Tensor) -> Tensor:
         """Return which pixels lie in each image's rectangle, as bool [batch, H, W].
 
-        row, column: the first row and column of each rectangle, int64 [batch].
+        All four are int64 [batch]; row and column are the rectangle's first ones.
         """
         first_row, first_column = row[:, None], column[:, None]
-        in_rows = (first_row <= self.rows) & (self.rows < first_row + height)
-        in_columns = (first_column <= self.columns) & (self.columns < first_column + width)
+        in_rows = (first_row <= self.rows) & (self.rows < first_row + height[:, None])
+        in_columns = (first_column <= self.columns) & (self.columns < first_column + width[:, None])
         return in_rows[:, :, None] & in_columns[:, None, :]
 
 

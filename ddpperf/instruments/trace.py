@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
 import re
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,9 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ddpperf.analysis.intervals import Interval, Split, split
-from ddpperf.errors import CannotTrain
 from ddpperf.instruments.measurement import TrainingMeasurement
-from ddpperf.specs import TRACES_VARIABLE
 
 if TYPE_CHECKING:
     import torch
@@ -60,14 +56,13 @@ class TracedSteps(TrainingMeasurement):
     def __init__(self, training: MeasuredStep, rank: int) -> None:
         super().__init__(training)
         self.device = training.training.device
-        self.path = trace_path(self.spec.id, rank)
         self.traced: list[dict[str, float]] = []  # the seconds of each trace by name
 
     def step(self) -> None:
         from torch import distributed as dist
 
         meet = dist.barrier if self.spec.grouped else None
-        events = trace_of(self._train, self.device, meet=meet, path=self.path, operators=self.operators)
+        events = trace_of(self._train, self.device, meet=meet, operators=self.operators)
         if found := self.seconds_of(events):
             self.traced.append(found)
 
@@ -95,25 +90,11 @@ def counters_of(found: Split) -> dict[str, float]:
     return {name: getattr(found, part) for name, part in COUNTERS.items()}
 
 
-def trace_path(name: str, rank: int) -> Path | None:
-    """Return the path of the file for a rank's last profiler trace, or None if traces are not kept.
-
-    All traces of one process set are in one folder, which other tools can read. The folder's name
-    ends with the name of the process set's folder for temporary files.
-    """
-    if (folder := os.environ.get(TRACES_VARIABLE)) is None:
-        return None
-    path = Path(folder, f"{name}-{Path(tempfile.gettempdir()).name}", f"rank{rank}.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
-
-
 def trace_of(
     work: Call,
     device: torch.device,
     *,
     meet: Call | None = None,
-    path: Path | None = None,
     operators: bool = False,
 ) -> list[Event]:
     """Run `work` under torch's profiler, and return the events of the profiler's trace.
@@ -122,7 +103,6 @@ def trace_of(
     There are no events if the profile cannot be made, for example without CUPTI. The rank then
     prints why.
     meet: a barrier of the ranks before `work`, so that a CPU's trace times `work` alone.
-    path: the file that keeps the trace. Raises CannotTrain if this file cannot be written.
     operators: whether a GPU's trace has torch's operators on the CPU, too, which cost time.
     """
     # Imported here: the controller imports this module and does not need torch.
@@ -158,8 +138,6 @@ def trace_of(
         with _printed(failures):
             profiler.export_chrome_trace(str(written))
             events = json.loads(written.read_bytes())["traceEvents"]
-        if path is not None and not failures:
-            _keep(written, path)
     return events
 
 
@@ -173,19 +151,6 @@ def load_profiler(device: torch.device) -> None:
     import torch
 
     trace_of(lambda: torch.zeros(1, device=device), device)
-
-
-def _keep(written: Path, path: Path) -> None:
-    """Copy a trace file to `path`, or raise CannotTrain and leave no partial file."""
-    beside = path.with_suffix(".part")
-    try:
-        shutil.copyfile(written, beside)
-        os.replace(beside, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        why = f"({error.strerror}); name another folder by --traces"
-        raise CannotTrain(f"the trace cannot be kept as {path} {why}") from error
 
 
 @contextlib.contextmanager

@@ -257,7 +257,7 @@ def _strategy_words(spec: Any) -> str:
 
 # The hyperparameters that a test id names if they are not RunSpec's defaults.
 NAMED_IN_ID = (
-    *("optimizer", "schedule", "grow_from", "momentum", "weight_decay", "label_smoothing", "cutout"),
+    *("optimizer", "schedule", "grow_from", "momentum", "weight_decay", "label_smoothing"),
     *("cutmix", "crop_padding", "uncropped_epochs", "average_weights", "clip_norm", "nesterov"),
     *("decay_vectors", "set_epoch", "seed"),
 )

@@ -14,6 +14,7 @@ from ddpperf.report.text import function_of
 from ddpperf.report.warnings import warnings_of
 from ddpperf.results.notes import NoteKind
 from ddpperf.results.samples import CANDIDATE, Measured
+from ddpperf.specs import RETIRED_FIELDS
 from ddpperf.verdict.stored_run_comparison import Change, Comparison
 
 SHOWN = ("worse", "suspect")  # findings that give a metric a row besides the test's primary metric
@@ -80,7 +81,13 @@ class Case:
     @property
     def notes(self) -> list[str]:
         """The explanations of the test's results."""
-        return [note["text"] for note in self.stored["notes"] if note["kind"] == NoteKind.INFO]
+        texts = [note["text"] for note in self.stored["notes"] if note["kind"] == NoteKind.INFO]
+        retired = {name: self.stored["spec"].get(name) for name in RETIRED_FIELDS}
+        return texts + [
+            f"measured with {name}={value}, which this version no longer has"
+            for name, value in retired.items()
+            if value
+        ]
 
     @property
     def link_bytes_per_second(self) -> float | None:

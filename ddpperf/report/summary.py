@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -19,6 +20,7 @@ from ddpperf.report.worth_knowing import worth_knowing
 from ddpperf.results import units
 from ddpperf.results.metrics import find
 from ddpperf.results.outcomes import OutcomeKind, Status
+from ddpperf.specs import from_json
 from ddpperf.verdict.run_history import DRIFT_RUNS
 from ddpperf.verdict.stored_run_comparison import Comparison
 from ddpperf.verdict.thresholds import WORDS_OF_BOUNDS, BoundKind
@@ -121,7 +123,7 @@ def title(document: Mapping[str, Any]) -> str:
     )
     usual = usual_properties(header)
     specs = [found["extra_info"]["ddpperf"]["spec"] for found in document["benchmarks"]]
-    named = {name for spec in specs for name in spec}  # a collective has no model
+    named = {field.name for spec in specs for field in fields(from_json(spec))}  # a collective has no model
     parts = [
         f"ddpperf on {header['hardware_key']}",
         f"torch {environment['torch']}" if "torch" in environment and "against" not in header else "",

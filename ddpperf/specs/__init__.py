@@ -30,7 +30,6 @@ from ddpperf.specs.custom import FUNCTIONS_VARIABLE, CustomCollectiveSpec, Custo
 from ddpperf.specs.instruments import (
     DATA_PARALLEL_PARTS,
     PARTS,
-    TRACES_VARIABLE,
     BucketReplaySpec,
     EpochPartsSpec,
     MessagesSpec,
@@ -38,7 +37,7 @@ from ddpperf.specs.instruments import (
     TraceSpec,
     measured_as,
 )
-from ddpperf.specs.run import CHECKPOINTS_VARIABLE, OptimizerName, RunSpec, ScheduleName
+from ddpperf.specs.run import OptimizerName, RunSpec, ScheduleName
 from ddpperf.specs.sampling import SamplerSpec, Shard
 from ddpperf.specs.strategy import CommHook, Execution, MemoryFormat, Precision, Strategy, gpu_reason
 from ddpperf.specs.training import (
@@ -69,25 +68,30 @@ Spec = (
 )
 
 _SPECS: dict[str, type[Spec]] = {spec.measurement: spec for spec in get_args(Spec)}
+# Fields of stored specs that this version no longer has. They are ignored when a spec is read.
+RETIRED_FIELDS = ("cutout",)
 
 
 def to_json(spec: Spec) -> dict[str, Any]:
     """Return a measurement spec as a JSON object, with its kind of measurement as "measurement".
 
-    A `node_size` of 0 is omitted, so that the older code of an A/B run's base can read the object.
+    A field with its default value is omitted, so that the older code of an A/B run's base can read
+    the object although it does not know the field.
     """
-    fields = {"measurement": spec.measurement, **dataclasses.asdict(spec)}
-    if fields.get("node_size") == 0:
-        del fields["node_size"]
-    return fields
+    values = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
+    defaults = {field.name: field.default for field in dataclasses.fields(spec)}
+    changed = {name: value for name, value in values.items() if value != defaults[name]}
+    if spec.fault is not None:
+        changed["fault"] = dataclasses.asdict(spec.fault)
+    return {"measurement": spec.measurement, **changed}
 
 
 def from_json(fields: dict[str, Any]) -> Spec:
-    """Return the measurement spec for a JSON object that `to_json` made.
+    """Return the measurement spec for a JSON object that `to_json` made, without retired fields.
 
     Raises ValueError for any other JSON object.
     """
-    values = dict(fields)
+    values = {name: value for name, value in fields.items() if name not in RETIRED_FIELDS}
     name = values.pop("measurement", None)
     if name not in tuple(_SPECS):
         raise ValueError(f"measurement is {quoted(name)}; it must be one of {', '.join(_SPECS)}")

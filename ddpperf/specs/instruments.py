@@ -9,7 +9,6 @@ from typing import ClassVar, TypeVar
 from ddpperf.specs.strategy import DDP_STRATEGIES, DELAYED_HOOKS
 from ddpperf.specs.training import EpochSpec, TrainingSpec
 
-TRACES_VARIABLE = "DDPPERF_TRACES"  # environment variable of the ranks: the folder that keeps traces
 # The parts of a training step. Only a step with a DataLoader has the part loading.
 PARTS = ("loading", "data", "forward", "backward", "gradient_sync", "optimizer")
 DATA_PARALLEL_PARTS = ("replicate", "scatter", "gather", "reduce")  # of DataParallel's communication

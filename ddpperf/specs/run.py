@@ -18,7 +18,6 @@ WORDS = {  # how a spec's id names the fields that differ from their defaults
     "warmup_epochs": "warmup={}",
     "grow_from": "grow={}",
     "label_smoothing": "smooth={:g}",
-    "cutout": "cutout={}",
     "cutmix": "cutmix={:g}",
     "crop_padding": "pad={}",
     "uncropped_epochs": "uncropped={}",
@@ -34,7 +33,6 @@ WORDS = {  # how a spec's id names the fields that differ from their defaults
 MOST_CROP_PADDING = 64  # pixels
 MOST_EPOCHS = 100_000
 MOST_DOUBLINGS = 30  # of the batch size
-CHECKPOINTS_VARIABLE = "DDPPERF_CHECKPOINTS"  # environment variable of the ranks: the checkpoints' folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +47,6 @@ class RunSpec(TrainingSpec):
     schedule: the schedule of the learning rate after the warm-up.
     warmup_epochs: the number of first epochs in which the learning rate rises linearly.
     label_smoothing: the fraction of a target that is spread over all classes.
-    cutout: the edge length in pixels of a square hidden in each training image, or 0 for no square.
     cutmix: the fraction of the training images in which a rectangle shows another image.
     crop_padding: the pixels of padding around a training image before its random crop.
     uncropped_epochs: the number of last epochs without random crops.
@@ -61,8 +58,7 @@ class RunSpec(TrainingSpec):
     with such a loss have no loss in the report.
     average_weights: whether the evaluated weights are an average over the last steps.
     set_epoch: whether the images are shuffled differently in each epoch.
-    seed: the random seed of the parameters, the order of the images, the crops and the hidden
-    squares.
+    seed: the random seed of the parameters, the order of the images and the crops.
     """
 
     measurement: ClassVar[str] = "training_run"
@@ -78,7 +74,6 @@ class RunSpec(TrainingSpec):
     schedule: ScheduleName = "linear"
     warmup_epochs: int = 0
     label_smoothing: Fraction = 0.0
-    cutout: int = 0
     cutmix: Fraction = 0.0
     crop_padding: int = 4
     uncropped_epochs: int = 0

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from random import Random
 
 import torch
@@ -15,13 +13,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddpperf import specs
 from ddpperf.data.images import load_images
 from ddpperf.data.inputs import DeviceInput
 from ddpperf.instruments.measurement import Measurement
 from ddpperf.instruments.timing import synchronize
-from ddpperf.specs import CHECKPOINTS_VARIABLE, RunSpec
-from ddpperf.training import checkpoint
+from ddpperf.specs import RunSpec
 from ddpperf.training.averaging import AveragedWeights
 from ddpperf.training.epoch import reported
 from ddpperf.training.evaluation import STATISTICS_IMAGES, Evaluation, average_buffers, recompute_statistics
@@ -105,7 +101,7 @@ class StepRecord:
 class TrainingRun(Measurement):
     """Measurement in which each step trains a model over all epochs of a training spec.
 
-    The training begins with the initial parameters, or in the first step with a checkpoint.
+    Each training begins with the initial parameters.
     after_step: called after each training step.
     report: called with the fraction of the training that is done.
     history: losses, accuracies and seconds of each epoch.
@@ -131,8 +127,6 @@ class TrainingRun(Measurement):
         self.steps = {size: self._step_of(size) for size in dict.fromkeys(spec.batch_sizes)}
         self.averaged = AveragedWeights(self.training.task.module) if spec.average_weights else None
         self.history: list[Epoch] = []
-        self.resumed_epochs = 0
-        self.rounds = 0
 
     def _step_of(self, batch_size: int) -> MeasuredStep:
         training = self.training
@@ -158,36 +152,10 @@ class TrainingRun(Measurement):
             step.warm_up(min(steps, self.spec.of_batches(batch_size).steps_per_epoch))
 
     def step(self) -> None:
-        """Train the model over all epochs; only the first call resumes from a checkpoint.
-
-        Every later call therefore trains all epochs.
-        """
+        """Train the model over all epochs."""
         self._restart()
-        folder, spec = os.environ.get(CHECKPOINTS_VARIABLE), specs.to_json(self.spec)
-        path = Path(folder, f"{self.spec.id.replace(':', '_')}.pt") if folder else None
-        training, module = self.training, self.training.task.module
-        state = checkpoint.load(path, spec, training.device) if path and not self.rounds else None
-        if path is not None and self.spec.grouped and not self.rounds:
-            checkpoint.require_equal_epochs(path, len(state["history"]) if state else 0, training.device)
-        if path is not None and state is not None:
-            checkpoint.restore(path, state, module, training.optimizer)
-            training.scaler.load_state_dict(state["scaler"])
-            if self.averaged is not None:
-                self.averaged.module.load_state_dict(state["averaged"])
-            self.history = list(state["history"])
-            self.resumed_epochs = len(self.history)
-            self._go_to(self.resumed_epochs)
-        self.rounds += 1
-        for epoch in range(len(self.history), self.spec.epochs):
+        for epoch in range(self.spec.epochs):
             self.history.append(self._train_epoch(epoch))
-            # All ranks have equal states. BatchNorm's statistics were averaged over the ranks.
-            if path is not None and self.rank == 0:
-                state = {"model": module.state_dict(), "history": self.history}
-                state["optimizer"] = training.optimizer.state_dict()["state"]
-                state["scaler"] = training.scaler.state_dict()
-                if self.averaged is not None:
-                    state["averaged"] = self.averaged.module.state_dict()
-                checkpoint.save(path, spec, state)
 
     def _restart(self) -> None:
         """Reset the parameters, the optimizer, fp16's scaler and the records, in place.
@@ -203,15 +171,14 @@ class TrainingRun(Measurement):
             self.record.losses.zero_()
         self.training.scaler.load_state_dict(self.start_scaler)
         self.history = []
-        self.resumed_epochs = 0
-        self._go_to(0)
+        self._begin_steps()
 
-    def _go_to(self, epoch: int) -> None:
-        steps = sum(self.spec.epoch_steps[:epoch])
-        self.training.schedule.begin(steps)
-        self.record.number.fill_(steps)
+    def _begin_steps(self) -> None:
+        """Let the next step be the first of a training."""
+        self.training.schedule.begin(0)
+        self.record.number.zero_()
         if self.averaged is not None:
-            self.averaged.steps = steps
+            self.averaged.steps = 0
 
     def _train_epoch(self, epoch: int) -> Epoch:
         spec, device = self.spec, self.training.device
@@ -220,10 +187,10 @@ class TrainingRun(Measurement):
         step = self.steps[spec.batch_sizes[epoch]]
         self.record.right.zero_()
         self.record.skipped.zero_()
-        # Dropout must not depend on the epoch in which the training was resumed.
+        # Dropout is the same in each repetition of the training.
         torch.manual_seed(Random(f"{spec.seed} {self.rank} {epoch}").getrandbits(32))
         step.training.task.input.begin(epoch)
-        for _ in reported(spec.epoch_steps[epoch], lambda done: self.report(self._done(epoch + done))):
+        for _ in reported(spec.epoch_steps[epoch], lambda done: self.report((epoch + done) / spec.epochs)):
             step.train_batch()
             if self.averaged is not None:
                 self.averaged.update()
@@ -234,8 +201,6 @@ class TrainingRun(Measurement):
         synchronize(device)
         seconds = time.perf_counter() - began
         module, autocast = self.evaluated, self.training.autocast
-        if spec.grouped and self.averaged is not None:  # a checkpoint keeps one rank's statistics
-            average_buffers(self.training.task.module, spec.world_size)
         if spec.recompute_statistics:
             recompute_statistics(module, self._next_batches(epoch), autocast)
         if spec.grouped:
@@ -247,12 +212,8 @@ class TrainingRun(Measurement):
         elif not spec.may_diverge:
             what = f"the loss on the test images is {test_loss} after epoch {epoch + 1}"
             raise FloatingPointError(f"{what}; use a smaller learning rate")
-        self.report(self._done(epoch + 1))
+        self.report((epoch + 1) / spec.epochs)
         return {**trained, **tested, "epoch_seconds": time.perf_counter() - began}
-
-    def _done(self, epochs: float) -> float:
-        """Return the completed fraction of the epochs that were not resumed from a checkpoint."""
-        return (epochs - self.resumed_epochs) / (self.spec.epochs - self.resumed_epochs)
 
     def _next_batches(self, epoch: int) -> Iterator[Tensor]:
         """Yield training images, in batches, to recompute BatchNorm's statistics before evaluation.
@@ -269,15 +230,14 @@ class TrainingRun(Measurement):
     def finish(self) -> dict[str, float]:
         """Return the losses, accuracies and seconds of each epoch by name, such as train_loss_1.
 
-        resumed_epochs: the number of epochs that come from a checkpoint. mirrored_test_accuracy: the
-        test accuracy after the last epoch by the mean of the outputs for each image and its mirror
-        image. It is computed here, so that the time of a training is without it. Raises
-        RuntimeError if the ranks' parameters differ.
+        mirrored_test_accuracy: the test accuracy after the last epoch by the mean of the outputs for
+        each image and its mirror image. It is computed here, so that the time of a training is
+        without it. Raises RuntimeError if the ranks' parameters differ.
         """
         if self.spec.grouped:
             require_equal_parameters(self.training.model)
-        self._go_to(0)  # a later step, made to list its kernels, needs a place in the record
-        counters = {"resumed_epochs": float(self.resumed_epochs)}
+        self._begin_steps()  # a later step, made to list its kernels, needs a place in the record
+        counters: dict[str, float] = {}
         for number, epoch in enumerate(self.history, 1):
             counters |= {f"{name}_{number}": value for name, value in epoch.items()}
         if self.history:

@@ -52,7 +52,7 @@ def make_task(spec: TrainingSpec, rank: int, device: torch.device) -> Task:
     if spec.input == "dataloader":
         source = LoaderInput(load, batches, spec.loader_workers, device, memory_format)
     elif spec.input == "device":
-        augmentation = augmentation_of(spec, images) if isinstance(spec, RunSpec) else {}
+        augmentation = augmentation_of(spec) if isinstance(spec, RunSpec) else {}
         source = DeviceInput(DeviceImages(images, device, memory_format, **augmentation), batches)
     else:
         indices = next(iter(batches))
@@ -61,18 +61,10 @@ def make_task(spec: TrainingSpec, rank: int, device: torch.device) -> Task:
     return Task(module=model, input=source, loss=F.cross_entropy)
 
 
-def augmentation_of(spec: RunSpec, images: Images) -> dict[str, Any]:
-    """Return how a training recipe changes its training images, as arguments of DeviceImages.
-
-    Raises CannotTrain if the recipe's cutout hides whole images.
-    """
-    height, width = images.pixels.shape[2:]
-    if spec.cutout >= 2 * max(height, width):
-        what = f"all of images of {height} x {width} pixels"
-        raise CannotTrain(f"cutout={spec.cutout} hides {what}, wherever it is; use less")
+def augmentation_of(spec: RunSpec) -> dict[str, Any]:
+    """Return how a training recipe changes its training images, as arguments of DeviceImages."""
     uncropped_from = spec.epochs - spec.uncropped_epochs if spec.uncropped_epochs else None
-    crop = {"padding": spec.crop_padding, "uncropped_from": uncropped_from}
-    return {**crop, "cutout": spec.cutout, "cutmix": spec.cutmix}
+    return {"padding": spec.crop_padding, "uncropped_from": uncropped_from, "cutmix": spec.cutmix}
 
 
 def data_path(spec: TrainingSpec) -> str | None:

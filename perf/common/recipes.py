@@ -27,7 +27,7 @@ KINDS = {"recipe": "tuned", "remedy": "plain", "report": "plain", "long": "tuned
 OF_DATA = ("model", "epoch_images", "test_images")  # keys of [cpu] or [cuda], replaced by options
 OF_RECIPE = (
     *("optimizer", "momentum", "nesterov", "weight_decay", "decay_vectors", "schedule", "warmup_epochs"),
-    *("label_smoothing", "cutout", "cutmix", "crop_padding", "uncropped_epochs", "clip_norm", "grow_from"),
+    *("label_smoothing", "cutmix", "crop_padding", "uncropped_epochs", "clip_norm", "grow_from"),
     *("recompute_statistics", "average_weights", "may_diverge"),
 )
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(RunSpec) if field.name in OF_RECIPE}

@@ -84,8 +84,8 @@ def energy_metrics(measure: Measure, measured: Measured, usages: Mapping[str, Us
     spec = measured.spec
     assert isinstance(spec, TrainingSpec)
     known = {name: joules for name, usage in usages.items() if (joules := sum(usage.joules)) > 0}
-    if not known or any(measured.counter("resumed_epochs").values()):
-        return  # of a training that was resumed, the energy is known of a part
+    if not known:
+        return
     if isinstance(spec, RunSpec):
         steps, epochs, images = sum(spec.epoch_steps), float(spec.epochs), float(spec.images)
     elif isinstance(spec, EpochSpec):

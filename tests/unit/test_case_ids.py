@@ -162,7 +162,6 @@ def test_run_id_names_its_recipe(read: Read) -> None:
         {"momentum": 0.5},
         {"weight_decay": 0.1},
         {"label_smoothing": 0.1},
-        {"cutout": 8},
         {"cutmix": 0.5},
         {"crop_padding": 1},
         {"uncropped_epochs": 1},

@@ -13,7 +13,26 @@ from ddpperf.data.images import Images
 from ddpperf.data.inputs import DeviceImages, DeviceInput, normalized
 from ddpperf.specs import RunSpec
 from ddpperf.training.task import augmentation_of, epoch_batches, make_task
-from tests.unit.test_cutout import COUNT, CPU, HEIGHT, IMAGES, SPEC, WIDTH
+
+COUNT, HEIGHT, WIDTH = 1024, 7, 9
+IMAGES = Images(
+    pixels=torch.randint(
+        1, 100, (COUNT, 3, HEIGHT, WIDTH), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    ),
+    labels=torch.arange(COUNT),
+)
+SPEC = RunSpec(
+    model="resnet10_cifar",
+    world_size=1,
+    per_rank_batch_size=COUNT // 2,
+    strategy="single",
+    input="device",
+    epoch_images=COUNT,
+    test_images=1,
+    epochs=1,
+    rate=0.1,
+)
+CPU = torch.device("cpu")
 
 WHOLE = dataclasses.replace(SPEC, crop_padding=0)  # padding would look the same in all images
 TWO_CLASSES = Images(pixels=IMAGES.pixels, labels=IMAGES.labels % 2)
@@ -21,7 +40,7 @@ TWO_CLASSES = Images(pixels=IMAGES.pixels, labels=IMAGES.labels % 2)
 
 def epoch(spec: RunSpec, number: int = 0, images: Images = IMAGES) -> tuple[Tensor, Tensor]:
     """Return all images and labels of one epoch, in batches of half an epoch."""
-    on_device = DeviceImages(images, CPU, torch.channels_last, **augmentation_of(spec, images))
+    on_device = DeviceImages(images, CPU, torch.channels_last, **augmentation_of(spec))
     source = DeviceInput(on_device, epoch_batches(spec, 0))
     source.begin(number)
     taken = []
@@ -81,7 +100,7 @@ def test_last_epochs_have_no_random_crops() -> None:
 def test_padding_bounds_the_random_crop() -> None:
     first, _, last = (0, 0), None, (2, 2)
     spec = dataclasses.replace(SPEC, crop_padding=1)
-    images = DeviceImages(IMAGES, CPU, torch.channels_last, **augmentation_of(spec, IMAGES))
+    images = DeviceImages(IMAGES, CPU, torch.channels_last, **augmentation_of(spec))
     plan = images.plan(torch.arange(COUNT), torch.Generator().manual_seed(0))
     assert (tuple(plan[1:3].amin(1).tolist()), tuple(plan[1:3].amax(1).tolist())) == (first, last)
     assert images.padded.shape == (COUNT, HEIGHT + 2, WIDTH + 2, 3)

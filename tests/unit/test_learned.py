@@ -29,7 +29,7 @@ class FakeMeasure:
 
 
 def sample(name: str, **counters: float) -> Sample:
-    found = {f"{figure}_{epoch}": 0.5 for figure in FIGURES for epoch in (1, 2)} | {"resumed_epochs": 0.0}
+    found = {f"{figure}_{epoch}": 0.5 for figure in FIGURES for epoch in (1, 2)}
     by_rank: dict[str, tuple[float, ...]] = {
         counter: (value,) for counter, value in (found | counters).items()
     }

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from ddpperf.errors import CannotTrain
 from ddpperf.instruments.trace import MARK, split_of, trace_of
 
 TRACES = Path(__file__).parents[1] / "traces"
@@ -128,27 +127,3 @@ def test_a_profile_excludes_earlier_work() -> None:
     (mark,) = (each for each in events if each.get("name") == MARK)
     (exp,) = (each for each in events if each.get("name") == "aten::exp")
     assert exp["ts"] < mark["ts"]
-
-
-def test_a_trace_is_stored_whole_or_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ones = torch.ones(8, 8)
-    kept = tmp_path / "rank0.json"
-    events = trace_of(lambda: ones @ ones, CPU, path=kept)
-    assert json.loads(kept.read_bytes())["traceEvents"] == events
-    monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", lambda *_: None)  # as on a full disk
-    assert trace_of(lambda: ones @ ones, CPU, path=kept) == [], (
-        "an earlier one must not be taken for this one"
-    )
-    assert json.loads(kept.read_bytes())["traceEvents"] == events
-
-
-def test_an_unwritable_trace_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        CannotTrain,
-        match=r"the trace cannot be kept as /.*/x.json \(No such file .*\); name another folder by --tr",
-    ):
-        trace_of(lambda: torch.ones(8).exp(), CPU, path=tmp_path / "gone" / "x.json")
-    (tmp_path / "x.json").mkdir()
-    with pytest.raises(CannotTrain, match="the trace cannot be kept as"):
-        trace_of(lambda: torch.ones(8).exp(), CPU, path=tmp_path / "x.json")
-    assert [path.name for path in tmp_path.iterdir()] == ["x.json"], "nothing half-written stays"

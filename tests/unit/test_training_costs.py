@@ -36,7 +36,6 @@ class FakeMeasure:
             for epoch in range(1, spec.epochs + 1):
                 counters |= {f"{name}_{epoch}": (0.5, 0.5) for name in figures}
                 counters[f"train_seconds_{epoch}"] = (seconds, seconds / 2)
-            counters["resumed_epochs"] = (0.0, 0.0)
         sample = Sample(set="A1", side="A", torch="2", seconds=((seconds, seconds),), counters=counters)
         return Measured(spec=spec, iterations=1, samples=(sample,))
 

@@ -185,9 +185,9 @@ def utilization(case: Case, header: Mapping[str, Any]) -> Picture | None:
 
 
 def _epoch_ends(measured: Measured) -> list[float]:
-    """Return when each epoch of a training ended, with its evaluation; nothing if it was resumed."""
+    """Return when each epoch of a training ended, with its evaluation."""
     spec, counters = measured.spec, measured.samples[0].counters
-    if not isinstance(spec, RunSpec) or max(counters.get("resumed_epochs", (0.0,))):
+    if not isinstance(spec, RunSpec):
         return []
     names = [f"epoch_seconds_{epoch}" for epoch in range(1, spec.epochs + 1)]
     return list(accumulate(counters[name][0] for name in names if name in counters))
