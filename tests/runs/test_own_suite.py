@@ -147,29 +147,3 @@ def test_comparison_runs_the_stored_step(repository: Repository) -> None:
     repository.git("commit", "--quiet", "-a", "-m", "slower")
     finished = repository.run("perf", "--benchmark-compare")
     finished.assert_one_sentence(1, "test_step[1rank-b4-make_step] is worse: its time is")
-
-
-@pytest.mark.slow
-def test_gate_compares_two_checkouts(repository: Repository) -> None:
-    committed(repository)
-    base = repository.root.parent / f"{repository.root.name}-base"
-    repository.git("worktree", "add", "--quiet", str(base))
-    for name, old, new in (("step.py", "", ""), ("test_step.py", "perf.step:", "perf.step_new:")):
-        source = (repository.root / "perf" / name).read_text()
-        (repository.root / "perf" / name.replace(".py", "_new.py")).write_text(source.replace(old, new))
-    finished = repository.run("perf", "-m", "gate", "-k", "1rank", f"--base={base}")
-    assert finished.status in (0, 125), finished
-    assert any(f"code in {base}" in sentence for sentence in finished.sentences), finished
-    lacks = "the base lacks perf.step_new:make_step, so there is nothing to compare"
-    assert any(lacks in sentence for sentence in finished.sentences), finished
-    (repository.root / "perf" / "step.py").write_text("import no_such_module")
-    finished = repository.run("perf", "-m", "gate", "-k", "1rank", f"--base={base}")
-    finished.assert_one_sentence(1, "the candidate's", "step perf.step:make_step cannot be imported")
-
-
-def test_plugin_can_be_named_on_the_command_line(repository: Repository) -> None:
-    repository.do(sys.executable, "-m", "ddpperf.init")
-    (repository.root / "conftest.py").unlink()
-    finished = repository.run("-p", "ddpperf.plugin", "perf", "-k", "1rank", "--collect-only")
-    assert finished.status == 0, finished
-    assert "[1rank" in finished.output
