@@ -159,7 +159,7 @@ def _measure(
             continue
         if by_test[test].session.shouldfail or by_test[test].session.shouldstop:  # as with -x
             break
-        session.progress.stage(f"comparison {place + 1} of {len(tests)}")
+        session.progress.stage = f"comparison {place + 1} of {len(tests)}"
         for report in runtestprotocol(by_test[test], log=False):
             if report.failed:  # the first measurement reported everything else
                 by_test[test].ihook.pytest_runtest_logreport(report=report)

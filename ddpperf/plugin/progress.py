@@ -23,41 +23,31 @@ class ProgressLine:
     current line of pytest's output. Nothing is printed in CI, or if the output is not a terminal. An
     output that cannot be written, such as a closed terminal, must not fail the tests.
     terminal: a duplicate of stdout, because pytest captures stdout itself.
-    shown_at_all: whether the line is ever shown.
+    stage: the place in the run, such as "test 7 of 45".
     """
 
     def __init__(self, terminal: TextIO) -> None:
+        self.stage = ""
         self._terminal = terminal
+        self._visible = terminal.isatty() and "CI" not in os.environ
         self._spec: Spec | None = None
         self._begun = self._drawn = 0.0
         self._shown = False
-        self._stage = ""
-        self._end: float | None = None
-        self.shown_at_all = terminal.isatty() and "CI" not in os.environ
-
-    def stage(self, text: str, seconds_left: float | None = None) -> None:
-        """Begin a stage of the run, such as "test 7 of 45".
-
-        seconds_left: the expected time to the end of all stages; None if it is unknown.
-        """
-        self._stage = text
-        self._end = None if seconds_left is None else time.monotonic() + seconds_left
 
     def __call__(self, spec: Spec, fraction: float) -> None:
         now = time.monotonic()
         if spec is not self._spec or fraction == 0:
             self._spec, self._begun = spec, now
-        if self.shown_at_all and now - self._begun > QUIET_SECONDS and now - self._drawn > REDRAW_SECONDS:
-            text = f"{spec.id}: {fraction:.0%}, {time_left(now - self._begun, fraction)}"
-            if self._end is not None:
-                text = f"all tests done in {minutes(max(0.0, self._end - now))}, {text}"
-            if self._stage:
-                text = f"{self._stage}, {text}"
-            self._draw(text, now)
+        if now - self._begun > QUIET_SECONDS:
+            words = (self.stage, f"{spec.id}: {fraction:.0%}", time_left(now - self._begun, fraction))
+            self.show(", ".join(filter(None, words)))
 
-    def _draw(self, text: str, now: float) -> None:
-        self._drawn = now
-        self._shown = True
+    def show(self, text: str) -> None:
+        """Show a text in the progress line until the next one, at most once in REDRAW_SECONDS."""
+        now = time.monotonic()
+        if not self._visible or now - self._drawn <= REDRAW_SECONDS:
+            return
+        self._drawn, self._shown = now, True
         with contextlib.suppress(OSError):
             width = os.get_terminal_size(self._terminal.fileno()).columns or 80
             self._print(MAKE_ROOM + BELOW.format(printable(" ".join(text.split()))[: width - 1]))
@@ -67,27 +57,21 @@ class ProgressLine:
         self.clear()
         self._print(f"{harmless(line)}\n")
 
-    def show(self, text: str) -> None:
-        """Show a text in the progress line until the next one, at most once in REDRAW_SECONDS."""
-        now = time.monotonic()
-        if self.shown_at_all and now - self._drawn > REDRAW_SECONDS:
-            self._draw(text, now)
-
     def clear(self) -> None:
         """Remove the progress line from the terminal."""
         if self._shown:
             self._print(BELOW.format(""))
             self._shown = False
 
-    def _print(self, text: str) -> None:
-        with contextlib.suppress(OSError):
-            self._terminal.write(text)
-            self._terminal.flush()
-
     def close(self) -> None:
         self.clear()
         with contextlib.suppress(OSError):
             self._terminal.close()
+
+    def _print(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            self._terminal.write(text)
+            self._terminal.flush()
 
 
 def time_left(elapsed_seconds: float, fraction: float) -> str:
@@ -97,10 +81,5 @@ def time_left(elapsed_seconds: float, fraction: float) -> str:
     """
     if fraction <= 0:
         return "warming up"
-    return f"{minutes(elapsed_seconds * (1 - fraction) / fraction)} left"
-
-
-def minutes(seconds: float) -> str:
-    """Return a duration as minutes and seconds, such as "1:05"."""
-    whole, rest = divmod(round(seconds), 60)
-    return f"{whole}:{rest:02}"
+    minutes, seconds = divmod(round(elapsed_seconds * (1 - fraction) / fraction), 60)
+    return f"{minutes}:{seconds:02} left"

@@ -148,7 +148,7 @@ class Session:
         if len(self.passes) == 1:
             count = len(self.outcomes.measured)
             place = len(self.measures.keys() - {test}) + 1  # in any order
-            self.progress.stage(f"test {place} of {count}")
+            self.progress.stage = f"test {place} of {count}"
         measure = self.passes[-1].fixture(test, benchmark, self.machine)
         if len(self.passes) == 1 and test in self.outcomes.repeated:
             measure.warn(f"failed at first, and was run again: {self.outcomes.repeated[test]}")

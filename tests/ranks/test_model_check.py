@@ -43,49 +43,16 @@ def frozen_in_part():
     model[0].requires_grad_(False)
     return model, batch, cross_entropy
 
-def module_alone():
-    return nn.Linear(4, 2)
-
-def no_module():
-    return nn.Linear, batch, cross_entropy
-
-def no_loss():
-    return nn.Linear(4, 2), batch, 0.5
-
-def nothing():
-    return ()
-
-def with_arguments(width):
-    return nn.Linear(width, 2), batch, cross_entropy
-
-def raising():
-    raise OSError("no weights here\\nnor there")
-
-def inputs_alone():
-    return nn.Linear(4, 2), lambda batch_size: torch.randn(batch_size, 4), cross_entropy
-
-def another_size():
-    return nn.Linear(4, 2), lambda batch_size: batch(3), cross_entropy
-
-def lists():
-    return nn.Linear(4, 2), lambda batch_size: ([1.0], [0]), cross_entropy
-
-def loss_of_each():
-    return nn.Linear(4, 2), batch, lambda outputs, targets: cross_entropy(outputs, targets, reduction="none")
-
-def infinite():
-    return nn.Linear(4, 2), batch, lambda outputs, targets: outputs.sum() / 0
-
-def without_parameters():
-    return nn.Identity(), batch, cross_entropy
-
 def unused_in_part():
     model = nn.Linear(4, 2)
     model.spare = nn.Linear(4, 2)
     return model, batch, cross_entropy
 
-def dying():
-    os._exit(3)
+def raising():
+    raise OSError("no weights here\\nnor there")
+
+def with_arguments(width):
+    return good()
 
 def leaving():
     os._exit(0)
@@ -96,6 +63,37 @@ def with_a_child():
         file.write(str(child.pid))
     return good()
 """
+NO_THREE = r"model \S+ must return .*, got {}; return the three$"
+NO_BATCH = r"the batch maker of \S+ must return \(inputs, targets\), got {}"
+UNTRAINABLE = r"model \S+ cannot be trained \({}\); try it"
+# What a function of own_models returns, and the sentence that refuses it.
+RETURNED = {
+    "nn.Linear(4, 2)": NO_THREE.format("a value of type Linear"),
+    "(nn.Linear, batch, cross_entropy)": NO_THREE.format("a tuple of type, function, function"),
+    "(nn.Linear(4, 2), batch, 0.5)": NO_THREE.format("a tuple of Linear, function, float"),
+    "()": NO_THREE.format("a tuple of nothing"),
+    "(nn.Linear(4, 2), lambda n: batch(n)[0], cross_entropy)": NO_BATCH.format("a value of type Tensor"),
+    "(nn.Linear(4, 2), lambda n: ([1.0], [0]), cross_entropy)": NO_BATCH.format("a tuple of list, list"),
+    "(nn.Linear(4, 2), lambda n: batch(3), cross_entropy)": (
+        r"the batch maker of \S+ was asked for 2 rows, got shapes \(3, 4\) and \(3,\); return as many$"
+    ),
+    "(nn.Linear(4, 2), batch, lambda o, t: cross_entropy(o, t, reduction='none'))": UNTRAINABLE.format(
+        "RuntimeError: grad can be .* scalar outputs"
+    ),
+    "(nn.Linear(4, 2), batch, lambda o, t: o.sum() / 0)": UNTRAINABLE.format(
+        r"FloatingPointError: the loss is (-?inf|nan) after a round of 1.*"
+    ),
+    "(nn.Identity(), batch, cross_entropy)": UNTRAINABLE.format("ValueError: optimizer got an empty .*"),
+}
+NAMED = {
+    "nowhere.at_all:make": r"model nowhere\.at_all:make cannot be imported \(No module named 'nowhere'\)",
+    "broken_models:make": r"model \S+ cannot be imported \(No module named 'nothing_like_it'\); try",
+    "own_models:number": r"model \S+ cannot be found: own_models has no function number; name one of its",
+    "own_models:with_arguments": UNTRAINABLE.format("TypeError: .* missing 1 .*'width'"),
+    "own_models:raising": UNTRAINABLE.format("OSError: no weights here"),
+    "own_models:unused_in_part": r"model \S+ has parameters that its loss does not use, .* spare\.weight",
+    "torchvision:resnet999": r"model torchvision:resnet999 is not in torchvision; name one of its models",
+}
 
 
 EXPERIMENT = """
@@ -117,7 +115,8 @@ def read(pytestconfig: pytest.Config) -> Read:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with a module of models, from which they can be imported here, too."""
     folder = tmp_path_factory.mktemp("models")
-    (folder / "own_models.py").write_text(MODELS)
+    made = "".join(f"\ndef made_{number}():\n    return {text}\n" for number, text in enumerate(RETURNED))
+    (folder / "own_models.py").write_text(MODELS + made)
     (folder / "broken_models.py").write_text("import nothing_like_it\n")
     sys.path.insert(0, str(folder))
     yield folder
@@ -126,77 +125,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.mark.parametrize(
     ("name", "sentence"),
-    [
-        (
-            "nowhere.at_all:make",
-            r"model nowhere\.at_all:make cannot be imported \(No module named 'nowhere'\); try python -c",
-        ),
-        (
-            "broken_models:make",
-            r"model \S+ cannot be imported \(No module named 'nothing_like_it'\); try python -c",
-        ),
-        (
-            "own_models:nowhere",
-            r"model \S+ cannot be found: own_models has no function nowhere; name one of its functions$",
-        ),
-        (
-            "own_models:number",
-            r"model \S+ cannot be found: own_models has no function number; name one of its functions$",
-        ),
-        (
-            "own_models:module_alone",
-            r"model \S+ must return .*, got a value of type Linear; return the three$",
-        ),
-        (
-            "own_models:no_module",
-            r"model \S+ must return .*, got a tuple of type, function, function; return the three$",
-        ),
-        (
-            "own_models:no_loss",
-            r"model \S+ must return .*, got a tuple of Linear, function, float; return the three$",
-        ),
-        ("own_models:nothing", r"model \S+ must return .*, got a tuple of nothing; return the three$"),
-        (
-            "own_models:with_arguments",
-            r"model \S+ cannot be trained \(TypeError: .* missing 1 .*'width'\); try it by itself",
-        ),
-        (
-            "own_models:raising",
-            r"model \S+ cannot be trained \(OSError: no weights here\); try it by itself first$",
-        ),
-        (
-            "own_models:inputs_alone",
-            r"the batch maker of \S+ must return \(inputs, targets\), got a value of type Tensor",
-        ),
-        (
-            "own_models:lists",
-            r"the batch maker of \S+ must return \(inputs, targets\), got a tuple of list, list",
-        ),
-        (
-            "own_models:another_size",
-            r"the batch maker of \S+ was asked for 2 rows, got shapes \(3, 4\) and \(3,\); return as many$",
-        ),
-        (
-            "own_models:loss_of_each",
-            r"model \S+ cannot be trained \(RuntimeError: grad can be .* scalar outputs\); try it",
-        ),
-        (
-            "own_models:infinite",
-            r"model \S+ cannot be trained \(FloatingPointError: the loss is (-?inf|nan) after a round of 1",
-        ),
-        (
-            "own_models:unused_in_part",
-            r"model \S+ has parameters that its loss does not use, .* such as spare\.weight; use them",
-        ),
-        (
-            "own_models:without_parameters",
-            r"model \S+ cannot be trained \(ValueError: optimizer got an empty parameter list\)",
-        ),
-        (
-            "torchvision:resnet999",
-            r"model torchvision:resnet999 is not in torchvision; name one of its models, such as resnet",
-        ),
-    ],
+    [*NAMED.items(), *((f"own_models:made_{n}", text) for n, text in enumerate(RETURNED.values()))],
 )
 def test_untrainable_model_is_refused(
     folder: Path, name: str, sentence: str, monkeypatch: pytest.MonkeyPatch

@@ -1,7 +1,8 @@
-"""The `measure` fixture: what it refuses, and what it keeps of a test."""
+"""The `measure` fixture: what it refuses, what it keeps of a test, and which warnings it adds."""
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 from types import SimpleNamespace
@@ -9,12 +10,15 @@ from typing import Any
 
 import pytest
 
-from ddpperf.plugin.measure_fixture import Measure, VirtualClock
+from ddpperf.machine import hardware
+from ddpperf.plugin.devices import Devices
+from ddpperf.plugin.measure_fixture import Measure, Measuring, VirtualClock
 from ddpperf.plugin.options.ab_sides import Sides
+from ddpperf.results.notes import Note, warning
 from ddpperf.results.outcomes import OutcomeKind
 from ddpperf.results.record import Record
 from ddpperf.results.samples import Measured, Sample
-from ddpperf.specs import AllReduceSpec
+from ddpperf.specs import AllReduceSpec, EpochSpec, Spec, TrainingSpec
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure
 from ddpperf.workers.interpreter import Side
 from tests.canned import CannedSuite
@@ -44,24 +48,29 @@ def test_references_of_two_sets(measure):
     with pytest.raises(pytest.fail.Exception, match="rank 1 of set A1 was killed by SIGKILL"):
         measure.reference("dying", dataclasses.replace(OTHER, fault=Fault(kind="kill", rank=1)))
     measure.reference("other", OTHER)
+
+def test_word(measure):
+    measure("1KiB")
 """
-
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
+STEP = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
 
 
-def failing_pool(error: Exception | None) -> Any:
-    """Return a pool that fails at the first measurement."""
+def measure_with(error: Exception | None = None, sides: Sides | None = None) -> Measure:
+    """Return a fixture whose pool fails at the first measurement."""
 
     def measure_once(*_: object) -> None:
         assert error is not None, "nothing was to be measured"
         raise error
 
-    return SimpleNamespace(counted_seconds=0.0, measure_once=measure_once)
-
-
-def measure_with(error: Exception | None = None) -> Measure:
     benchmark: Any = None
-    return Measure(benchmark, failing_pool(error), lambda measured, fresh: [])
+    pool: Any = SimpleNamespace(counted_seconds=0.0, measure_once=measure_once)
+    return Measure(benchmark, pool, lambda measured, fresh: [], sides=sides)
+
+
+def measured(*sets: str, spec: Spec = STEP, **fields: Any) -> Measured:
+    samples = [Sample(set=name, side=name[0], torch="2", seconds=((1.0, 1.0),), **fields) for name in sets]
+    return Measured(spec=spec, iterations=1, samples=tuple(samples))
 
 
 def test_full_disk_fails_the_test() -> None:
@@ -71,61 +80,32 @@ def test_full_disk_fails_the_test() -> None:
     assert refusal.value.pytrace is False
 
 
-def test_other_values_than_specs_are_refused() -> None:
-    wrong: Any = "1KiB"
-    with pytest.raises(
-        pytest.fail.Exception, match=r"^measure takes a spec such as AllReduceSpec, got '1KiB'$"
-    ):
-        measure_with()(wrong)
-
-
 @pytest.mark.parametrize("by_set", [{"A1": float("nan")}, {"A1": float("inf")}, {}])
 def test_infinite_metric_fails_its_test(by_set: dict[str, float]) -> None:
-    with pytest.raises(
-        pytest.fail.Exception, match="the metric speedup must have a finite number for each set"
-    ):
+    with pytest.raises(pytest.fail.Exception, match="speedup must have a finite number for each set"):
         measure_with().metric("speedup", by_set)
 
 
-def test_metric_is_the_median_over_sets() -> None:
+def test_value_of_a_metric_is_the_median_over_one_side() -> None:
+    by_set = {"A1": 1.0, "A2": 9.0, "A3": 2.0}
     measure = measure_with()
-    measure.metric("speedup", {"A1": 1.0, "A2": 9.0, "A3": 2.0})
-    assert measure.metrics["speedup"] == {
-        "value": 2.0,
-        "unit": "1",
-        "by_set": {"A1": 1.0, "A2": 9.0, "A3": 2.0},
-    }
-
-
-def test_value_of_a_metric_is_that_of_one_side() -> None:
+    measure.metric("speedup", by_set)
+    assert measure.metrics["speedup"] == {"value": 2.0, "unit": "1", "by_set": by_set}
     record = Record()
-    record.measured = Measured(
-        spec=SPEC,
-        iterations=1,
-        samples=tuple(
-            Sample(set=name, side=name[0], torch="2", seconds=((1.0, 1.0),)) for name in ("A1", "A2", "B3")
-        ),
-    )
+    record.measured = measured("A1", "A2", "B3")
     record.add_metric("speedup", "1", {"A1": 1.0, "A2": 3.0, "B3": 10.0}, "A")
     record.add_metric("efficiency", "1", {"A1": 0.5, "A2": 0.5}, "B")
     assert record.metrics["speedup"]["value"] == 2.0
     assert record.metrics["efficiency"]["value"] == 0.5, "of all sets, if the side has none"
     assert record.values_of("B") == {"speedup": 10.0}
-    assert record.values_of("A") == {"speedup": 2.0, "efficiency": 0.5}
 
 
 def test_spec_of_replaced_sets_is_not_recorded() -> None:
     """The reference was measured by set A1, which failed before the test's own spec was measured."""
-    own, reference = (
-        Measured(
-            spec=SPEC, iterations=1, samples=(Sample(set=name, side="A", torch="2", seconds=((1.0, 1.0),)),)
-        )
-        for name in ("A2", "A1")
-    )
     unused: Any = None
-    pool: Any = SimpleNamespace(counted_seconds=0.0, measure_once=lambda *_: own)
+    pool: Any = SimpleNamespace(counted_seconds=0.0, measure_once=lambda *_: measured("A2"))
     measure = Measure(unused, pool, lambda measured, fresh: [])
-    measure.record.references["other"] = reference
+    measure.record.references["other"] = measured("A1")
     with pytest.raises(pytest.fail.Exception, match="replaced between the reference other and the test's"):
         measure(SPEC)
     assert measure.record.measured is None
@@ -145,49 +125,81 @@ def test_clock_returns_exact_durations(seconds: float) -> None:
 def test_wrong_use_of_measure_fails_the_test(canned_suite: CannedSuite) -> None:
     canned_suite.experiment.write_text(REFUSALS)
     run = canned_suite.run()
-    run.assert_one_sentence(
-        1, "test_two_of_its_own failed: a test measures one spec as its own, this is its second"
-    )
-    run.assert_one_sentence(
-        1,
-        "test_references_of_two_sets failed: a process set was replaced between the reference other and "
-        "the test",
-    )
+    for test, why in (
+        ("test_two_of_its_own", "a test measures one spec as its own, this is its second"),
+        ("test_references_of_two_sets", "a process set was replaced between the reference other and the"),
+        ("test_word", "measure takes a spec such as AllReduceSpec, got '1KiB'"),
+    ):
+        run.assert_one_sentence(1, f"{test} failed: {why}")
     run.assert_one_sentence(1, "!1 the moon is full")
     header, stored = canned_suite.saved_runs()[-1]["ddpperf"], canned_suite.measured()
     outcomes = {test.rpartition("::")[2]: outcome["kind"] for test, outcome in header["outcomes"].items()}
-    assert outcomes == {
-        "test_warned": "passed",
-        "test_again": "passed",
-        "test_two_of_its_own": "failed",
-        "test_references_of_two_sets": "failed",
-    }
-    assert {test: each["notes"] for test, each in stored.items()} == {
-        "test_warned": [{"kind": "warning", "text": "the moon is full"}],
-        "test_again": [],
-        "test_two_of_its_own": [],
-        "test_references_of_two_sets": [],
-    }
+    good = dict.fromkeys(("test_warned", "test_again"), "passed")
+    failed = ("test_two_of_its_own", "test_references_of_two_sets", "test_word")
+    assert outcomes == good | dict.fromkeys(failed, "failed")
+    warned = {"kind": "warning", "text": "the moon is full"}
+    assert [each["notes"] for each in stored.values()] == [[warned], [], [], []]
     assert list(stored["test_warned"]["references"]) == ["other"]
-    assert stored["test_again"]["samples"] == stored["test_warned"]["references"]["other"]["samples"], (
-        "measured once, as the leg"
-    )
-    assert list(stored["test_references_of_two_sets"]["references"]) == [], (
-        "whatever a refused leg gave is not kept"
-    )
-    assert stored["test_references_of_two_sets"]["samples"] == stored["test_warned"]["samples"], (
-        "before the set was replaced"
-    )
+    other = stored["test_warned"]["references"]["other"]
+    assert stored["test_again"]["samples"] == other["samples"], "measured once, as the reference"
+    replaced = stored["test_references_of_two_sets"]
+    assert list(replaced["references"]) == [], "a refused reference is not kept"
+    assert replaced["samples"] == stored["test_warned"]["samples"], "before the set was replaced"
 
 
 @pytest.mark.parametrize(("failed", "base_failed"), [("A1", True), ("B2", False)])
 def test_failed_rank_of_the_base_is_no_failure_of_the_candidate(failed: str, base_failed: bool) -> None:
     died = RankFailure(rank=0, cause=Cause.DIED, what="exited with status 7", detail="")
-    pool = failing_pool(SetFailure(failed, "at open", [died]))
     sides = Sides(base=Side(name="A"), candidate=Side(name="B"), spec_fields={})
-    benchmark: Any = None
-    measure = Measure(benchmark, pool, lambda measured, fresh: [], sides=sides)
+    measure = measure_with(SetFailure(failed, "at open", [died]), sides)
     side = "base" if base_failed else "candidate"
     with pytest.raises(pytest.fail.Exception, match=f"^the {side}'s rank 0 of set {failed} exited with"):
         measure(SPEC)
     assert measure.ended_as is (OutcomeKind.BASE_FAILED if base_failed else None)
+
+
+# --- warnings, which every test has that uses a measurement
+
+
+class Watch:
+    """A watch that reports its warnings once, as the driver does."""
+
+    def __init__(self, *warnings: Note) -> None:
+        self._warnings = list(warnings)
+
+    def warnings(self) -> list[Note]:
+        reported, self._warnings = self._warnings, []
+        return reported
+
+
+def measuring(watch: Watch | None = None) -> Measuring:
+    """Return a pass without process sets."""
+    devices: Any = Devices([], 1)
+    devices._watch = watch
+    unused: Any = None
+    return Measuring(unused, devices)
+
+
+def test_all_tests_of_a_measurement_get_its_warnings() -> None:
+    first = measuring(Watch(warning("GPU 0 was throttled")))
+    assert first.notes(measured("A1"), True) == [warning("GPU 0 was throttled")]
+    assert first.notes(measured("A1"), False) == [warning("GPU 0 was throttled")]
+    assert first.notes(measured("A2"), True) == [], "another set measured it undisturbed"
+    assert first.notes(measured("A1", spec=dataclasses.replace(STEP, precision="bf16")), True) == []
+
+
+def test_more_processes_than_cores_are_warned_about() -> None:
+    cores = hardware.core_count()
+    epoch = EpochSpec(**{**dataclasses.asdict(STEP), "input": "dataloader", "loader_workers": cores})
+    crowded = [warning(f"{cores + 1} processes share {cores} cores")]
+    assert measuring().notes(measured("A1", spec=epoch), True) == crowded
+    fewer = dataclasses.replace(epoch, loader_workers=cores - 1)
+    assert measuring().notes(measured("A1", spec=fewer), True) == []
+
+
+def test_sets_that_ran_other_kernels_are_warned_about() -> None:
+    samples = [*measured("A1", "A2", kernels="x").samples, *measured("A3", kernels="y").samples]
+    different = Measured(spec=STEP, iterations=1, samples=tuple(samples))
+    for fresh in (True, False):
+        found = measuring().notes(different, fresh)
+        assert found == [warning("process set A3 ran other kernels than all others")]

@@ -1,34 +1,66 @@
-"""Options of a run: the defaults of each machine, given values, and refusals."""
+"""Options of a run: the defaults of each machine, given values, training fields, and refusals."""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ddpperf.analysis.projection import Network
 from ddpperf.data.cache import Data
 from ddpperf.errors import Refused
-from ddpperf.machine.hardware import Links
-from ddpperf.plugin.options.options import is_experiment
-from ddpperf.plugin.options.slow_checks import prepare, prepare_images
-from ddpperf.specs import EpochSpec, Spec, TrainingSpec
+from ddpperf.machine.hardware import Links, Machine
+from ddpperf.plugin.cases import Case, parameters, possible
+from ddpperf.plugin.options import option_table
+from ddpperf.plugin.options.option_table import FIELDS, OPTIONS, Option
+from ddpperf.plugin.options.options import GPU_INDUCTOR, Options, default_world_sizes, is_experiment
+from ddpperf.plugin.options.slow_checks import check_compiler, prepare, prepare_images
+from ddpperf.plugin.options.spec_fields import changed
+from ddpperf.specs import EpochSpec, Spec, TrainingSpec, from_json, to_json
+from perf import test_batch_size, test_execution, test_precision, test_scaling, test_strategies
 from perf.test_batch_size import sweep
 from perf.test_scaling import HEAVY, weak_scaling
 from tests.canned import CannedSuite
 from tests.command_line import Read, reader
+from tests.generated import BOUNDED
 
 NETWORK = "--node-link 5e-6,50"
-
 THRESHOLD = '[[threshold]]\nhardware = "h200x4"\ntest = "test_weak_scaling"\nspeedup = 3.6\n'
+EXPERIMENTS: tuple[Callable[[Options], Iterator[Case]], ...] = (
+    test_batch_size.epochs,
+    test_batch_size.one_epoch_with_most_workers,
+    test_execution.executions,
+    test_precision.precisions,
+    test_scaling.weak_scaling,
+    test_scaling.strong_scaling,
+    test_scaling.epochs,
+    test_strategies.variants,
+)
 
 
 @pytest.fixture
 def read(pytestconfig: pytest.Config) -> Read:
     return reader(pytestconfig)
+
+
+def spec(*fields: str) -> list[str]:
+    return [argument for field in fields for argument in ("--spec", field)]
+
+
+def step(options: Options, world_size: int, **fields: Any) -> TrainingSpec:
+    return options.step(world_size=world_size, per_rank_batch_size=8, **fields)
+
+
+# --- values
 
 
 def test_defaults_on_the_cpu(read: Read) -> None:
@@ -40,8 +72,9 @@ def test_defaults_on_the_cpu(read: Read) -> None:
     assert options.data == Data(name="synthetic", path=None, digest="", train_images=50_000, test_images=1024)
     assert (options.epoch_images, options.delay_seconds, options.rounds) == (512, 0.0, 10)
     assert (options.deadline_seconds, options.worker_logs, options.slower_ratio) == (120.0, None, None)
+    assert (options.executions, options.fastest_execution, options.input) == (("eager",), "eager", "fixed")
     on_gpus = dataclasses.replace(read("--device", "cpu", gpus=4), given=frozenset())
-    assert on_gpus == read(), "whatever GPUs there are"
+    assert on_gpus == options, "whatever GPUs there are"
 
 
 def test_defaults_on_gpus(read: Read) -> None:
@@ -50,7 +83,17 @@ def test_defaults_on_gpus(read: Read) -> None:
     assert (options.batch_sizes, sweep(options)) == ((32, 128, 512), (32, 128, 512, 2048))
     assert options.global_batch_sizes == (128, 512)
     assert (options.model, options.precision) == ("resnet18_cifar", "bf16")
-    assert options.epoch_images == 50_000, "all of the data set"
+    assert (options.epoch_images, options.input) == (50_000, "device"), "all of the data set"
+    assert options.executions == ("graph", "compile+graph", "eager")
+    assert options.fastest_execution == "compile+graph"
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "expected"),
+    [("cpu", 8, (1, 2)), ("cuda", 0, (1,)), ("cuda", 6, (1, 2, 4, 6)), ("cuda", 8, (1, 2, 4, 8))],
+)
+def test_world_sizes_default_to_powers_of_two(device: str, gpus: int, expected: tuple[int, ...]) -> None:
+    assert default_world_sizes(device, gpus) == expected
 
 
 def test_given_values_replace_defaults(read: Read) -> None:
@@ -65,11 +108,10 @@ def test_given_values_replace_defaults(read: Read) -> None:
     assert options.global_batch_sizes == (8, 32)
     assert (options.model, options.precision) == ("resnet50_cifar", "tf32")
     assert (options.epoch_images, options.delay_seconds, options.rounds) == (2, 10.0, 3)
-    assert options.deadline_seconds == 0.5
+    assert (options.deadline_seconds, options.spec_fields) == (0.5, {})
     network = Network(latency=5e-6, bandwidth=50e9)
     assert options.links == Links(node=4, network=network, project_to=(2, 16))
     assert options.slower_ratio == pytest.approx(1.05)
-    assert read("--precision", "bf16", "--epoch-images", "50000").precision == "bf16", "the CPU has bf16"
 
 
 def test_ab_runs_have_fewer_rounds(read: Read) -> None:
@@ -86,80 +128,40 @@ def test_output_folders_are_made_when_the_run_begins(read: Read, tmp_path: Path)
     assert options.worker_logs.is_dir()
 
 
-def test_specs_have_the_fields_of_the_options(read: Read) -> None:
-    cpu = read("--model", "resnet50_cifar", "--precision", "bf16", "--epoch-images", "100")
-    step = cpu.step(world_size=2, per_rank_batch_size=8)
-    fields: Any = {
-        "model": "resnet50_cifar",
-        "precision": "bf16",
-        "epoch_images": 100,
-        "per_rank_batch_size": 8,
-    }
-    assert step == TrainingSpec(
-        world_size=2, strategy="ddp", memory_format="contiguous", data="synthetic", **fields
-    )
-    alone = TrainingSpec(world_size=1, strategy="single", memory_format="contiguous", **fields)
-    assert cpu.step(world_size=1, per_rank_batch_size=8) == alone
-    cuda = read("--model", "resnet50_cifar", "--precision", "fp16", "--epoch-images", "100", gpus=2)
-    epoch = cuda.epoch(
-        world_size=2, per_rank_batch_size=8, strategy="data_parallel", precision="bf16", execution="eager"
-    )
-    assert epoch == EpochSpec(world_size=2, strategy="data_parallel", memory_format="channels_last", **fields)
+@pytest.mark.parametrize(("text", "value"), [("1", 1), (" 2 ", 2), ("999999", 999999), ("007", 7)])
+def test_whole_numbers_are_parsed(text: str, value: int) -> None:
+    assert option_table.WHOLE_NUMBER(text) == value
 
 
-@pytest.mark.parametrize(
-    "name", ["vgg16", "", "torchvision:", "a b:c", "own:make:twice", "1:2", ":make", "os.path"]
-)
-def test_impossible_model_name_is_refused(read: Read, name: str) -> None:
-    known = "--model: takes a built-in model, torchvision:NAME or package.module:function"
-    with pytest.raises(
-        Refused,
-        match=f"{known}, got {re.escape(repr(name))}; pass for example resnet18",
-    ):
-        read("--model", name)
+@pytest.mark.parametrize("text", ["", "0", "-1", "+1", "1.0", "1e3", "two", "٣", "²", "1_0", "1000000000"])
+def test_other_texts_are_no_whole_numbers(text: str) -> None:
+    sentence = f"takes a whole number from 1 to 999999999, got {text!r}; pass for example 2"
+    with pytest.raises(argparse.ArgumentTypeError, match=f"^{re.escape(sentence)}$"):
+        option_table.WHOLE_NUMBER(text)
 
 
-def test_too_many_classes_for_a_model_are_refused(
-    read: Read, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    hundred = Data(name="imagefolder", path=Path("x.pt"), digest="ab", train_images=5000, classes=100)
-    monkeypatch.setattr("ddpperf.data.cache.prepare", lambda *_: hundred)
-    options = read("--model", "resnet18", "--data", "imagefolder:x")
-    assert prepare_images(options, tmp_path).data.classes == 100
-    with pytest.raises(
-        Refused, match="--model resnet18_cifar has 10 outputs, imagefolder has 100 classes; pass"
-    ):
-        prepare_images(read("--model", "resnet18_cifar", "--data", "imagefolder:x"), tmp_path)
+@BOUNDED
+@given(st.floats(), st.floats(1e-3, 1e6))
+def test_numbers_are_above_0_and_up_to_a_limit(value: float, most: float) -> None:
+    parse = option_table.number("seconds", "SECONDS", most, "0.5")
+    if 0 < value <= most:
+        assert parse(repr(value)) == value
+    else:
+        with pytest.raises(argparse.ArgumentTypeError, match=r"^takes seconds above 0 and up to .*; pass"):
+            parse(repr(value))
 
 
-def test_vit_is_measured_with_images_of_its_size(read: Read) -> None:
-    options = read(gpus=4)
-    heavy = [case for case in weak_scaling(options) if isinstance(case, TrainingSpec) and case.model == HEAVY]
-    assert [case.world_size for case in heavy] == [1, 2, 4]
-    larger = dataclasses.replace(options, images=dataclasses.replace(options.data, image_size=(64, 64)))
-    skipped = [
-        case for case in weak_scaling(larger) if not isinstance(case, Spec) and HEAVY in str(case.marks)
-    ]
-    assert [case.values for case in skipped] == [(case,) for case in heavy]
-    assert "takes images of 32x32" in str(skipped[0].marks)
-
-
-def test_specs_name_the_digest_of_the_images(tmp_path: Path, read: Read) -> None:
-    options = read()
-    data = Data(name="imagefolder", path=tmp_path / "x.pt", digest="0123456789ab", train_images=7)
-    spec = dataclasses.replace(options, images=data).step(world_size=1, per_rank_batch_size=2)
-    assert (spec.data, spec.digest) == ("imagefolder", "0123456789ab")
-
-
-def test_custom_model_keeps_its_memory_format(read: Read) -> None:
-    spec = dataclasses.replace(read(gpus=2), model="mine:make").step(world_size=1, per_rank_batch_size=2)
-    assert (spec.model, spec.memory_format) == ("mine:make", "contiguous")
+@pytest.mark.parametrize("option", [*OPTIONS.values(), *FIELDS], ids=lambda option: option.name)
+def test_examples_and_defaults_are_accepted(option: Option) -> None:
+    if option.parser is not option_table.SIDE:  # its example does not exist here
+        assert option.parser(option.parser.example) is not None
+    if option.name.startswith("--") and isinstance(option.default, tuple):
+        assert [option.default_on(device) for device in ("cpu", "cuda")]
 
 
 @pytest.mark.parametrize(
     ("test", "experiment"),
     [
-        ("perf/test_it.py::test_a", True),
         ("project/perf/test_it.py::test_a[perf]", True),
         ("tests/test_it.py::test_a[perf/x]", False),
         ("tests/perf.py", False),
@@ -169,145 +171,254 @@ def test_experiments_lie_in_a_folder_called_perf(test: str, experiment: bool) ->
     assert is_experiment(test) is experiment
 
 
+# --- trainings
+
+
+def test_specs_have_the_fields_of_the_options(read: Read) -> None:
+    fields: dict[str, Any] = {"model": "resnet50_cifar", "precision": "bf16", "epoch_images": 100}
+    cpu = read("--model", "resnet50_cifar", "--precision", "bf16", "--epoch-images", "100")
+    common: dict[str, Any] = {**fields, "per_rank_batch_size": 8, "data": "synthetic"}
+    plain: dict[str, Any] = {**common, "memory_format": "contiguous"}
+    assert step(cpu, 2) == TrainingSpec(world_size=2, strategy="ddp", **plain)
+    assert step(cpu, 1) == TrainingSpec(world_size=1, strategy="single", **plain)
+    cuda = read("--model", "resnet50_cifar", "--precision", "fp16", "--epoch-images", "100", gpus=2)
+    epoch = cuda.epoch(
+        world_size=2, per_rank_batch_size=8, strategy="data_parallel", precision="bf16", execution="eager"
+    )
+    expected = EpochSpec(world_size=2, strategy="data_parallel", memory_format="channels_last", **common)
+    assert epoch == expected
+    own = dataclasses.replace(read(gpus=2), model="mine:make").step(world_size=1, per_rank_batch_size=2)
+    assert (own.model, own.memory_format) == ("mine:make", "contiguous")
+    data = Data(name="imagefolder", path=Path("x.pt"), digest="0123456789ab", train_images=7)
+    assert step(dataclasses.replace(cpu, images=data, requested_epoch_images=None), 1).digest == data.digest
+
+
+def test_too_many_classes_for_a_model_are_refused(
+    read: Read, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hundred = Data(name="imagefolder", path=Path("x.pt"), digest="ab", train_images=5000, classes=100)
+    monkeypatch.setattr("ddpperf.data.cache.prepare", lambda *_: hundred)
+    options = read("--model", "resnet18", "--data", "imagefolder:x")
+    assert prepare_images(options, tmp_path).data.classes == 100
+    with pytest.raises(Refused, match="--model resnet18_cifar has 10 outputs, imagefolder has 100 classes;"):
+        prepare_images(read("--model", "resnet18_cifar", "--data", "imagefolder:x"), tmp_path)
+
+
+def test_vit_is_measured_with_images_of_its_size(read: Read) -> None:
+    options = read(gpus=4)
+    heavy = [case for case in weak_scaling(options) if isinstance(case, TrainingSpec) and case.model == HEAVY]
+    assert [case.world_size for case in heavy] == [1, 2, 4]
+    larger = dataclasses.replace(options, images=dataclasses.replace(options.data, image_size=(64, 64)))
+    skipped = [case for case in weak_scaling(larger) if not isinstance(case, Spec)]
+    skipped = [case for case in skipped if HEAVY in str(case.marks)]
+    assert [case.values for case in skipped] == [(case,) for case in heavy]
+    assert "takes images of 32x32" in str(skipped[0].marks)
+
+
+@pytest.mark.parametrize(
+    ("given", "executions", "fastest"),
+    [
+        ("compile", ("compile",), "compile"),
+        ("eager, graph", ("eager", "graph"), "eager"),
+        ("graph,compile+graph", ("graph", "compile+graph"), "compile+graph"),
+    ],
+)
+def test_first_execution_is_every_steps(
+    read: Read, given: str, executions: tuple[str, ...], fastest: str
+) -> None:
+    options = read("--executions", given, gpus=2)
+    assert (options.executions, options.fastest_execution) == (executions, fastest)
+    assert [step(options, size).execution for size in (1, 2)] == [executions[0]] * 2
+    assert step(options, 2, execution="eager").execution == "eager", "unless a case has its own"
+
+
+@pytest.mark.parametrize("inductor", [None, "epilogue_fusion", "max_autotune+triton.cooperative_reductions"])
+def test_compiler_options_are_set_in_compiled_executions(read: Read, inductor: str | None) -> None:
+    options = read(*([] if inductor is None else spec(f"inductor={inductor}")), gpus=2)
+    found = {name: step(options, 2, execution=name).inductor for name in ("eager", "graph", "compile")}
+    assert found == {"eager": "", "graph": "", "compile": inductor or ""}
+    assert step(options, 2, execution="compile+graph").inductor == (inductor or GPU_INDUCTOR)
+    assert step(read("--executions", "compile"), 2).inductor == ""
+
+
+def test_fields_reach_the_trainings_that_have_them(read: Read) -> None:
+    fields = "comm_hook=bf16", "bucket_cap_mb=4", "static_graph=true", "buffer_sync=False"
+    plain, options = read(), read(*spec(*fields))
+    values: dict[str, Any] = {"comm_hook": "bf16", "bucket_cap_mb": 4}
+    values |= {"static_graph": True, "buffer_sync": False}
+    assert step(options, 2) == step(plain, 2, **values)
+    assert step(options, 2, strategy="zero1") == step(plain, 2, strategy="zero1", **values)
+    assert step(options, 2, comm_hook="fp16") == step(options, 2), "--spec overrides what a case says"
+    for strategy in ("fsdp", "data_parallel"):
+        assert step(options, 2, strategy=strategy) == step(plain, 2, strategy=strategy)
+    assert step(options, 1) == step(plain, 1), "one device has no hook"
+    own = read(*spec("strategy=own_ddp", "comm_hook=symmetric_memory", "bucket_cap_mb=25"), gpus=2)
+    ours = step(own, 2)
+    assert (ours.strategy, ours.comm_hook, ours.bucket_cap_mb) == ("own_ddp", "symmetric_memory", 25)
+    assert from_json(to_json(ours)) == ours, "25 was a default once, but not of this"
+    assert [step(read(*spec("accumulation_steps=2")), size).accumulation_steps for size in (1, 2)] == [2, 2]
+    assert [step(read(*spec("strategy=fsdp")), size).strategy for size in (1, 2)] == ["single", "fsdp"]
+
+
+def test_sync_batch_norm_needs_a_process_group(read: Read) -> None:
+    options = read(*spec("sync_batch_norm=TRUE"), gpus=2)
+    assert [step(options, size).sync_batch_norm for size in (1, 2)] == [False, True]
+    assert not step(options, 2, strategy="data_parallel", execution="eager").sync_batch_norm
+    sharded = step(options, 2, strategy="fsdp", execution="eager")
+    assert (sharded.sync_batch_norm, sharded.memory_format) == (True, "contiguous")
+
+
+def test_changing_to_own_ddp_keeps_shared_options() -> None:
+    ddp = TrainingSpec(
+        world_size=2, per_rank_batch_size=8, strategy="ddp", gradient_as_bucket_view=True, bucket_cap_mb=8
+    )
+    own: dict[str, Any] = {"strategy": "own_ddp", "gradient_as_bucket_view": False}
+    by_avg, mapped = (replace(ddp, comm_hook=hook) for hook in ("avg", "symmetric_memory"))
+    assert changed(by_avg, {"strategy": "own_ddp"}) == replace(ddp, **own)
+    assert changed(mapped, {"strategy": "own_ddp"}) == replace(mapped, **own)
+    back = changed(replace(mapped, **own), {"strategy": "ddp"})
+    assert back == replace(mapped, gradient_as_bucket_view=False)
+
+
+@pytest.mark.parametrize(
+    ("line", "gpus"),
+    [
+        ("", 0),
+        ("--model resnet18_cifar --batch-sizes 1 --global-batch-sizes 2", 0),
+        ("--model resnet18_cifar --batch-sizes 4 --spec accumulation_steps=4 --executions eager,compile", 0),
+        ("--device cpu --spec comm_hook=bf16 --spec strategy=zero1", 4),
+        ("--spec strategy=fsdp", 0),
+        ("", 4),
+        ("--executions compile,graph,eager,compile+graph", 4),
+        ("--world-sizes 1", 4),
+        ("--spec comm_hook=symmetric_memory --spec bucket_cap_mb=8 --spec inductor=shape_padding", 4),
+        ("--executions eager --spec strategy=fsdp --spec sync_batch_norm=true", 4),
+        ("--executions compile,eager --spec strategy=zero1 --spec comm_hook=powersgd", 4),
+        ("--spec static_graph=true", 4),
+    ],
+)
+def test_every_experiment_has_cases_with_different_ids(read: Read, line: str, gpus: int) -> None:
+    options = read(*line.split(), gpus=gpus)
+    for experiment in EXPERIMENTS:
+        marker = pytest.mark.specs(cases=experiment).mark
+        parameters(experiment.__name__, marker, options, Machine(device=options.device))
+        cases = list(experiment(options))
+        if experiment is not test_strategies.variants:
+            assert [case for case in cases if isinstance(case, Spec)], experiment
+
+
+def test_indivisible_default_batch_is_skipped(read: Read) -> None:
+    options = read("--batch-sizes", "96", *spec("accumulation_steps=3"), gpus=4)
+    case: Any
+    (case,) = test_batch_size.fixed_batches(options)
+    assert "accumulation_steps=3 does not divide a batch of 32 images" in case.marks[0].kwargs["reason"]
+
+
 # --- refusals
 
-LINK = "takes seconds up to 1 and GB/s up to 100000, joined by a comma"
+NODES = "--nodes 2 --interface lo --launcher srun"
 NUMBER = "takes a whole number from 1 to 999999999, got"
 REFUSALS = {
     "--device cuda": "world_size=1 needs 1 GPU, found 0; pass --device cpu",
     "--device tpu": "--device: takes auto, cuda or cpu, got 'tpu'; pass for example auto",
-    "--world-sizes 0": "--world-sizes: takes a whole number from 1 to 1024, got '0'; pass for example 2",
-    "--world-sizes 2,2": (
-        "--world-sizes: takes whole numbers from 1 to 1024, joined by commas, got '2,2', which names"
-    ),
-    "--world-sizes 4096": (
-        "--world-sizes: takes a whole number from 1 to 1024, got '4096'; pass for example 2"
-    ),
+    "--world-sizes 2,2": "takes whole numbers from 1 to 1024, joined by commas, got '2,2', which names",
+    "--world-sizes 4096": "takes a whole number from 1 to 1024, got '4096'; pass for example 2",
     "--batch-sizes 32,": f"--batch-sizes: {NUMBER} ''; pass for example 2",
-    "--global-batch-sizes none": f"--global-batch-sizes: {NUMBER} 'none'; pass for example 2",
     "--world-sizes 1,2,3 --global-batch-sizes 12,64": (
         "--global-batch-sizes 64 does not divide over 3 ranks; pass a multiple of 3, or other --world-sizes"
     ),
     "--precision fp8": "--precision: takes fp32, tf32, bf16 or fp16, got 'fp8'; pass for example fp32",
-    "--precision fp16": "--precision fp16 needs a GPU, this runs on the CPU; pass fp32 or bf16",
     "--precision tf32": "--precision tf32 needs a GPU, this runs on the CPU; pass fp32 or bf16",
-    "--model mine:make --data cifar10": (
-        "--model mine:make makes its own batches, got --data, too; leave one out"
-    ),
-    "--epoch-images 0": f"--epoch-images: {NUMBER} '0'; pass for example 2",
-    "--epoch-images 50001": (
-        "--epoch-images takes 2 to 50000 images: one per rank or more, synthetic has no more, "
-        "got 50001; pass another number"
-    ),
-    "--epoch-images 1": (
-        "--epoch-images takes 2 to 50000 images: one per rank or more, synthetic has no more, got 1"
-    ),
+    "--model mine:make --data cifar10": "makes its own batches, got --data, too; leave one out",
     **{
-        f"--node-link={link}": f"--node-link: {LINK}, got {link!r}; pass for example 5e-6,50"
-        for link in ("", "50", "5e-6,0", "0,50", "-1,50", "2,50", "5e-6,nan", "5e-6,50,1", "5us,50")
+        f"--model={name}": f"or package.module:function, got {name!r}; pass for example resnet18"
+        for name in ("vgg16", "", "torchvision:", "own:make:twice", ":make", "os.path")
     },
+    "--epoch-images 50001": "takes 2 to 50000 images: one per rank or more, synthetic has no more, got 50001",
+    "--epoch-images 1": "--epoch-images takes 2 to 50000 images: one per rank or more",
     "--buffer-sizes 1KB": "--buffer-sizes: takes a size from 4B to 8GiB, got '1KB'; pass for example 64KiB",
-    "--buffer-sizes 0": "--buffer-sizes: takes a size from 4B to 8GiB, got '0'",
     "--buffer-sizes 1KiB,9GiB": "--buffer-sizes: takes a size from 4B to 8GiB, got '9GiB'",
-    "--buffer-sizes 1KiB,1026B": (
-        "--buffer-sizes: takes a size from 4B to 8GiB, got '1026B', which is no multiple of 4 "
-        "bytes, the size of a float32"
-    ),
-    "--buffer-sizes 1KiB,1024": (
-        "--buffer-sizes: takes sizes from 4B to 8GiB, joined by commas, got '1KiB,1024', which "
-        "names a value twice"
-    ),
-    "--project-to 16": ("--project-to 16 is more than one node of 2 devices; pass --node-link"),
+    "--buffer-sizes 1KiB,1026B": "got '1026B', which is no multiple of 4 bytes, the size of a float32",
+    "--buffer-sizes 1KiB,1024": "joined by commas, got '1KiB,1024', which names a value twice",
+    "--project-to 16": "--project-to 16 is more than one node of 2 devices; pass --node-link",
     "--project-to 1,4": "--project-to 1 is a single device, which needs no prediction; pass 2 or more",
-    "--project-to 2048": "--project-to: takes a whole number from 1 to 1024, got '2048'",
     f"--project-to 5 {NETWORK}": "--project-to 5 fills no whole nodes of 2 devices; pass a multiple of 2",
-    "--replicates 1 --candidate comm_hook=bf16": (
-        "--replicates 1 cannot tell a difference from chance in an A/B run"
-    ),
-    "--replicates 65": "--replicates: takes a whole number from 1 to 64, got '65'; pass for example 2",
+    f"{NODES} --node-size 2 --project-to 16 --world-sizes 1,2": "16 is more than one node of 2",
+    "--replicates 1 --candidate comm_hook=bf16": "cannot tell a difference from chance in an A/B run",
     "--node-size 1": "--node-size 1 is less than the 2 devices of this run; pass 2 or more",
-    "--world-sizes 3 --nodes 2 --interface lo --launcher srun": (
-        "--world-sizes 3 does not fit 2 nodes of 2 ranks; pass at most 2, or a multiple of 2 up to 4, or"
-    ),
-    "--nodes 2 --interface lo --launcher srun --project-to 5": (
-        "--project-to 5 fills no whole nodes of 2 devices;"
-    ),
+    f"{NODES} --world-sizes 3": "does not fit 2 nodes of 2 ranks; pass at most 2, or a multiple of 2 up to 4",
     "--interface lo": "--interface is only for runs on several nodes; pass --nodes 2, or remove it",
     "--nodes 2": "--nodes 2 needs --launcher; pass srun, mpirun or a command (docs/nodes.md)",
     "--launcher={rnak}": "--launcher: must be a command with none but {nodes}, ",
-    "--node-size 0": f"--node-size: {NUMBER} '0'; pass for example 2",
     **{
-        f"--spec delay_seconds={delay}": (
-            f"--spec: delay_seconds takes seconds above 0 and up to 10, got '{delay}'; pass for example 0.5"
-        )
-        for delay in ("0", "nan", "99")
+        f"--node-link={link}": f"up to 100000, joined by a comma, got {link!r}; pass for example 5e-6,50"
+        for link in ("", "50", "5e-6,0", "-1,50", "5e-6,nan", "5e-6,50,1", "5us,50")
     },
-    "--rounds " + "9" * 5000: (
-        f"--rounds: {NUMBER} '9999999999999999999999...99999999999999999999999'; pass for example 2"
-    ),
-    "--deadline never": (
-        "--deadline: takes seconds above 0 and up to 86400, got 'never'; pass for example 300"
-    ),
-    "--worker-logs=": (
-        "--worker-logs: takes a folder, which is made if it does not exist, got ''; pass for example kept"
-    ),
-    "--benchmark-compare=": "--benchmark-compare takes the word after it, got '', no run; put it last",
+    "--spec delay_seconds=99": "delay_seconds takes seconds above 0 and up to 10, got '99'; pass for",
+    "--rounds " + "9" * 5000: f"--rounds: {NUMBER} '9999999999999999999999...99999999999999999999999'; pass",
+    "--worker-logs=": "takes a folder, which is made if it does not exist, got ''; pass for example kept",
     "--benchmark-compare .": "--benchmark-compare takes the word after it, got '.', no run; put it last",
-    "--benchmark-storage elsewhere": (
-        "--benchmark-storage is not used: runs are kept in .ddpperf/runs; leave it out"
-    ),
-    "--benchmark-compare-fail=median:5%": (
-        "--benchmark-compare-fail needs a baseline to compare with; add --benchmark-"
-    ),
+    "--benchmark-compare-fail=median:5%": "needs a baseline to compare with; add --benchmark-compare",
     "--benchmark-compare-fail=median:5% --benchmark-compare-fail=median:90% --benchmark-compare": (
         "--benchmark-compare-fail takes one median:N%, got another or several"
     ),
-    "--benchmark-compare-fail=min:5% --benchmark-compare": (
-        "--benchmark-compare-fail takes one median:N%, got another"
-    ),
+    "--benchmark-compare-fail=min:5% --benchmark-compare": "-fail takes one median:N%, got another",
     "--candidate comm_hook=bf16 --benchmark-compare": (
         "--benchmark-compare takes this environment as candidate, got --candidate, too; leave one out"
     ),
+    "--executions eager,": "--executions: takes eager, compile, graph or compile+graph, got ''; pass",
+    "--executions eager,compile+graph": "compile+graph is captured by a GPU's driver; this runs on the CPU;",
+    "--spec bucket_cap_mb=-1": "bucket_cap_mb takes a whole number from 0 to 1048576, got '-1'; pass",
+    "--spec accumulation_steps=²": f"--spec: accumulation_steps {NUMBER} '²'; pass",
+    "--spec static_graph=yes": "--spec: static_graph takes true or false, got 'yes'; pass for example true",
+    "--spec comm_hook=int8": "takes none, avg, bf16, fp16, powersgd or symmetric_memory, got 'int8'",
+    "--spec comm_hook=avg": "avg needs NCCL; this runs on the CPU; pass other --executions or another --spec",
+    "--world-sizes 1 --spec strategy=fsdp": "strategy=fsdp needs several ranks, got --world-sizes 1; pass",
+    "--spec strategy=fsdp --spec comm_hook=bf16": "comm_hook=bf16 is an option of DDP, got strategy fsdp;",
+    "--batch-sizes 8 --spec accumulation_steps=3": "accumulation_steps=3 does not divide a batch of 8 images",
+    "--spec static_graph=true --spec accumulation_steps=2": "static_graph does not",
+    "--spec inductor=combo_kernels": "needs a compiled execution, got eager; pass --executions compile",
+    "--executions compile --spec inductor=a,b": "inductor must be names of torch's inductor options joined",
+    "--candidate execution=graph": "this runs on the CPU; pass other --executions or another --candidate",
+    "--world-sizes 1 --candidate static_graph=true": "static_graph=True needs several ranks, got",
+}
+GPU_REFUSALS = {
+    "--spec comm_hook=powersgd": "graph cannot capture powersgd, which waits for the device where it comp",
+    "--spec strategy=fsdp": "graph cannot capture fsdp, whose parameters come and go in every step;",
+    "--executions eager --precision fp16 --spec strategy=fsdp": "fp16's gradient scaler checks a rank's own",
+    "--executions eager,graph --spec inductor=a": "inductor=a needs a compiled execution, got eager, graph;",
 }
 
 
-def test_measured_nodes_need_no_network_figures(read: Read) -> None:
-    line = "--nodes 2 --interface lo --launcher srun --node-size 2 --project-to 16"
-    assert read(*line.split()).links.project_to == (16,)
-    with pytest.raises(Refused, match="--project-to 16 is more than one node of 2 devices; pass --node-link"):
-        read(*line.split(), "--world-sizes", "1,2")
-
-
-@pytest.mark.parametrize("line", REFUSALS, ids=lambda line: line[:50])
+@pytest.mark.parametrize("line", [*REFUSALS, *GPU_REFUSALS], ids=lambda line: line[:50])
 def test_wrong_option_is_refused_with_one_sentence(read: Read, line: str) -> None:
-    with pytest.raises((pytest.UsageError, Refused), match=re.escape(REFUSALS[line])):
-        read(*line.split())
+    sentence = (REFUSALS | GPU_REFUSALS)[line]
+    with pytest.raises((pytest.UsageError, Refused), match=re.escape(sentence)):
+        read(*line.split(), gpus=2 if line in GPU_REFUSALS else 0)
 
 
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
         ("--rounds 0", f"argument --rounds: {NUMBER} '0'; pass for example 2"),
-        ("--precision fp16", "ERROR: --precision fp16 needs a GPU, this runs on the CPU; pass fp32 or bf16"),
         ("--worker-logs pytest.ini", "pytest.ini (File exists); name another folder"),
-        (
-            "--data nonsense",
-            "ERROR: --data must be synthetic, cifar10[:DIR] or imagefolder:DIR, got 'nonsense'",
-        ),
+        ("--data nonsense", "--data must be synthetic, cifar10[:DIR] or imagefolder:DIR, got 'nonsense'"),
         ("-p no:benchmark", "ERROR: ddpperf needs pytest-benchmark, which was not loaded; leave"),
-        (
-            "--verdict perf",
-            "ERROR: --verdict takes a file in a writable folder, got 'perf'; name another",
-        ),
-        (
-            "--verdict pytest.ini",
-            "ERROR: --verdict replaces earlier verdicts only, got 'pytest.ini'; name another file",
-        ),
+        ("--verdict perf", "ERROR: --verdict takes a file in a writable folder, got 'perf'; name another"),
+        ("--verdict pytest.ini", "ERROR: --verdict replaces earlier verdicts only, got 'pytest.ini'; name"),
+        ("--against-env API_KEY=abc", "--against-env is gone; type --candidate API_KEY=***"),
     ],
 )
 def test_refused_run_ends_with_status_4(canned_suite: CannedSuite, line: str, sentence: str) -> None:
     canned_suite.run("perf", *line.split()).assert_one_sentence(4, sentence)
     assert canned_suite.saved_runs() == []
+
+
+def test_refused_run_leaves_no_earlier_verdict(canned_suite: CannedSuite) -> None:
+    """A job that reads the file would take an earlier PASS for that of the refused run."""
+    assert canned_suite.run("perf", "--verdict", "v.md").status == 0
+    assert canned_suite.run("perf", "--verdict", "v.md", "--rounds", "0").status == 4
+    assert not (canned_suite.root / "v.md").exists()
 
 
 @pytest.mark.parametrize(
@@ -324,3 +435,42 @@ def test_broken_threshold_file_is_refused(canned_suite: CannedSuite, content: by
     (canned_suite.root / "perf" / "thresholds.toml").write_bytes(content)
     canned_suite.run().assert_one_sentence(4, f"ERROR: {sentence}")
     assert canned_suite.saved_runs() == []
+
+
+# --- the compiler
+
+
+@pytest.mark.parametrize("line", ["--executions eager,compile", "--candidate execution=compile"])
+@pytest.mark.parametrize("variable", ["CXX", "PATH"])
+def test_requested_compilation_needs_a_compiler(
+    read: Read, line: str, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = read(*line.split())
+    monkeypatch.setenv(variable, "/nonexistent")
+    with pytest.raises(Refused, match=r"needs a C.* is not a working compiler; install both, or leave"):
+        check_compiler(options)
+
+
+@pytest.mark.parametrize("option", ["--spec", "--candidate"])
+def test_unknown_compiler_option_is_refused(read: Read, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = SimpleNamespace(stdout="combo_kernels epilogue_fusion")
+    monkeypatch.setattr("ddpperf.machine.compiler.run_child", lambda *_: listed)
+    options = read("--executions", "compile", option, "inductor=combo_kernel", gpus=2)
+    monkeypatch.setattr("ddpperf.plugin.options.slow_checks.compiler_reason", lambda _: "")
+    with pytest.raises(Refused, match=f"{option} inductor=combo_kernel: torch's compiler has no option "):
+        check_compiler(options)
+
+
+def test_default_compilation_without_a_compiler_is_skipped(
+    read: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only requested executions are refused."""
+    monkeypatch.setenv("CXX", "/nonexistent")
+    cases = [
+        possible(case, Machine(device="cuda")) if isinstance(case, TrainingSpec) else case
+        for case in test_scaling.weak_scaling(read(gpus=2))
+    ]
+    skipped = [case for case in cases if not isinstance(case, Spec)]
+    assert skipped
+    assert {getattr(spec, "execution", None) for case in skipped for spec in case.values} == {"compile+graph"}
+    assert not [case for case in cases if isinstance(case, TrainingSpec) and case.compiled]

@@ -326,10 +326,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
     ),
     "How long to measure": (
         Option(
-            "--rounds",
-            WHOLE_NUMBER,
-            "Timed rounds of each test.",
-            "10; 7 in an A/B run; 6 in a confirmation",
+            "--rounds", WHOLE_NUMBER, "Timed rounds of each test.", "10; 7 in an A/B run; 6 in a confirmation"
         ),
         Option(
             "--replicates",

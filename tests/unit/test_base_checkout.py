@@ -1,7 +1,8 @@
-"""The stored run's code: checked out in a git worktree of its own, and removed again."""
+"""Git: the commit of a tree, its checkout beside the tree, and the stored run's code as a base."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -14,7 +15,8 @@ import pytest
 
 from ddpperf.errors import Refused
 from ddpperf.machine.git import check_out, commit, remove_worktree
-from ddpperf.plugin.base_checkout import stored_sides
+from ddpperf.plugin.base_checkout import require_stored_code, stored_sides
+from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.results.stored_runs import Baseline
 from ddpperf.specs import AllReduceSpec
@@ -26,8 +28,8 @@ OPTIONS: Any = SimpleNamespace(device="cpu", model="resnet18", functions=())
 
 
 def git(root: Path, *arguments: str) -> str:
-    who = ["-c", "user.name=t", "-c", "user.email=t@t", "-c", "commit.gpgsign=false"]
-    command = ["git", "-C", str(root), *who, *arguments]
+    settings = ("user.name=t", "user.email=t@t", "commit.gpgsign=false", "tag.gpgsign=false")
+    command = ["git", "-C", str(root), *(word for each in settings for word in ("-c", each)), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
@@ -54,30 +56,34 @@ def worktrees(root: Path) -> int:
     return len(git(root, "worktree", "list").splitlines())
 
 
+def place(root: Path) -> Path:
+    return root / ".ddpperf" / "base" / "x"
+
+
 # --- git
+
+
+def test_a_commit_is_named_by_its_hash(repository: Path) -> None:
+    git(repository, "tag", "-a", "v1", "-m", "a tag is no hash")
+    short = git(repository, "rev-parse", "--short=9", "HEAD")
+    (repository / "untracked").write_text("does not count")
+    assert commit(repository) == short
+    (repository / "mine.py").write_text("two")
+    assert commit(repository) == f"{short}+"
+
+
+def test_a_folder_without_git_has_no_commit(tmp_path: Path) -> None:
+    assert commit(tmp_path) == commit(tmp_path / "gone") == "nogit"
 
 
 def test_commit_is_checked_out_beside_the_tree(repository: Path) -> None:
     (repository / "mine.py").write_text("not committed")
-    folder = repository / ".ddpperf" / "base" / "x"
+    folder = place(repository)
     assert check_out(repository, old(repository), folder) == folder
     assert (folder / "mine.py").read_text() == "old"
     assert (repository / "mine.py").read_text() == "not committed"
     assert worktrees(repository) == 2
     assert git(repository, "status", "--porcelain") == "M mine.py", "the worktree's folder is ignored"
-
-
-def test_folder_of_a_repository_stays_that_folder(repository: Path) -> None:
-    folder = repository / ".ddpperf" / "base" / "x"
-    root = check_out(repository / "sub", old(repository), folder)
-    assert root == folder / "sub"
-    assert (root / "mine.py").read_text() == "old"
-
-
-def test_worktree_is_removed_with_its_files(repository: Path) -> None:
-    folder = repository / ".ddpperf" / "base" / "x"
-    check_out(repository, old(repository), folder)
-    (folder / "mine.py").write_text("changed")
     (folder / "built").write_text("by a rank")
     remove_worktree(repository, folder)
     assert not folder.exists()
@@ -85,9 +91,14 @@ def test_worktree_is_removed_with_its_files(repository: Path) -> None:
     remove_worktree(repository, folder)
 
 
+def test_folder_of_a_repository_stays_that_folder(repository: Path) -> None:
+    root = check_out(repository / "sub", old(repository), place(repository))
+    assert root == place(repository) / "sub"
+    assert (root / "mine.py").read_text() == "old"
+
+
 def test_worktree_of_a_killed_run_is_replaced(repository: Path) -> None:
-    folder = repository / ".ddpperf" / "base" / "x"
-    check_out(repository, old(repository), folder)
+    folder = check_out(repository, old(repository), place(repository))
     for path in sorted(folder.rglob("*"), reverse=True):  # as if somebody had deleted the files
         path.rmdir() if path.is_dir() else path.unlink()
     folder.rmdir()
@@ -95,56 +106,36 @@ def test_worktree_of_a_killed_run_is_replaced(repository: Path) -> None:
     assert (folder / "mine.py").read_text() == "old"
 
 
-def test_unknown_commit_is_no_worktree(repository: Path) -> None:
-    folder = repository / ".ddpperf" / "base" / "x"
+def test_failed_checkout_leaves_no_worktree(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good, folder = old(repository), place(repository)
     with pytest.raises(OSError, match="invalid reference: 123456789"):
         check_out(repository, "123456789", folder)
-    assert not folder.exists()
-    assert worktrees(repository) == 1
-
-
-def test_folder_without_git_is_no_worktree(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="not a git repository"):
-        check_out(tmp_path, "123456789", tmp_path / "base" / "x")
-    assert not (tmp_path / "base" / "x").exists()
-
-
-def test_missing_git_is_no_worktree(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, commit = repository / ".ddpperf" / "base" / "x", old(repository)
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(OSError, match="'git'"):
-        check_out(repository, commit, folder)
-
-
-def test_file_in_place_of_the_folder_is_kept(repository: Path) -> None:
-    (repository / ".ddpperf").mkdir()
-    (repository / ".ddpperf" / "base").touch()
-    with pytest.raises(OSError, match=r"File exists|Not a directory"):
-        check_out(repository, old(repository), repository / ".ddpperf" / "base" / "x")
-    assert (repository / ".ddpperf" / "base").is_file()
-    assert worktrees(repository) == 1
-
-
-def test_full_disk_leaves_no_worktree(repository: Path) -> None:
     (repository / "large").write_bytes(os.urandom(100_000))
     git(repository, "add", ".")
     git(repository, "commit", "--quiet", "-m", "large")
-    folder = repository / ".ddpperf" / "base" / "x"
     with full_disk(), pytest.raises(OSError, match=r"\w"):
         check_out(repository, "HEAD", folder)
-    assert not folder.exists()
-    assert worktrees(repository) == 1
-
-
-def test_slow_checkout_is_given_up(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, commit = repository / ".ddpperf" / "base" / "x", old(repository)
     git(repository, "config", "filter.slow.smudge", "sleep 60")
     (repository / ".git" / "info" / "attributes").write_text("mine.py filter=slow\n")
     monkeypatch.setattr("ddpperf.machine.git.CHECKOUT_SECONDS", 0.5)
     with pytest.raises(OSError, match=r"git took longer than 0\.5 s"):
-        check_out(repository, commit, folder)
+        check_out(repository, good, folder)
     assert not folder.exists()
+    (repository / ".ddpperf" / "base").rmdir()
+    (repository / ".ddpperf" / "base").touch()
+    with pytest.raises(OSError, match=r"File exists|Not a directory"):
+        check_out(repository, good, folder)
+    assert (repository / ".ddpperf" / "base").is_file()
     assert worktrees(repository) == 1
+
+
+def test_missing_git_or_repository_is_no_worktree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OSError, match="not a git repository"):
+        check_out(tmp_path, "123456789", tmp_path / "base" / "x")
+    assert not (tmp_path / "base" / "x").exists()
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(OSError, match="'git'"):
+        check_out(tmp_path, "123456789", tmp_path / "base" / "x")
 
 
 def hook(repository: Path, name: str, script: str) -> None:
@@ -181,7 +172,7 @@ def test_checkout_in_a_hook_leaves_the_commit_alone(repository: Path, arguments:
 
 def test_checkout_runs_no_hook_of_the_user(repository: Path) -> None:
     hook(repository, "post-checkout", f"touch {repository}/ran")
-    check_out(repository, old(repository), repository / ".ddpperf" / "base" / "x")
+    check_out(repository, old(repository), place(repository))
     assert not (repository / "ran").exists()
 
 
@@ -189,9 +180,8 @@ def test_other_worktrees_are_not_forgotten(repository: Path, tmp_path: Path) -> 
     """A worktree on a drive that is not mounted is missing only for now."""
     git(repository, "worktree", "add", "--detach", str(tmp_path / "drive"))
     (tmp_path / "drive").rename(tmp_path / "elsewhere")
-    folder = repository / ".ddpperf" / "base" / "x"
-    check_out(repository, old(repository), folder)
-    remove_worktree(repository, folder)
+    check_out(repository, old(repository), place(repository))
+    remove_worktree(repository, place(repository))
     assert worktrees(repository) == 2
 
 
@@ -203,7 +193,7 @@ def test_reading_does_not_lock_the_index(repository: Path) -> None:
     assert (repository / ".git" / "index").stat().st_mtime_ns == before
 
 
-# --- the base of a stored run
+# --- the stored run's code, checked out as the base
 
 
 def stored(commit: str, torch: str = TORCH, **environment: str) -> Baseline:
@@ -241,35 +231,101 @@ def test_base_runs_the_stored_commit(repository: Path, checked: list[Side]) -> N
     assert worktrees(repository) == 1
 
 
-def test_other_torch_needs_the_stored_interpreter(
-    repository: Path, checked: list[Side], tmp_path: Path
-) -> None:
-    python = tmp_path / "python"
+def test_other_torch_needs_the_stored_interpreter(repository: Path, checked: list[Side]) -> None:
+    python = repository.parent / "python"
     python.symlink_to(sys.executable)
     base = stored(old(repository), torch="2.12.0", executable=str(python))
-    refused = pytest.raises(
-        Refused, match=rf"^0007_main.json measured torch 2.12.0, and {python} has {TORCH}"
-    )
+    refused = pytest.raises(Refused, match=f"^0007_main.json measured torch 2.12.0, and {python} has {TORCH}")
     with refused, ExitStack() as cleanup:
         stored_sides(base, repository, OPTIONS, cleanup)
     assert [side.python for side in checked] == [str(python)]
     assert worktrees(repository) == 1
 
 
-def test_refused_base_leaves_no_worktree(
-    repository: Path, checked: list[Side], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> Found:
-        raise Refused("the code of 0007_main.json cannot import torch")
-
-    monkeypatch.setattr("ddpperf.plugin.base_checkout.check_side", refuse)
-    with pytest.raises(Refused, match="cannot import torch"), ExitStack() as cleanup:
-        stored_sides(stored(old(repository)), repository, OPTIONS, cleanup)
+@pytest.mark.parametrize("unknown", ["nogit", "123456789"])
+def test_code_that_cannot_be_checked_out_is_refused(repository: Path, unknown: str) -> None:
+    reason = "does not say which commit" if unknown == "nogit" else "not in this repository .*Not a valid obj"
+    with pytest.raises(Refused, match=reason), ExitStack() as cleanup:
+        stored_sides(stored(unknown), repository, OPTIONS, cleanup)
     assert worktrees(repository) == 1
     assert list(repository.glob(".ddpperf/base/*")) == []
 
 
-def test_code_that_was_never_checked_out_is_no_error(repository: Path) -> None:
-    with pytest.raises(Refused, match="does not say which commit"), ExitStack() as cleanup:
-        stored_sides(stored("nogit"), repository, OPTIONS, cleanup)
-    assert worktrees(repository) == 1
+# --- the stored run's code, named by --base
+
+
+def base(root: Path | None, torch: str = TORCH) -> Sides:
+    """With another interpreter, so that the base is not the candidate."""
+    found = {"A": Found(python="3.11", torch=torch)} if torch else {}
+    side = Side(name="A", root=root, python="other")
+    return Sides(base=side, candidate=Side(name="B"), spec_fields={}, found=found)
+
+
+def test_the_base_is_the_code_that_was_stored(repository: Path) -> None:
+    """Changes of what is no code, such as the promoted stored run itself, do not count."""
+    was = commit(repository)
+    (repository / "perf" / "baselines").mkdir(parents=True)
+    (repository / "perf" / "baselines" / "0007_main.json").write_text("{}")
+    git(repository, "add", "perf")
+    git(repository, "commit", "-m", "a baseline")
+    (repository / "built").write_text("by whoever built it there")
+    for the_base in (base(repository), base(None), None):
+        require_stored_code(stored(was), the_base, repository)
+    (repository / "mine.py").write_text("two")
+    for held in (r"\w+ with changes", r"\w+"):
+        words = f"^0007_main.json was measured at commit {was}, but --base .* holds {held}; check {was} out"
+        with pytest.raises(Refused, match=words):
+            require_stored_code(stored(was), base(repository), repository)
+        words = f"{was}, but this tree, which the base runs, differs .* name that folder with --base$"
+        with pytest.raises(Refused, match=words):
+            require_stored_code(stored(was), base(None), repository)
+        git(repository, "commit", "-a", "--allow-empty", "-m", "two")
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_commit_of_a_changed_tree_counts(repository: Path, named: bool) -> None:
+    was, the_base = commit(repository), base(repository if named else None)
+    (repository / "mine.py").write_text("two")
+    require_stored_code(stored(f"{was}+"), the_base, repository)
+    git(repository, "commit", "-a", "-m", "two")
+    with pytest.raises(Refused, match=rf"was measured at commit {was}\+, .*; check {was} out "):
+        require_stored_code(stored(f"{was}+"), the_base, repository)
+
+
+@pytest.mark.parametrize("unknown", ["", "nogit", "0123456789", "0123456789+"])
+def test_unknown_commits_are_not_compared(repository: Path, unknown: str) -> None:
+    """The code under test may lie in a repository of its own."""
+    require_stored_code(stored(unknown), base(repository.parent), repository.parent)
+    require_stored_code(stored(unknown), base(repository), repository)
+
+
+def test_a_base_that_is_the_candidate_clears_nothing(tmp_path: Path) -> None:
+    """By whatever name: this tree, or another link to this interpreter beside it."""
+    for name in ("python", "python3"):
+        (tmp_path / name).symlink_to(sys.executable)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "python").symlink_to(sys.executable)
+    here = str(tmp_path / "python")
+
+    def sides(root: Path | None, python: str) -> Sides:
+        side = Side(name="A", root=root, python=python)
+        return Sides(base=side, candidate=Side(name="B", python=here), spec_fields={})
+
+    for same in (
+        sides(None, here),
+        sides(tmp_path, here),
+        sides(elsewhere / "..", str(tmp_path / "python3")),
+    ):
+        with pytest.raises(Refused, match=r"^the base equals this environment, .* compared with themselves;"):
+            require_stored_code(stored("nogit"), same, tmp_path)
+        for change in ({"spec_fields": {"execution": "graph"}}, {"delay_seconds": 0.1}):
+            require_stored_code(stored("nogit"), dataclasses.replace(same, **change), tmp_path)
+    require_stored_code(stored("nogit"), sides(elsewhere, here), tmp_path)
+    require_stored_code(stored("nogit"), sides(None, str(elsewhere / "python")), tmp_path)
+
+
+def test_the_base_has_the_torch_that_was_stored(tmp_path: Path) -> None:
+    require_stored_code(stored("nogit"), base(None, torch=""), tmp_path)
+    with pytest.raises(Refused, match=r"measured with torch 2.11.0, but the base has 2.12.0; name an interp"):
+        require_stored_code(stored("nogit"), base(None, torch="2.12.0"), tmp_path)
