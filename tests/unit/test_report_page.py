@@ -279,6 +279,18 @@ def test_command_writes_page_and_pictures(tmp_path: Path) -> None:
         assert (tmp_path / "plots" / f"scaling.{ending}").stat().st_size > 1000
 
 
+def test_command_writes_markdown_page_of_results(tmp_path: Path) -> None:
+    page = tmp_path / "results.md"
+    page.write_text("mine")
+    assert "-o replaces earlier pages only" in command(GATE, "-o", page).stderr
+    page.unlink()
+    assert command(GATE, "-o", page).returncode == command(CPU, "-o", page).returncode == 0
+    text = page.read_text()
+    assert text.startswith("# Results on cpu2-epyc-25-17-1\n")
+    assert "    python -m pytest perf/\n" in text
+    assert "\nSCALING  " in text
+
+
 def test_command_compares_two_stored_runs() -> None:
     finished = command(CPU, "--baseline", CPU)
     assert finished.returncode == 0, finished.stderr
