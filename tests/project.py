@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ddpperf.temporary import PREFIX, SHARED_MEMORY
+from ddpperf.io.private_folders import PREFIX, SHARED_MEMORY
 
 REPOSITORY = Path(__file__).parents[1]
 TEMPORARY = Path(tempfile.gettempdir())  # before a test sets another one

@@ -33,6 +33,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ddpperf.io.private_folders import SHARED_MEMORY
 from ddpperf.report.text import aligned
 from ddpperf.specs import (
     FUNCTIONS_VARIABLE,
@@ -60,7 +61,6 @@ from ddpperf.specs import (
     TrainingSpec,
     measured_as,
 )
-from ddpperf.temporary import SHARED_MEMORY
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool

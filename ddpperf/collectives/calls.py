@@ -14,7 +14,6 @@ from torch import Tensor
 from ddpperf.collectives.algorithms import ALGORITHMS, Transport, hierarchical
 from ddpperf.collectives.symmetric_memory import CopyEngines, one_shot, symmetric_buffer, two_shot
 from ddpperf.compile_and_capture import capture
-from ddpperf.custom_functions import import_function
 from ddpperf.errors import CannotTrain
 from ddpperf.instruments.measurement import Measurement
 from ddpperf.instruments.trace import communication_seconds, load_profiler, trace_of
@@ -26,6 +25,7 @@ from ddpperf.specs import (
     CollectiveSpec,
     CustomCollectiveSpec,
 )
+from ddpperf.specs.user_functions import import_function
 
 MOST_GRAPHS = 8
 _SCALE = 2.0**-120  # all_reduce buffers start with multiples of it: sums can grow by 2**240 in float32

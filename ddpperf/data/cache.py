@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from ddpperf.errors import Refused
+from ddpperf.io.files import open_regular, read_text
+from ddpperf.io.private_folders import PrivateFolder
 from ddpperf.machine.child_process import describe_status, package_path, run_child
-from ddpperf.regular_files import open_regular, read_text
-from ddpperf.temporary import PrivateFolder
 
 FORMAT = 1  # of the cached file; change it together with what ddpperf.data.decode stores
 SILENT_SECONDS = 7200  # a download reports nothing until its end

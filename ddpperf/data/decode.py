@@ -34,7 +34,7 @@ from torchvision.datasets import CIFAR10, ImageFolder
 from torchvision.datasets.utils import check_integrity
 
 from ddpperf.errors import Refused, first_line
-from ddpperf.regular_files import open_regular
+from ddpperf.io.files import open_regular
 
 PROGRESS_SECONDS = 5.0
 CHUNK_IMAGES = 32  # that a thread decodes at a time

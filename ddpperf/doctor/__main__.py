@@ -15,9 +15,9 @@ try:
     from collections.abc import Sequence
     from dataclasses import asdict
 
-    from ddpperf.command import Parser, print_lines, refused
     from ddpperf.doctor.checks import all_findings, what_can_be_measured
     from ddpperf.doctor.findings import Level, counted_levels, finding_lines, sentence_lines
+    from ddpperf.io.command import Parser, print_lines, refused
     from ddpperf.machine.hardware import hardware_key, visible_gpus
 except Exception as error:  # a file random.py of this folder replaces Python's module
     problem = f"the doctor cannot be imported ({error})"

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpperf.doctor.findings import Finding, Subject, bad, good, warn
+from ddpperf.io.private_folders import SHARED_MEMORY
 from ddpperf.machine.cgroup import cpu_quota, memory_left
 from ddpperf.machine.hardware import computes_bf16, core_count
 from ddpperf.results import units
-from ddpperf.temporary import SHARED_MEMORY
 
 PROC, CPUS = Path("/proc"), Path("/sys/devices/system/cpu")
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")

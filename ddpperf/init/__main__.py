@@ -13,8 +13,8 @@ import re
 import sys
 from pathlib import Path
 
-from ddpperf.command import Parser, print_lines, refused
 from ddpperf.errors import Refused
+from ddpperf.io.command import Parser, print_lines, refused
 from ddpperf.results.stored_runs import write_atomically
 
 TEMPLATE = Path(__file__).parent / "template"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import ddpperf
-from ddpperf.temporary import PrivateFolder
+from ddpperf.io.private_folders import PrivateFolder
 
 LIBC = ctypes.CDLL(None)
 PR_SET_PDEATHSIG = 1

@@ -20,10 +20,10 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddpperf.io.secret_values import shown_value
 from ddpperf.machine.cgroup import cpu_quota
 from ddpperf.machine.git import commit
 from ddpperf.machine.links import CPU, SWITCH, UNKNOWN, LinkRate, LinkRates, data_rate, link_between, nvlink
-from ddpperf.secret_values import shown_value
 from ddpperf.specs import Spec
 
 if TYPE_CHECKING:  # the imports take numpy and psutil, and the doctor runs where they cannot be imported

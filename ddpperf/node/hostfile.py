@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpperf.errors import Refused, quoted
-from ddpperf.regular_files import read_text
+from ddpperf.io.files import read_text
 
 # The first letter of a user and of a host is never a dash: ssh would read an option.
 LINE = re.compile(

@@ -15,7 +15,7 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from ddpperf.errors import Refused
-from ddpperf.foreign_text import harmless
+from ddpperf.io.terminal_text import harmless
 from ddpperf.machine import hardware
 from ddpperf.plugin.cases import functions_of, parameters
 from ddpperf.plugin.collected_tests import measures

@@ -9,10 +9,10 @@ from math import log1p
 from types import MappingProxyType
 from typing import Any
 
+from ddpperf.io.secret_values import shown_value
 from ddpperf.plugin.control_steps import ab_controls
 from ddpperf.plugin.measure_fixture import Measuring
 from ddpperf.plugin.options.ab_sides import Sides
-from ddpperf.secret_values import shown_value
 from ddpperf.verdict.ab import Decision, ab_answer
 from ddpperf.verdict.estimates import MetricEstimates, estimates_of
 from ddpperf.verdict.exit_status import Answer

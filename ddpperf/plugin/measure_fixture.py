@@ -10,8 +10,8 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from ddpperf.errors import Refused
-from ddpperf.foreign_text import harmless
 from ddpperf.instruments.kernels import other_kernels
+from ddpperf.io.terminal_text import harmless
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.devices import Devices
 from ddpperf.plugin.options.ab_sides import Sides

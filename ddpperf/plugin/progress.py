@@ -7,7 +7,7 @@ import os
 import time
 from typing import TextIO
 
-from ddpperf.foreign_text import harmless, printable
+from ddpperf.io.terminal_text import harmless, printable
 from ddpperf.specs import Spec
 
 QUIET_SECONDS = 2.0  # a shorter measurement shows no progress line

@@ -25,7 +25,8 @@ from _pytest.junitxml import LogXML, xml_key
 from pytest_benchmark.plugin import pytest_benchmark_generate_commit_info, pytest_benchmark_generate_json
 
 from ddpperf.errors import Refused, first_line
-from ddpperf.foreign_text import harmless, printable_document
+from ddpperf.io.secret_values import shown_command_line
+from ddpperf.io.terminal_text import harmless, printable_document
 from ddpperf.machine import hardware
 from ddpperf.plugin.options.benchmark_options import runs_tests
 from ddpperf.plugin.session import Session
@@ -42,7 +43,6 @@ from ddpperf.results.stored_runs import (
     storable,
     write_atomically,
 )
-from ddpperf.secret_values import shown_command_line
 from ddpperf.verdict.exit_status import Answer, exit_status
 
 # Fields of Options that are stored elsewhere, or not at all.

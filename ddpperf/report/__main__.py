@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ddpperf.command import Parser, hour_price, print_lines, refused
 from ddpperf.errors import Refused, first_line
+from ddpperf.io.command import Parser, hour_price, print_lines, refused
 from ddpperf.report.exports import (
     CSV_BEGINS,
     CURVES_BEGINS,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from string import ascii_lowercase
 
-from ddpperf.foreign_text import printable
+from ddpperf.io.terminal_text import printable
 from ddpperf.report.tables import Column, Table
 
 WIDEST_HEADING = 16  # characters; a longer heading takes several lines

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddpperf.foreign_text import harmless
+from ddpperf.io.terminal_text import harmless
 from ddpperf.report.cases import ab_of
 from ddpperf.report.summary import summary_lines, verdict_lines
 from ddpperf.report.text import ab_cells, aligned, format_metric, grouped, without_file

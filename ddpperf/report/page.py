@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ddpperf.foreign_text import printable
+from ddpperf.io.terminal_text import printable
 from ddpperf.report.cases import Case, cases_of, rows_of
 from ddpperf.report.plots import pictures_of
 from ddpperf.report.plots.picture import Picture

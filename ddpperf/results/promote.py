@@ -11,8 +11,8 @@ import re
 import sys
 from pathlib import Path
 
-from ddpperf.command import Parser, print_lines, refused
 from ddpperf.errors import quoted
+from ddpperf.io.command import Parser, print_lines, refused
 from ddpperf.results.stored_runs import (
     NoBaseline,
     Storage,

@@ -17,12 +17,11 @@ from typing import Any, Literal
 
 from ddpperf import specs
 from ddpperf.errors import MAX_LETTERS, Refused, first_line, quoted, short
-from ddpperf.foreign_text import finite_json, printable_document
-from ddpperf.regular_files import open_regular
+from ddpperf.io.files import open_regular, temporary_file
+from ddpperf.io.terminal_text import finite_json, printable_document
 from ddpperf.results.outcomes import OutcomeKind, Status
 from ddpperf.results.samples import Measured
 from ddpperf.specs import Spec
-from ddpperf.temporary import temporary_file
 
 SCHEMA = 2
 COPY = "a copy of memory"  # the id of a run's memory copy, beside the ids of its tests

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from ddpperf.compile_and_capture import capture
-from ddpperf.custom_functions import import_function
 from ddpperf.errors import CannotTrain
 from ddpperf.instruments.measurement import Measurement
 from ddpperf.instruments.message_ledger import Ledger
 from ddpperf.specs import CustomStepSpec
+from ddpperf.specs.user_functions import import_function
 from ddpperf.training.measured_step import CAPTURE_WARMUP
 
 

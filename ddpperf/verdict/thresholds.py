@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ddpperf.errors import Refused, first_line, quoted
-from ddpperf.regular_files import read_text
+from ddpperf.io.files import read_text
 from ddpperf.results import metrics
 from ddpperf.results.metrics import Better
 from ddpperf.specs import Spec

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from ddpperf.errors import quoted
-from ddpperf.foreign_text import finite_json
+from ddpperf.io.terminal_text import finite_json
 
 Message = dict[str, Any]
 PAUSE_SECONDS = 5.0  # the longest pause within a message

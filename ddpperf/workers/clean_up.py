@@ -17,8 +17,8 @@ from pathlib import Path
 def main(folder: str) -> None:
     """Kill the other processes of this process group, and remove their folder and shared memory."""
     sys.path.append(str(Path(__file__).parents[2]))
+    from ddpperf.io.private_folders import remove_folder, remove_tensors
     from ddpperf.machine.child_process import members_of, wait_for_end
-    from ddpperf.temporary import remove_folder, remove_tensors
 
     others = set(members_of({os.getpgid(0)})) - {os.getpid()}
     for process in others:

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddpperf.foreign_text import harmless, shortened
+from ddpperf.io.terminal_text import harmless, shortened
 
 
 class Cause(enum.IntEnum):

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePath
 from typing import Any
 
-from ddpperf.foreign_text import printable
+from ddpperf.io.terminal_text import printable
 
 COLLECTIVES = "ddpperf collectives: "  # begins a rank's line of JSON, the last line of its report
 STATE = "state: "

@@ -20,10 +20,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))  # this process never imports what the rank imports
 
 from ddpperf.errors import Refused
+from ddpperf.io.private_folders import PrivateFolder, hold
 from ddpperf.machine.cores import Pinning
 from ddpperf.machine.hardware import visible_gpus
 from ddpperf.machine.network import interface_to
-from ddpperf.temporary import PrivateFolder, hold
 from ddpperf.workers import channel
 from ddpperf.workers.handshake import connect, limit
 from ddpperf.workers.node_facts import machine_id, node_facts

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from ddpperf.errors import short
-from ddpperf.temporary import PrivateFolder
+from ddpperf.io.private_folders import PrivateFolder
 from ddpperf.workers.channel import Message, Receiver, SlowMessage, problem_of
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure
 from ddpperf.workers.hangs import explained, remove_old_reports, seen_in, write_report

@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 
 from ddpperf.errors import short
+from ddpperf.io.private_folders import remove_tensors
 from ddpperf.machine.child_process import describe_exit, kill_group, members_of, wait_for_end, wait_for_exit
-from ddpperf.temporary import remove_tensors
 from ddpperf.workers.channel import Message, limit_pauses, send
 from ddpperf.workers.failures import Cause, RankFailure
 from ddpperf.workers.handshake import shut_down

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from ddpperf.errors import CannotTrain
-from ddpperf.temporary import hold, remove_folder
+from ddpperf.io.private_folders import hold, remove_folder
 from ddpperf.workers import channel
 from ddpperf.workers.hangs import COLLECTIVES
 

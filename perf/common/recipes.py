@@ -14,8 +14,8 @@ from typing import Any
 
 from ddpperf.data.cache import Data
 from ddpperf.errors import first_line, quoted
+from ddpperf.io.files import read_text
 from ddpperf.plugin.options.options import CIFAR_CLASSES, Options
-from ddpperf.regular_files import read_text
 from ddpperf.specs import RunSpec
 from ddpperf.specs.run import SGD_ONLY
 

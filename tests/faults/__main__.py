@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ddpperf.temporary import SHARED_MEMORY
+from ddpperf.io.private_folders import SHARED_MEMORY
 from tests.faults.of_ranks import RANK_FAULTS, RankFaults
 from tests.faults.of_runs import RUN_FAULTS, RunFaults
 from tests.faults.outcomes import Kept, Outcome, table

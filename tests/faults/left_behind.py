@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from ddpperf.temporary import SHARED_MEMORY
+from ddpperf.io.private_folders import SHARED_MEMORY
 from tests.project import Marked
 
 END_SECONDS = 2.0  # until the processes of a failed set must have ended

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
+from ddpperf.io.private_folders import SHARED_MEMORY
 from ddpperf.machine.device_lock import lock_devices
-from ddpperf.temporary import SHARED_MEMORY
 from tests.faults.left_behind import END_SECONDS, LeftBehind, files_in
 from tests.faults.of_ranks import LOADER, LOADER_FRACTION, STEP, STUCK_SECONDS
 from tests.faults.outcomes import NEVER, SKIPPED, Outcome

@@ -12,7 +12,7 @@ import pytest
 
 from ddpperf.data.cache import prepare
 from ddpperf.errors import Refused
-from ddpperf.temporary import PREFIX, remove_abandoned_folders
+from ddpperf.io.private_folders import PREFIX, remove_abandoned_folders
 from tests.images import images_in
 from tests.project import Marked, wait_until
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from ddpperf import temporary
+from ddpperf.io import private_folders
+from ddpperf.io.private_folders import SHARED_MEMORY
 from ddpperf.specs import EpochSpec, to_json
-from ddpperf.temporary import SHARED_MEMORY
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.process_set import ProcessSet, SetOptions
@@ -92,7 +92,7 @@ def test_loader_works_with_a_long_temporary_path(
     folder = tmp_path / ("x" * 100)
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    monkeypatch.setattr(temporary, "SHORT_ROOT", str(leaves_nothing.folder))
+    monkeypatch.setattr(private_folders, "SHORT_ROOT", str(leaves_nothing.folder))
     live = loading()
     live.request("close", ranks=[0])
     live.close()

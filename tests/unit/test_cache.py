@@ -20,7 +20,7 @@ from ddpperf.data import cache as cache_module
 from ddpperf.data import decode
 from ddpperf.data.cache import Data, prepare
 from ddpperf.errors import Refused
-from ddpperf.temporary import PREFIX, PrivateFolder, remove_abandoned_folders
+from ddpperf.io.private_folders import PREFIX, PrivateFolder, remove_abandoned_folders
 from tests.images import images_in, picture, silent
 from tests.project import full_disk
 

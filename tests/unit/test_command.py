@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ddpperf.command import print_lines
+from ddpperf.io.command import print_lines
 
 
 def test_output_is_utf_8_in_any_locale(monkeypatch: pytest.MonkeyPatch) -> None:

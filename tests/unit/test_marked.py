@@ -8,7 +8,7 @@ import tempfile
 
 import pytest
 
-from ddpperf.temporary import PREFIX, SHARED_MEMORY, PrivateFolder
+from ddpperf.io.private_folders import PREFIX, SHARED_MEMORY, PrivateFolder
 from tests.project import TEMPORARY, Marked, unmapped
 
 pytestmark = pytest.mark.skipif(not SHARED_MEMORY.is_dir(), reason=f"there is no {SHARED_MEMORY}")

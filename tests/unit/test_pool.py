@@ -190,7 +190,7 @@ def test_closed_pool_leaves_no_folder(
     canned: Canned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr("ddpperf.temporary.MOST_ROOT_BYTES", 1000)
+    monkeypatch.setattr("ddpperf.io.private_folders.MOST_ROOT_BYTES", 1000)
     pool = pool_of(1)
     pool.live_sets()
     assert list(tmp_path.iterdir())

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from ddpperf.secret_values import shown_command_line, shown_value, shown_word
+from ddpperf.io.secret_values import shown_command_line, shown_value, shown_word
 from tests.canned import CannedSuite
 
 VALUE = "hunter2"

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddpperf.errors import quoted
+from ddpperf.io.secret_values import shown_value
 from ddpperf.plugin.options.option_table import Value
 from ddpperf.plugin.options.spec_fields import changed
 from ddpperf.results.samples import BASE, CANDIDATE
-from ddpperf.secret_values import shown_value
 from ddpperf.specs import Spec
 from ddpperf.workers.interpreter import Found, Side
 

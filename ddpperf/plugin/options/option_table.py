@@ -21,7 +21,7 @@ from typing import Any, get_args
 import pytest
 
 from ddpperf.errors import quoted
-from ddpperf.secret_values import shown_word
+from ddpperf.io.secret_values import shown_word
 from ddpperf.specs import FLOAT32_BYTES, CommHook, Execution, Model, Precision, require_model
 from ddpperf.specs.base import MOST_DELAY_SECONDS
 from ddpperf.specs.strategy import GROUPED_STRATEGIES, MOST_BUCKET_CAP_MB

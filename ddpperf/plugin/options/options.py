@@ -19,6 +19,7 @@ from ddpperf.analysis.projection import Network
 from ddpperf.data.cache import Data
 from ddpperf.data.cache import prepare as prepare_data
 from ddpperf.errors import Refused
+from ddpperf.io.secret_values import shown_value, shown_word
 from ddpperf.machine.hardware import Links
 from ddpperf.machine.network import Interface, find_interface
 from ddpperf.plugin.options.ab_sides import Sides
@@ -26,7 +27,6 @@ from ddpperf.plugin.options.benchmark_options import check_benchmark_options, ch
 from ddpperf.plugin.options.option_table import OLD_OPTIONS, OPTIONS, Value, WrongValue
 from ddpperf.plugin.options.spec_fields import fitting
 from ddpperf.results.samples import BASE, CANDIDATE
-from ddpperf.secret_values import shown_value, shown_word
 from ddpperf.specs import (
     EpochSpec,
     Execution,

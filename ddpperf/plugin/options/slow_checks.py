@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import get_args
 
-from ddpperf.command import say
 from ddpperf.data import cache
 from ddpperf.errors import Refused
+from ddpperf.io.command import say
+from ddpperf.io.private_folders import temporary_root
 from ddpperf.machine.child_process import package_path, run_child
 from ddpperf.machine.compiler import check_inductor, compiler_reason
 from ddpperf.plugin.options.ab_sides import is_elsewhere, options_of_side
@@ -20,7 +21,6 @@ from ddpperf.plugin.options.options import Options, check_images
 from ddpperf.results.samples import BASE
 from ddpperf.specs import FUNCTIONS_VARIABLE, Model
 from ddpperf.specs.strategy import COMPILED_EXECUTIONS
-from ddpperf.temporary import temporary_root
 from ddpperf.workers.interpreter import check_side
 
 MODEL_SECONDS = 120

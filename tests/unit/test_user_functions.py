@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from ddpperf.collectives.calls import custom_collective
-from ddpperf.custom_functions import import_function
 from ddpperf.errors import CannotTrain
 from ddpperf.plugin.measure_fixture import silent_ranks
 from ddpperf.results.samples import Measured, Sample
@@ -21,6 +20,7 @@ from ddpperf.specs import (
     CustomStepSpec,
 )
 from ddpperf.specs.custom import CustomKind
+from ddpperf.specs.user_functions import import_function
 from ddpperf.training.custom_step import CustomStep
 
 CPU = torch.device("cpu")

@@ -1,10 +1,13 @@
-"""Open files that others may have made, without waiting for a FIFO or a device."""
+"""Open files that others may have made, without waiting for a FIFO, and write files as a whole."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import secrets
 import stat
+from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 
@@ -28,3 +31,13 @@ def read_text(path: str | Path) -> str:
     """Return the text of a regular file in UTF-8; raise OSError or UnicodeDecodeError."""
     with open_regular(path) as file:
         return file.read().decode()
+
+
+@contextlib.contextmanager
+def temporary_file(path: Path) -> Iterator[Path]:
+    """Yield a path beside `path`: write a file there and rename it to `path`; else it is removed."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)

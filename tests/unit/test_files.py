@@ -10,7 +10,7 @@ import pytest
 
 from ddpperf.data import decode
 from ddpperf.errors import Refused
-from ddpperf.regular_files import open_regular
+from ddpperf.io.files import open_regular, temporary_file
 from ddpperf.results.stored_runs import NoBaseline, read_document
 from ddpperf.verdict import settings
 from ddpperf.verdict.thresholds import read_threshold_file
@@ -52,3 +52,12 @@ def test_regular_file_is_opened_through_a_link(tmp_path: Path) -> None:
         assert file.read() == b"x"
     with pytest.raises(IsADirectoryError):
         open_regular(tmp_path)
+
+
+def test_temporary_file_replaces_the_wanted_file(tmp_path: Path) -> None:
+    wanted = tmp_path / "saved"
+    with temporary_file(wanted) as file:
+        file.write_text("content")
+        assert not wanted.exists()
+        os.replace(file, wanted)
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpperf.command import print_lines, refused
 from ddpperf.errors import Refused
-from ddpperf.foreign_text import (
+from ddpperf.io.command import print_lines, refused
+from ddpperf.io.terminal_text import (
     MAX_LINES,
     harmless,
     printable,

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import NoReturn
 
 from ddpperf.errors import quoted
-from ddpperf.foreign_text import harmless
+from ddpperf.io.terminal_text import harmless
 
 REFUSED = 4  # the exit status of a refusal, as in a test run
 

@@ -1,4 +1,4 @@
-"""Temporary folders and files: what killed processes left is removed, what is in use is not."""
+"""Temporary folders: what killed processes left is removed, what is in use is not."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from ddpperf import temporary
 from ddpperf.errors import Refused
-from ddpperf.temporary import PrivateFolder, remove_abandoned_folders, temporary_file, temporary_root
+from ddpperf.io import private_folders
+from ddpperf.io.private_folders import PrivateFolder, remove_abandoned_folders, temporary_root
 from tests.project import REPOSITORY
 
 OWNER = """
 import time
-from ddpperf.temporary import PrivateFolder
+from ddpperf.io.private_folders import PrivateFolder
 print(PrivateFolder().path, flush=True)
 time.sleep(60)
 """
@@ -67,7 +67,7 @@ def test_folder_of_a_living_process_stays(owner: tuple[subprocess.Popen[str], Pa
 def test_folder_of_a_killed_process_is_removed(owner: tuple[subprocess.Popen[str], Path]) -> None:
     process, theirs = owner
     (theirs / "file").touch()
-    semaphore = temporary.SHARED_MEMORY / f"sem.{theirs.name}-12345678"
+    semaphore = private_folders.SHARED_MEMORY / f"sem.{theirs.name}-12345678"
     semaphore.touch()
     process.kill()
     process.wait()
@@ -81,7 +81,7 @@ def test_folder_of_a_killed_process_is_removed(owner: tuple[subprocess.Popen[str
 def test_folder_is_held_by_a_second_process(owner: tuple[subprocess.Popen[str], Path]) -> None:
     """A rank uses the folder of its controller, which was killed."""
     process, theirs = owner
-    held = temporary.hold(theirs)
+    held = private_folders.hold(theirs)
     process.kill()
     process.wait()
     with PrivateFolder():
@@ -95,17 +95,17 @@ def test_folder_is_held_by_a_second_process(owner: tuple[subprocess.Popen[str], 
 @pytest.mark.parametrize("name", ["ddpperf-12345678", "ddpperf_locks-12345678", "other"])
 def test_folders_of_others_stay(root: Path, name: str) -> None:
     (root / name).mkdir()
-    (root / f"{temporary.PREFIX}12345678").symlink_to(name)
+    (root / f"{private_folders.PREFIX}12345678").symlink_to(name)
     with PrivateFolder():
         assert (root / name).is_dir()
 
 
 def test_long_temporary_path_is_replaced(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    longest = "/" + "x" * (temporary.MOST_ROOT_BYTES - 1)
+    longest = "/" + "x" * (private_folders.MOST_ROOT_BYTES - 1)
     monkeypatch.setattr(tempfile, "tempdir", longest)
     assert temporary_root() == longest
     monkeypatch.setattr(tempfile, "tempdir", longest + "x")
-    monkeypatch.setattr(temporary, "SHORT_ROOT", str(root))
+    monkeypatch.setattr(private_folders, "SHORT_ROOT", str(root))
     assert temporary_root() == str(root)
     with PrivateFolder() as folder:
         assert folder.parent == root
@@ -113,7 +113,7 @@ def test_long_temporary_path_is_replaced(root: Path, monkeypatch: pytest.MonkeyP
 
 def test_long_temporary_path_is_refused_without_another(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(root / ("x" * 200)))
-    monkeypatch.setattr(temporary, "SHORT_ROOT", str(root / "missing"))
+    monkeypatch.setattr(private_folders, "SHORT_ROOT", str(root / "missing"))
     words = (
         r"^sockets need a temporary folder whose path has at most 55 bytes, found TMPDIR=.*; set TMPDIR to"
     )
@@ -127,12 +127,3 @@ def test_missing_temporary_folder_is_refused(root: Path, monkeypatch: pytest.Mon
     words = r"cannot be made in .*/missing \(No such file or directory\); free space there, or set TMPDIR"
     with pytest.raises(Refused, match=words):
         PrivateFolder()
-
-
-def test_temporary_file_replaces_the_wanted_file(root: Path) -> None:
-    wanted = root / "saved"
-    with temporary_file(wanted) as file:
-        file.write_text("content")
-        assert not wanted.exists()
-        os.replace(file, wanted)
-    assert [path.name for path in root.iterdir()] == ["saved"]

@@ -1,4 +1,4 @@
-"""Temporary folders and files that do not outlive the processes that use them.
+"""Temporary folders that do not outlive the processes that use them.
 
 Each process that makes or uses a temporary folder locks the folder (flock). The kernel releases the
 lock when the last of these processes ends, even by SIGKILL. The next run removes folders that no
@@ -14,7 +14,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 
@@ -122,13 +122,3 @@ def remove_abandoned_folders(root: str) -> None:
                     remove_folder(folder)
             finally:
                 os.close(held)
-
-
-@contextlib.contextmanager
-def temporary_file(path: Path) -> Iterator[Path]:
-    """Yield a path beside `path`: write a file there and rename it to `path`; else it is removed."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(RANDOM_LETTERS // 2)}")
-    try:
-        yield temporary
-    finally:
-        temporary.unlink(missing_ok=True)
