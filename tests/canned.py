@@ -30,7 +30,6 @@ import pytest
 
 from ddpperf import specs
 from ddpperf.doctor.findings import Finding
-from ddpperf.machine import links
 from ddpperf.plugin import resources
 from ddpperf.specs import (
     AllReduceSpec,
@@ -51,9 +50,6 @@ from tests.project import Finished, Project
 
 INNER_OPTIONS = "--capture=sys --import-mode=importlib " + " ".join(
     f"-p no:{plugin}" for plugin in ("faulthandler", "unraisableexception", "threadexception", "xdist")
-)
-LOOPBACK = links.LinkRate(
-    bytes_per_second=1e12, source="loopback, 9 copies", kind=links.RateKind.MEASURED, spread=0.01
 )
 ENDING = ("finish", "close")  # commands that end a measurement
 ENVIRONMENT: Message = {
@@ -243,7 +239,6 @@ class CannedSuite(Project):
             mock.patch.object(sys, "path", [str(self.root), *sys.path]),
             mock.patch.object(sys, "dont_write_bytecode", True),
             mock.patch.object(resources, "run_findings", self.run_findings),
-            mock.patch.object(links, "loopback", return_value=LOOPBACK),
             canned_sets(self.canned),
         ):
             for name in modules:

@@ -47,7 +47,6 @@ def install(monkeypatch: pytest.MonkeyPatch, gpus: Sequence[FakeGpu]) -> None:
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: gpus[index])
     monkeypatch.setattr(pynvml, "nvmlDeviceGetUUID", lambda fake: fake.gpu.uuid)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda fake: fake.gpu.name)
-    monkeypatch.setattr(pynvml, "nvmlSystemGetCudaDriverVersion", lambda: 13000)
 
 
 def _answering(name: str) -> Callable[..., Any]:
@@ -127,9 +126,6 @@ def healthy(index: int = 0, **answers: Any) -> FakeGpu:
         "nvmlDeviceGetDefaultApplicationsClock": lambda kind: 1980,
         "nvmlDeviceGetEnforcedPowerLimit": 700_000,
         "nvmlDeviceGetPowerManagementDefaultLimit": 700_000,
-        "nvmlDeviceGetPersistenceMode": 1,
-        "nvmlDeviceGetTotalEccErrors": lambda kind, since: 0,
-        "nvmlDeviceGetMigMode": [0, 0],
         "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=0, memory=0),
         "nvmlDeviceGetCurrentClocksEventReasons": 1,
         "nvmlDeviceGetComputeRunningProcesses": [],

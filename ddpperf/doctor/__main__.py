@@ -16,7 +16,7 @@ try:
     from dataclasses import asdict
 
     from ddpperf.doctor.checks import all_findings, what_can_be_measured
-    from ddpperf.doctor.findings import Level, counted_levels, finding_lines, sentence_lines
+    from ddpperf.doctor.findings import Level, finding_lines
     from ddpperf.io.command import Parser, print_lines, refused
     from ddpperf.machine.hardware import hardware_key, visible_gpus
 except Exception as error:  # a file random.py of this folder replaces Python's module
@@ -24,7 +24,7 @@ except Exception as error:  # a file random.py of this folder replaces Python's 
     print(f"{problem}; rename the file, or start in another folder", file=sys.stderr)
     sys.exit(4)
 
-SCHEMA = 1
+SCHEMA = 2
 SECONDS = 10.0
 LEAST_SECONDS = 5.0
 
@@ -40,23 +40,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--seconds takes a number of at least {LEAST_SECONDS:g}, got {given.seconds:g}")
     gpus = visible_gpus()
     findings = all_findings(gpus, given.seconds)
-    found = list(findings.values())
-    summary = f"{what_can_be_measured(gpus, findings)} {counted_levels(found)}"
+    summary = what_can_be_measured(gpus, findings)
     if given.json:
         document = {
             "schema": SCHEMA,
             "hardware_key": hardware_key("cuda" if gpus else "cpu", gpus),
             "summary": summary,
-            "findings": [asdict(finding) for finding in found],
+            "findings": [asdict(finding) for finding in findings],
         }
         lines = [json.dumps(document, indent=2)]
     else:
-        lines = [*finding_lines(found), "", *sentence_lines(summary)]
+        lines = [*finding_lines(findings), "", summary]
     try:
         print_lines(lines)
     except OSError as error:
         return refused(f"the output cannot be written ({error.strerror}); make room")
-    return int(any(finding.level is Level.BAD for finding in found))
+    return int(any(finding.level is Level.BAD for finding in findings))
 
 
 if __name__ == "__main__":

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from pathlib import Path
 
 from ddpperf.doctor import gpus as gpu_checks
 from ddpperf.doctor import system
 from ddpperf.doctor.findings import Finding, Level, Subject, warn
-from ddpperf.doctor.smoke import smoke_finding
-from ddpperf.doctor.software import compiler_finding, software_findings
+from ddpperf.doctor.software import compiler_finding, torchvision_finding, variables_finding
+from ddpperf.doctor.two_ranks import rank_findings
 from ddpperf.errors import Refused
 from ddpperf.machine.device_lock import lock_devices
 from ddpperf.machine.hardware import Gpu, core_count
@@ -20,10 +20,8 @@ WATCH_SECONDS, RUN_WATCH_SECONDS = 0.5, 0.2  # of the CPU's load
 END_SECONDS = 1.5  # to start Python, to kill a child that hangs, and to print
 RANKS = 2  # of a run on a CPU
 
-Findings = Mapping[Subject, Finding]
 
-
-def all_findings(gpus: Sequence[Gpu], seconds: float) -> Findings:
+def all_findings(gpus: Sequence[Gpu], seconds: float) -> list[Finding]:
     """Make all checks in at most `seconds`, and return one finding for each subject.
 
     The CPU's load is watched first, because the checks in child processes use the CPU, too.
@@ -31,20 +29,17 @@ def all_findings(gpus: Sequence[Gpu], seconds: float) -> Findings:
     end = time.monotonic() + seconds - END_SECONDS
     device = "cuda" if gpus else "cpu"
     found = [
-        *gpu_checks.present_gpus(gpus),
+        gpu_checks.present_gpus(gpus),
         *gpu_checks.gpu_disturbances(gpus),
         *_quick(device, gpus, WATCH_SECONDS),
-        system.turbo(),
-        system.bf16(),
-        system.loopback(),
+        system.repository(Path.cwd()),
+        torchvision_finding(),
     ]
-    with ExitStack() as locks:
-        try:
-            locks.enter_context(lock_devices([gpu.uuid for gpu in gpus] or ["cpu"], is_brief=True))
-        except Refused as refused:
-            found.append(warn(Subject.SMOKE, "not tried", str(refused)))
-        else:
+    try:
+        with lock_devices([gpu.uuid for gpu in gpus] or ["cpu"], is_brief=True):
             found += _in_children(device, gpus, end)
+    except Refused as refused:
+        found.append(warn(Subject.TWO_RANKS, "not tried", str(refused)))
     return one_for_each_subject(found)
 
 
@@ -54,13 +49,8 @@ def run_findings(device: str, gpus: Sequence[Gpu]) -> list[Finding]:
     A test run watches throttling and other processes on its GPUs itself.
     """
     measured = gpus if device == "cuda" else ()
-    found = _quick(device, measured, RUN_WATCH_SECONDS)
-    problems = [finding for finding in found if finding.level is not Level.GOOD]
-    return sorted(problems, key=_badness, reverse=True)
-
-
-def _badness(finding: Finding) -> int:
-    return list(Level).index(finding.level)
+    problems = [finding for finding in _quick(device, measured, RUN_WATCH_SECONDS) if finding.badness]
+    return sorted(problems, key=lambda finding: finding.badness, reverse=True)
 
 
 def _quick(device: str, gpus: Sequence[Gpu], watch_seconds: float) -> list[Finding]:
@@ -71,8 +61,7 @@ def _quick(device: str, gpus: Sequence[Gpu], watch_seconds: float) -> list[Findi
         system.cores(),
         system.memory(ranks),
         system.shared_memory(ranks, device),
-        system.open_files(),
-        *system.folders(),
+        variables_finding(),
         *gpu_checks.gpu_settings(gpus),
         system.governor(),
         system.huge_pages(device),
@@ -83,44 +72,27 @@ def _in_children(device: str, gpus: Sequence[Gpu], end: float) -> list[Finding]:
     """Make the checks that start processes, side by side, until a moment of time.monotonic()."""
     left = max(1.0, end - time.monotonic())
     with ThreadPoolExecutor() as pool:
-        software = pool.submit(software_findings, gpus, left)
-        smoke = pool.submit(smoke_finding, "cuda" if len(gpus) > 1 else "cpu", left)
+        ranks = pool.submit(rank_findings, gpus, left)
         compiler = pool.submit(compiler_finding, device, left / 2)  # it tries up to two compilers
-        return [compiler.result(), *software.result(), smoke.result()]
+        return [compiler.result(), *ranks.result()]
 
 
-def one_for_each_subject(found: Sequence[Finding]) -> Findings:
+def one_for_each_subject(found: Sequence[Finding]) -> list[Finding]:
     """Return the findings in the order of their subjects, and of each subject only the worst."""
-    worst = {finding.subject: finding for finding in sorted(found, key=_badness)}
-    return {subject: worst[subject] for subject in Subject if subject in worst}
+    worst = {finding.subject: finding for finding in sorted(found, key=lambda finding: finding.badness)}
+    return [worst[subject] for subject in Subject if subject in worst]
 
 
-def what_can_be_measured(gpus: Sequence[Gpu], findings: Findings) -> str:
-    """Return a sentence that says what this machine can measure, and what it cannot."""
-    bad = [subject for subject, finding in findings.items() if finding.level is Level.BAD]
-    if needed := [subject for subject in bad if subject is not Subject.GPUS]:
+def what_can_be_measured(gpus: Sequence[Gpu], findings: Sequence[Finding]) -> str:
+    """Return a sentence that says what this machine can measure, or what must be repaired first."""
+    repair = [finding.subject for finding in findings if finding.level is Level.BAD]
+    if needed := [subject for subject in repair if subject is not Subject.GPUS]:
         return f"This machine cannot measure until these are repaired: {', '.join(needed)}."
     count = len(gpus) or core_count()
     ranks = {1: "1", 2: "1 and 2"}.get(count, f"1 to {count}")
-    where = "GPU" if gpus else "CPU"
     backend = "" if count == 1 else " (NCCL)" if gpus else " (gloo)"
-    unable = {
-        subject
-        for subject, finding in findings.items()
-        if finding.level is not Level.GOOD and not finding.late  # what was late may work
-    }
-    compiles = Subject.COMPILER not in unable
+    compiles = not any(finding.subject is Subject.COMPILER and finding.badness for finding in findings)
     steps = ["eager", *["compiled"] * compiles, *["captured"] * bool(gpus)]
-    cannot = [
-        *["compiled steps (no compiler)"] * (not compiles),
-        *["CUDA graphs and NCCL (no GPU)"] * (not gpus),
-        *["NCCL (one GPU)"] * (len(gpus) == 1),
-    ]
-    if Subject.TORCHVISION in unable:
-        cannot.append("torchvision's models and loader inputs")
     able = f"{', '.join(steps[:-1])}{' and ' * (len(steps) > 1)}{steps[-1]} steps"
-    left_out = f"; not: {', '.join(cannot)}" if cannot else ""
-    late = [subject for subject, finding in findings.items() if finding.late]
-    unchecked = f" Not checked in time: {', '.join(late)}." if late else ""
-    what = f"{ranks} {where} rank{'s' * (count > 1)}{backend}, {able}{left_out}"
-    return f"This machine can measure: {what}.{unchecked}"
+    what = f"{ranks} {'GPU' if gpus else 'CPU'} rank{'s' * (count > 1)}{backend}, {able}"
+    return f"This machine can measure: {what}."

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import enum
 import textwrap
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-from ddpperf.results import units
 
 WIDTH = 110  # characters of a line
 LATE = "free the machine, or pass --seconds 60"  # advice, also for a first start from a slow disk
@@ -27,59 +24,54 @@ class Level(enum.StrEnum):
 
 
 class Subject(enum.StrEnum):
-    """What the doctor looks at, in the order of its report."""
+    """What the doctor checks, in the order of its report."""
 
     GPUS = "GPUs"
-    DRIVER = "driver"
-    NVLINK = "NVLink"
-    PCIE = "PCIe"
-    PEERS = "GPU memory"
-    GPU_PROCESSES = "GPU load"
+    LINKS = "GPU links"
+    GPU_LOAD = "GPU load"
     CLOCKS = "GPU clocks"
-    THROTTLING = "throttling"
-    POWER = "power limit"
-    PERSISTENCE = "persistence"
-    ECC = "GPU errors"
-    MIG = "MIG"
-    LOAD = "CPU load"
+    POWER = "GPU power"
+    CPU_LOAD = "CPU load"
     CORES = "CPU cores"
     GOVERNOR = "governor"
-    TURBO = "turbo"
-    BF16 = "bf16"
     MEMORY = "memory"
-    HUGE_PAGES = "huge pages"
     SHARED_MEMORY = "/dev/shm"
-    FILES = "open files"
-    HOME = "home"
-    TEMPORARY = "temp folder"
-    PROJECT = "this folder"
-    LOOPBACK = "127.0.0.1"
-    LIBRARIES = "libraries"
-    COMPILER = "compiler"
-    PYTHON = "Python"
+    HUGE_PAGES = "huge pages"
+    GIT = "git"
+    VARIABLES = "variables"
     TORCH = "torch"
     TORCHVISION = "torchvision"
-    NCCL = "NCCL"
-    SMOKE = "two ranks"
+    COMPILER = "compiler"
+    TWO_RANKS = "two ranks"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What was found about a subject.
-
-    advice: what to do, which only good findings lack. late: whether the check did not end in time, so
-    that the subject may be good.
-    """
+    """What was found about a subject. advice: what to do, which only good findings lack."""
 
     subject: Subject
     level: Level
     text: str
     advice: str = ""
-    late: bool = False
 
     def __post_init__(self) -> None:
         if bool(self.advice) == (self.level is Level.GOOD):
             raise ValueError(f"{self.subject} is {self.level}, with the advice {self.advice!r}")
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, str]) -> Finding:
+        """Read what `asdict` made of a finding."""
+        return cls(
+            subject=Subject(fields["subject"]),
+            level=Level(fields["level"]),
+            text=fields["text"],
+            advice=fields["advice"],
+        )
+
+    @property
+    def badness(self) -> int:
+        """The place of the level among all levels; 0 is good."""
+        return list(Level).index(self.level)
 
 
 def good(subject: Subject, text: str) -> Finding:
@@ -88,10 +80,6 @@ def good(subject: Subject, text: str) -> Finding:
 
 def warn(subject: Subject, text: str, advice: str) -> Finding:
     return Finding(subject=subject, level=Level.WARNING, text=text, advice=advice)
-
-
-def late(subject: Subject, text: str) -> Finding:
-    return Finding(subject=subject, level=Level.WARNING, text=text, advice=LATE, late=True)
 
 
 def bad(subject: Subject, text: str, advice: str) -> Finding:
@@ -113,15 +101,3 @@ def finding_lines(findings: Sequence[Finding]) -> list[str]:
             break_on_hyphens=False,
         )
     return lines
-
-
-def sentence_lines(sentence: str) -> list[str]:
-    """Return a sentence in lines of at most WIDTH."""
-    return textwrap.wrap(sentence, WIDTH, break_on_hyphens=False)
-
-
-def counted_levels(findings: Sequence[Finding]) -> str:
-    """Return a sentence with the numbers of warnings and of bad findings."""
-    counts = Counter(finding.level for finding in findings)
-    warnings = units.counted(counts[Level.WARNING], "warning") if counts[Level.WARNING] else "no warning"
-    return f"Found {warnings} and {counts[Level.BAD]} bad." if counts[Level.BAD] else f"Found {warnings}."

@@ -1,27 +1,24 @@
-"""What the kernel reports about CPU cores, memory, limits and folders."""
+"""What the kernel and git report about CPU load, cores, memory and this folder."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import shutil
-import socket
-import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ddpperf.doctor.findings import Finding, Subject, bad, good, warn
 from ddpperf.io.private_folders import SHARED_MEMORY
 from ddpperf.machine.cgroup import cpu_quota, memory_left
-from ddpperf.machine.hardware import computes_bf16, core_count
+from ddpperf.machine.git import NO_COMMIT, commit
+from ddpperf.machine.hardware import core_count
 from ddpperf.results import units
 
-PROC, CPUS = Path("/proc"), Path("/sys/devices/system/cpu")
+CPUS = Path("/sys/devices/system/cpu")
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 BUSY_CORES = 0.5  # used by others: a rank on this core takes about twice as long
 BUSY_FRACTION = 0.1  # of all cores, on machines whose services use more than BUSY_CORES
 NAMED_CORES = 0.2  # the heaviest process is named if it uses more
@@ -30,19 +27,14 @@ RANK_BYTES = 1e9  # a rank of two with resnet18 and batch size 32 uses 0.8 GB
 # Batches that the workers of one rank's loader hold: 4 workers, 2 batches of 128 x 3 x 224 x 224 bytes
 SHARED_BYTES_PER_RANK = 160e6
 NCCL_SEGMENT_BYTES = 10e6  # NCCL cannot connect two ranks through memory with less
-FEW_FILES = 1024  # the usual limit; a rank uses 20, and 50 with CUDA, before NCCL and loaders
-LEAST_FILES = 24  # two CPU ranks fail with 20
-
-
-# --- CPU load
 
 
 @dataclass(frozen=True, kw_only=True)
 class CpuTimes:
     """The CPU seconds that were used until one moment.
 
-    busy_seconds: on the cores that this process may use, by all processes. stolen_seconds: what the
-    hypervisor gave to other machines. process_seconds: of each process, except this one.
+    busy_seconds: on the cores that this process may use, by all other processes. stolen_seconds: what
+    the hypervisor gave to other machines. process_seconds: of each other process on these cores.
     """
 
     monotonic_seconds: float
@@ -53,36 +45,26 @@ class CpuTimes:
 
 
 def cpu_times() -> CpuTimes:
-    """Return the CPU times until now. This process counts as idle. Raises OSError or ValueError."""
-    allowed = {f"cpu{core}" for core in os.sched_getaffinity(0)}
-    busy = stolen = cores = 0
-    for line in (PROC / "stat").read_text().splitlines():
-        name, *ticks = line.split()
-        if name in allowed:
-            user, nice, system, _, _, hard_irq, soft_irq, steal = map(int, ticks[:8])
-            busy += user + nice + system + hard_irq + soft_irq
-            stolen += steal
-            cores += 1
-    if not cores:
-        raise ValueError("the kernel reports the times of other cores only")
-    own = os.times()
+    """Return the CPU times until now. This process counts as idle."""
+    import psutil  # here, as the doctor runs where it cannot be imported
+
+    allowed = os.sched_getaffinity(0)
+    times = [used for core, used in enumerate(psutil.cpu_times(percpu=True)) if core in allowed]
+    own = psutil.Process()
+    found = psutil.process_iter(["cpu_times", "cpu_affinity"])
+    others = [process for process in found if process.info["cpu_times"] and process.pid != own.pid]
     return CpuTimes(
         monotonic_seconds=time.monotonic(),
-        cores=cores,
-        busy_seconds=busy / TICKS_PER_SECOND - own.user - own.system,
-        stolen_seconds=stolen / TICKS_PER_SECOND,
-        process_seconds=_process_seconds(),
+        cores=len(times),
+        busy_seconds=sum(core.user + core.nice + core.system + core.irq + core.softirq for core in times)
+        - sum(own.cpu_times()[:2]),
+        stolen_seconds=sum(core.steal for core in times),
+        process_seconds={
+            process.pid: sum(process.info["cpu_times"][:2])
+            for process in others
+            if allowed.intersection(process.info["cpu_affinity"] or allowed)
+        },
     )
-
-
-def _process_seconds() -> dict[int, float]:
-    found = {}
-    for folder in PROC.glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError, IndexError):  # the process has ended
-            fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
-            found[int(folder.name)] = (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
-    found.pop(os.getpid(), None)
-    return found
 
 
 def cpu_load(seconds: float) -> Finding:
@@ -91,45 +73,29 @@ def cpu_load(seconds: float) -> Finding:
         before = cpu_times()
         time.sleep(seconds)
         return judged_load(before, cpu_times())
-    except (OSError, ValueError):
-        return good(Subject.LOAD, "not known")
+    except Exception:  # psutil is missing, or cannot read what this kernel reports
+        return good(Subject.CPU_LOAD, "not known")
 
 
 def judged_load(before: CpuTimes, now: CpuTimes) -> Finding:
     """Return whether other processes used the CPU between two moments."""
-    elapsed = now.monotonic_seconds - before.monotonic_seconds
+    elapsed, cores = now.monotonic_seconds - before.monotonic_seconds, units.counted(now.cores, "core")
     load = max(0.0, (now.busy_seconds - before.busy_seconds) / elapsed)
     stolen = (now.stolen_seconds - before.stolen_seconds) / elapsed
     uses = {
         pid: (used - before.process_seconds.get(pid, 0.0)) / elapsed
         for pid, used in now.process_seconds.items()
     }
-    heaviest = max(filter(_may_meet, uses), key=lambda pid: uses[pid], default=0)
-    used = uses.get(heaviest, 0.0)
-    total = f"other processes use {load:.1f} of {units.counted(now.cores, 'core')}"
+    used, heaviest = max(((used, pid) for pid, used in uses.items()), default=(0.0, 0))
+    total = f"other processes use {load:.1f} of {cores}"
     if used >= BUSY_CORES or load >= max(BUSY_CORES, BUSY_FRACTION * now.cores):
-        mostly = f", mostly {heaviest} ({_command(heaviest)})" if used >= NAMED_CORES else ""
-        return warn(Subject.LOAD, f"{total}{mostly}", "stop them, or wait until they end")
-    if stolen >= STOLEN_FRACTION * now.cores:
-        text = f"steal time: the hypervisor takes {stolen:.1f} of {units.counted(now.cores, 'core')}"
-        return warn(Subject.LOAD, text, "use a machine that shares its cores with no other")
-    return good(Subject.LOAD, total)
-
-
-def _may_meet(pid: int) -> bool:
-    """Return whether a process may run on a core that this process may use, too."""
-    with contextlib.suppress(OSError):
-        return bool(os.sched_getaffinity(pid) & os.sched_getaffinity(0))
-    return True
-
-
-def _command(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return (PROC / str(pid) / "comm").read_text(encoding="utf-8", errors="replace").strip()
-    return "ended"
-
-
-# --- CPU cores and memory
+        name = _text(Path(f"/proc/{heaviest}/comm")) or "ended"
+        mostly = f", mostly {heaviest} ({name})" if used >= NAMED_CORES else ""
+        return warn(Subject.CPU_LOAD, f"{total}{mostly}", "stop them, or wait until they end")
+    if stolen >= STOLEN_FRACTION * now.cores > 0:
+        text = f"steal time: the hypervisor takes {stolen:.1f} of {cores}"
+        return warn(Subject.CPU_LOAD, text, "use a machine that shares its cores with no other")
+    return good(Subject.CPU_LOAD, total)
 
 
 def cores() -> Finding:
@@ -148,46 +114,23 @@ def cores() -> Finding:
 
 def governor() -> Finding:
     """Return whether the kernel keeps the cores at a high frequency."""
-    governors = _texts(CPUS.glob("cpu[0-9]*/cpufreq/scaling_governor"))
+    governors = [_text(path) for path in CPUS.glob("cpu[0-9]*/cpufreq/scaling_governor")]
     if not governors:
         return good(Subject.GOVERNOR, "not known, as in most virtual machines")
-    slow = sorted(set(governors) - {"performance"})
+    slow = [name for name in governors if name != "performance"]
     if not slow:
         return good(Subject.GOVERNOR, "performance")
-    text = f"{' and '.join(slow)} on {governors.count(slow[0])} of {len(governors)} cores"
+    text = f"{' and '.join(sorted(set(slow)))} on {len(slow)} of {len(governors)} cores"
     return warn(Subject.GOVERNOR, text, "sudo cpupower frequency-set -g performance")
-
-
-def turbo() -> Finding:
-    """Return whether cores run at higher frequencies while few of them are busy.
-
-    Turbo is how most machines train, so it is no warning. It lowers the speedup of CPU ranks.
-    """
-    off = {"0": False, "1": True}.get("".join(_texts([CPUS / "intel_pstate" / "no_turbo"])))
-    if off is None:
-        off = {"0": True, "1": False}.get("".join(_texts([CPUS / "cpufreq" / "boost"])))
-    if off is None:
-        return good(Subject.TURBO, "not known, as in most virtual machines")
-    return good(Subject.TURBO, "off" if off else "on: one busy core is faster than many busy cores")
-
-
-def bf16() -> Finding:
-    """Return whether the CPU computes in bf16 quickly."""
-    if computes_bf16():
-        return good(Subject.BF16, "the CPU has instructions for bf16")
-    return good(Subject.BF16, "the CPU has no instructions for bf16, so bf16 is slower than fp32 there")
 
 
 def memory(ranks: int) -> Finding:
     """Return whether the memory is large enough for some ranks."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit != resource.RLIM_INFINITY:
-        text = f"a process may reserve {units.nbytes(limit)} at most, and torch may need more"
-        return warn(Subject.MEMORY, text, "ulimit -v unlimited")
     left = [memory_left()]
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        counted = (PROC / "meminfo").read_text().partition("MemAvailable:")[2]
-        left.append(int(counted.split()[0]) * 1024)
+    with contextlib.suppress(Exception):  # as in cpu_load
+        import psutil
+
+        left.append(psutil.virtual_memory().available)
     known = [nbytes for nbytes in left if nbytes is not None]
     if not known:
         return good(Subject.MEMORY, "not known")
@@ -196,21 +139,6 @@ def memory(ranks: int) -> Finding:
         return good(Subject.MEMORY, text)
     needs = f"{units.counted(ranks, 'rank')} need about {units.nbytes(ranks * RANK_BYTES)}"
     return warn(Subject.MEMORY, f"{text}, {needs}", "end other programs, or raise the container's limit")
-
-
-def huge_pages(device: str) -> Finding:
-    """Return whether CPU ranks get their memory in huge pages, which they ask for."""
-    words = "".join(_texts([HUGE_PAGES]))
-    chosen = words.partition("[")[2].partition("]")[0]
-    if not chosen:
-        return good(Subject.HUGE_PAGES, "not known")
-    if chosen == "never" and device == "cpu":
-        text = "never, so processes of the same code differ by 5% instead of 2%"
-        return warn(Subject.HUGE_PAGES, text, f"echo madvise | sudo tee {HUGE_PAGES}")
-    return good(Subject.HUGE_PAGES, chosen)
-
-
-# --- limits and folders
 
 
 def shared_memory(ranks: int, device: str) -> Finding:
@@ -226,73 +154,34 @@ def shared_memory(ranks: int, device: str) -> Finding:
         return bad(Subject.SHARED_MEMORY, f"{text}, {needs}", advice)
     if free < ranks * SHARED_BYTES_PER_RANK:
         needs = units.nbytes(ranks * SHARED_BYTES_PER_RANK)
-        text = f"{text}, loaders of {units.counted(ranks, 'rank')} need {needs}"
-        return warn(Subject.SHARED_MEMORY, text, advice)
+        return warn(
+            Subject.SHARED_MEMORY,
+            f"{text}, loaders of {units.counted(ranks, 'rank')} need {needs}",
+            advice,
+        )
     return good(Subject.SHARED_MEMORY, text)
 
 
-def open_files() -> Finding:
-    """Return whether each rank may open enough files, sockets and devices."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= FEW_FILES:
-        return good(Subject.FILES, "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft}")
-    enough = hard == resource.RLIM_INFINITY or hard >= FEW_FILES
-    advice = f"ulimit -n {FEW_FILES}" if enough else "raise the hard limit in limits.conf"
-    if soft < LEAST_FILES:
-        return bad(Subject.FILES, f"at most {soft}, so ranks cannot start", advice)
-    text = f"at most {soft}, too few for NCCL and loader workers"
-    return warn(Subject.FILES, text, advice)
+def huge_pages(device: str) -> Finding:
+    """Return whether CPU ranks get their memory in huge pages, which they ask for."""
+    chosen = _text(HUGE_PAGES).partition("[")[2].partition("]")[0]
+    if chosen == "never" and device == "cpu":
+        text = "never, so processes of the same code differ by 5% instead of 2%"
+        return warn(Subject.HUGE_PAGES, text, f"echo madvise | sudo tee {HUGE_PAGES}")
+    return good(Subject.HUGE_PAGES, chosen or "not known")
 
 
-def folders() -> list[Finding]:
-    """Return whether files can be written where ranks, compilers and test runs write them."""
-    return [
-        _writable(Subject.HOME, os.path.expanduser("~"), "no compiler cache", "set another HOME"),
-        _temporary(),
-        _project(),
-    ]
+def repository(folder: Path) -> Finding:
+    """Return whether runs that start in a folder know their commit, which comparisons check out."""
+    if (name := commit(folder)) == NO_COMMIT:
+        text = "this folder has no commit, so no run can be compared with a stored run's code"
+        return warn(Subject.GIT, text, "install git, and start in a repository with a commit")
+    changed = ", and changes that are not committed" if name.endswith("+") else ""
+    return good(Subject.GIT, f"commit {name.rstrip('+')}{changed}")
 
 
-def _project() -> Finding:
-    advice = "start in another folder"
-    try:
-        return _writable(Subject.PROJECT, os.getcwd(), "no run is stored", advice)
-    except FileNotFoundError:
-        return bad(Subject.PROJECT, "it was removed, so torch cannot be imported", advice)
-
-
-def _temporary() -> Finding:
-    try:
-        return good(Subject.TEMPORARY, f"{tempfile.gettempdir()} is writable")
-    except FileNotFoundError:  # Python has tried to write to each folder that it knows
-        advice = "make /tmp writable and make room there, or set TMPDIR to another folder"
-        return bad(Subject.TEMPORARY, "none is writable, so ranks cannot start", advice)
-
-
-def _writable(subject: Subject, folder: str, without: str, advice: str) -> Finding:
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            return good(subject, f"{folder} is writable")
-    except OSError as error:
-        return warn(subject, f"{folder} is not writable ({error.strerror}): {without}", advice)
-
-
-def loopback() -> Finding:
-    """Return whether ranks can meet at 127.0.0.1, where they listen and connect."""
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            socket.create_connection(server.getsockname(), timeout=1).close()
-    except OSError as error:
-        text = f"ranks cannot meet there ({error.strerror or error})"
-        advice = "bring lo up, with 127.0.0.1/8"
-        return bad(Subject.LOOPBACK, text, advice)
-    return good(Subject.LOOPBACK, "ranks can meet there")
-
-
-def _texts(paths: Iterable[Path]) -> list[str]:
-    """Return the texts of those of the kernel's files that can be read."""
-    texts = []
-    for path in paths:
-        with contextlib.suppress(OSError):
-            texts.append(path.read_text().strip())
-    return texts
+def _text(path: Path) -> str:
+    """Return the text of one of the kernel's files, or an empty string if it cannot be read."""
+    with contextlib.suppress(OSError):
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    return ""

@@ -1,4 +1,4 @@
-"""The energy that GPUs or CPUs have used, by the counters of the GPU driver or of the CPU.
+"""The energy that GPUs have used, by the counters of their driver.
 
 A counter counts everything that its device does, also for other processes and while it is idle.
 CUDA is never initialised here.
@@ -6,22 +6,17 @@ CUDA is never initialised here.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from ddpperf.machine.hardware import query_nvml
-from ddpperf.results.usage import EnergySource
 
-POWERCAP = Path("/sys/class/powercap")
 WATCH_SECONDS = 0.5  # how long a GPU's counter is watched for its update period
-CPU_UPDATE_SECONDS = 1e-3  # of the CPU's counter (RAPL)
 # A window must last this many update periods, so that an update that falls beside it changes the energy
 # by at most a twentieth.
 LEAST_UPDATES = 20
@@ -32,7 +27,7 @@ Joules = tuple[float, ...]  # by device
 
 @dataclass(frozen=True, kw_only=True)
 class EnergyCounters:
-    """The energy counters of all GPUs of a run, or of the CPU packages.
+    """The energy counters of all GPUs of a run.
 
     read: returns the joules of each device since some moment, or None if a counter cannot be read.
     update_seconds: the time between two updates of the counters.
@@ -40,7 +35,6 @@ class EnergyCounters:
 
     read: Callable[[], Joules | None]
     update_seconds: float
-    source: EnergySource
 
 
 def gpu_counters(handles: Sequence[Any]) -> EnergyCounters | None:
@@ -58,7 +52,7 @@ def gpu_counters(handles: Sequence[Any]) -> EnergyCounters | None:
         return None
     first = handles[0]
     period = update_seconds(lambda: query_nvml("nvmlDeviceGetTotalEnergyConsumption", first), WATCH_SECONDS)
-    return EnergyCounters(read=read, update_seconds=period, source=EnergySource.COUNTER)
+    return EnergyCounters(read=read, update_seconds=period)
 
 
 def update_seconds(read: Callable[[], Any], watch_seconds: float) -> float:
@@ -72,61 +66,6 @@ def update_seconds(read: Callable[[], Any], watch_seconds: float) -> float:
         time.sleep(1e-3)
     gaps = [after - before for before, after in pairwise(changes)]
     return median(gaps) if gaps else math.inf
-
-
-def cpu_counters(folder: Path = POWERCAP) -> EnergyCounters | None:
-    """Return the energy counters of all CPU packages together, or None if they cannot be read.
-
-    Since Linux 5.10 only root can read them. Virtual machines have none.
-    """
-    zones = [
-        zone
-        for zone in sorted(folder.glob("intel-rapl:*"))  # AMD's CPUs have the same name
-        if _text(zone / "name").startswith("package")  # others are parts of one, or the whole machine
-    ]
-    packages = [_Package(zone) for zone in zones]
-    if not packages or any(package.read() is None for package in packages):
-        return None
-
-    def read() -> Joules | None:
-        known = [joules for package in packages if (joules := package.read()) is not None]
-        return (sum(known),) if len(known) == len(packages) else None
-
-    return EnergyCounters(read=read, update_seconds=CPU_UPDATE_SECONDS, source=EnergySource.PACKAGES)
-
-
-class _Package:
-    """The energy counter of one CPU package, which starts at zero again when it is full."""
-
-    def __init__(self, zone: Path) -> None:
-        self._zone = zone
-        self._range = _number(zone / "max_energy_range_uj")
-        self._last: float | None = None
-        self._total = 0.0
-
-    def read(self) -> float | None:
-        """Return the joules since the first reading, or None if the counter cannot be read."""
-        if (now := _number(self._zone / "energy_uj")) is None:
-            return None
-        moved = 0.0 if self._last is None else now - self._last
-        if moved < 0:
-            if self._range is None:
-                return None
-            moved += self._range
-        self._total += moved
-        self._last = now
-        return self._total * 1e-6
-
-
-def _text(path: Path) -> str:
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        return path.read_text().strip()
-    return ""
-
-
-def _number(path: Path) -> float | None:
-    text = _text(path)
-    return float(text) if text.isascii() and text.isdecimal() else None
 
 
 @dataclass(kw_only=True)

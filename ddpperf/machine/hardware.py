@@ -191,13 +191,11 @@ def _nvlink_end(nvml: Any, handle: Any, link: int) -> str:
 class Links:
     """The user's options about the links between devices and between nodes.
 
-    bytes_per_second: between a device and the others of its node, or None if not given. node: the
-    number of devices in a node. network: the network between nodes. project_to: the numbers of
-    devices to project step times to. buffer_sizes: bytes per rank of collective calls. If it is
+    node: the number of devices in a node. network: the network between nodes. project_to: the numbers
+    of devices to project step times to. buffer_sizes: bytes per rank of collective calls. If it is
     empty, each experiment has its own default.
     """
 
-    bytes_per_second: float | None = None
     node: int = 1
     network: Network | None = None
     project_to: tuple[int, ...] = ()
@@ -258,16 +256,13 @@ def machine(
 ) -> Machine:
     """Return a description of the machine's device type, GPU model and links.
 
-    A link's rate from the user overrides nominal and measured rates. interface: the network
-    interface to the other nodes of a run. CPU nodes that loopback connects are one machine, so
-    their link is the measured loopback.
+    The rate between nodes from the user overrides the nominal rate. interface: the network interface
+    to the other nodes of a run. CPU nodes that loopback connects are one machine.
     """
     node_size, between = None, None
     if interface is not None:
-        given = links.network.bandwidth if links.network is not None else None
-        between = link_between(interface, links.node, given)
-        if between is not None or not interface.is_loopback or device == "cuda":
-            node_size = links.node
+        node_size = links.node
+        between = link_between(interface, node_size, links.network.bandwidth if links.network else None)
     alike = device == "cuda" and len({gpu.name for gpu in gpus}) == 1
     return Machine(
         device=device,
@@ -276,12 +271,7 @@ def machine(
         world_sizes=world_sizes,
         unmapped=first_unmapped(gpus) if device == "cuda" else None,
         interface=interface,
-        link_rates=LinkRates(
-            gpus if device == "cuda" else None,
-            links.bytes_per_second,
-            node_size=node_size,
-            between=between,
-        ),
+        link_rates=LinkRates(gpus if device == "cuda" else (), node_size=node_size, between=between),
     )
 
 

@@ -1,4 +1,4 @@
-"""The rates of the links between devices: nominal by NVLink and PCIe generation, or measured.
+"""The nominal rates of the links between GPUs and between nodes.
 
 All rates are bytes per second in one direction. An all-reduce reaches about 80% of NVLink's nominal
 rate, because the packets of NVLink have headers (github.com/NVIDIA/nccl/issues/1054).
@@ -6,101 +6,71 @@ rate, because the packets of NVLink have headers (github.com/NVIDIA/nccl/issues/
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from enum import StrEnum
-from functools import cache
-from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ddpperf.analysis.statistics import relative_iqr
-from ddpperf.machine.child_process import run_child
 from ddpperf.results import units
 
 if TYPE_CHECKING:
     from ddpperf.machine.hardware import Gpu
     from ddpperf.machine.network import Interface
 
-# The NVLink generation and the rate of one NVLink, by a part of the GPU's name. Source: NVIDIA's data
-# sheets, which give the sum of all links in both directions: P100 160 GB/s of 4 links, V100 300 of 6,
-# A100 600 of 12, H100 and H200 900 of 18, B200 and B300 1,800 of 18. A800, H20 and H800 have the
-# links of A100 and H100, and A800 and H800 have fewer links. GA102's white paper: 14.0625 GB/s. A40,
-# A4500, A5000, A5500, A6000 and RTX 3090 have this chip, and 112.5 GB/s of 4 links.
-NVLINKS = {
-    "P100": (1, 20e9),
-    "V100": (2, 25e9),
-    **dict.fromkeys(("A100", "A800"), (3, 25e9)),
-    **dict.fromkeys(("A40", "A4500", "A5000", "A5500", "A6000", "RTX 3090"), (3, 14.0625e9)),
-    **dict.fromkeys(("H100", "H200", "H800", "H20"), (4, 25e9)),
-    **dict.fromkeys(("B200", "B300"), (5, 50e9)),
-}
-NVLINK_RATES = {1: 20e9, 2: 25e9, 3: 25e9, 4: 25e9, 5: 50e9}  # of one NVLink, by generation
-# The generation by what nvmlDeviceGetNvLinkVersion returns: the numbers of nvml.h's enumeration
-# NVML_NVLINK_VERSION_*, in which 5 is version 3.1 (github.com/open-mpi/hwloc/issues/658). Drivers
-# report version 5.0 of some Hopper GPUs, too, so a name in NVLINKS counts more.
-NVML_GENERATIONS = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5}
+# Generation and rate of one NVLink; what nvmlDeviceGetNvLinkVersion returns for it, which are the
+# numbers of nvml.h's enumeration NVML_NVLINK_VERSION_*, in which 5 is version 3.1; and parts of the
+# names of GPUs that have it. A name counts more than a version, as drivers report version 5.0 of some
+# Hopper GPUs. Source: NVIDIA's data sheets, which give the sum of all links in both directions, such
+# as 900 GB/s for 18 links of an H200. GA102's white paper: 14.0625 GB/s.
+NVLINKS = (
+    (1, 20e9, (1,), ("P100",)),
+    (2, 25e9, (2, 3), ("V100",)),
+    (3, 25e9, (4, 5), ("A100", "A800")),
+    (3, 14.0625e9, (), ("A40", "A4500", "A5000", "A5500", "A6000", "RTX 3090")),
+    (4, 25e9, (6,), ("H100", "H200", "H800", "H20")),
+    (5, 50e9, (7,), ("B200", "B300")),
+)
 # One PCIe lane by generation. Source: 2.5, 5, 8, 16, 32 and 64 GT/s, less the coding, which is 8 of
 # 10 bits for generations 1 and 2, 128 of 130 bits for 3 to 5, and 242 of 256 bytes for 6.
 PCIE_LANE_RATES = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 SWITCH, CPU, UNKNOWN = "switch", "cpu", "unknown"  # other ends of NVLinks that are no known GPU
-LOOPBACK_COPY = Path(__file__).with_name("loopback_copy.py")
-LOOPBACK_SECONDS = 20.0  # the copies take 0.3 s
-
-
-class RateKind(StrEnum):
-    """Where the rate of a link comes from."""
-
-    GIVEN = "given"
-    NOMINAL = "nominal"
-    MEASURED = "measured"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinkRate:
     """The rate at which a device can send to the others, in one direction.
 
-    source: the link, such as "NVLink 4, 18 x 25 GB/s". spread: the interquartile range of the copies
-    over their median; None for a rate that was not measured.
+    source: the link, such as "NVLink 4, 18 x 25 GB/s". kind: "nominal", or "given" by the user.
     """
 
     bytes_per_second: float
     source: str
-    kind: RateKind
-    spread: float | None = None
+    kind: str = "nominal"
 
     def __str__(self) -> str:
         """Return the rate and its source, such as "63 GB/s (nominal, PCIe 5.0 x16)"."""
-        spread = "" if self.spread is None else f", IQR {self.spread:.0%}"
-        return f"{units.bandwidth(self.bytes_per_second)} ({self.kind}, {self.source}{spread})"
+        return _in_words(asdict(self))
+
+
+def _in_words(fields: Mapping[str, Any]) -> str:
+    # runs of older versions measured the loopback of CPUs, with a spread
+    spread = f", IQR {fields['spread']:.0%}" if fields.get("spread") is not None else ""
+    return f"{units.bandwidth(fields['bytes_per_second'])} ({fields['kind']}, {fields['source']}{spread})"
 
 
 class LinkRates:
     """Finds the link rate of each number of devices in a run, and keeps which rates were used.
 
-    gpus: the GPUs in the order of the ranks, or none for ranks on the CPU. given: the rate of
-    --link-bandwidth in bytes per second. node_size: the number of devices of each node; None if all
-    devices are in one machine. between: the rate of the link between two nodes, or None if unknown.
+    gpus: the GPUs in the order of the ranks; empty for ranks on the CPU, whose links have no known
+    rate. node_size: the number of devices of each node; None if all devices are in one machine.
+    between: the rate of the link between two nodes, or None if unknown.
     """
 
     def __init__(
-        self,
-        gpus: Sequence[Gpu] | None,
-        given: float | None = None,
-        *,
-        node_size: int | None = None,
-        between: LinkRate | None = None,
+        self, gpus: Sequence[Gpu], *, node_size: int | None = None, between: LinkRate | None = None
     ) -> None:
         self._gpus = gpus
-        self._given = given
         self._node_size = node_size
         self._between = between
-        self._cores = tuple(sorted(os.sched_getaffinity(0)))  # before this process is pinned
         self._used: dict[int, LinkRate | None] = {}
 
     def of(self, world_size: int) -> LinkRate | None:
@@ -109,25 +79,15 @@ class LinkRates:
         Across nodes, this is the rate of a whole node's link, not a device's part of it. In a flat
         ring, consecutive ranks are on one node, so each node sends the bytes of one rank: 2(N-1)/N
         times the buffer. Their rate is busbw as in nccl-tests, and the link is its upper bound.
-
-        The loopback of the CPU is measured at the first call.
         """
         if world_size not in self._used:
-            self._used[world_size] = self._find(world_size)
+            crosses = self.cross_nodes(world_size)
+            self._used[world_size] = self._between if crosses else gpu_link(self._gpus[:world_size])
         return self._used[world_size]
 
     def cross_nodes(self, world_size: int) -> bool:
         """Return whether the link of so many devices is the one between nodes."""
         return self._node_size is not None and world_size > self._node_size
-
-    def _find(self, world_size: int) -> LinkRate | None:
-        if world_size < 2:
-            return None
-        if self.cross_nodes(world_size):
-            return self._between
-        if self._given is not None:
-            return LinkRate(bytes_per_second=self._given, source="--link-bandwidth", kind=RateKind.GIVEN)
-        return loopback(self._cores) if self._gpus is None else gpu_link(self._gpus[:world_size])
 
     def to_json(self) -> list[dict[str, Any]]:
         """Return the used rates, each with the numbers of devices that it belongs to."""
@@ -142,9 +102,8 @@ def rates_in_words(stored: Sequence[Mapping[str, Any]]) -> str:
     """Return the stored link rates of a run as text, with the numbers of devices if they differ."""
     texts = []
     for fields in stored:
-        rate = LinkRate(**{name: value for name, value in fields.items() if name != "world_sizes"})
         devices = f" of {', '.join(map(str, fields['world_sizes']))} devices" if len(stored) > 1 else ""
-        texts.append(f"link{devices} {rate}")
+        texts.append(f"link{devices} {_in_words(fields)}")
     return "; ".join(texts)
 
 
@@ -163,11 +122,11 @@ def link_between(
     if device_bytes_per_second is not None:
         of = f" of {node_size} devices" if node_size > 1 else ""
         rate = node_size * device_bytes_per_second
-        return LinkRate(bytes_per_second=rate, source=f"--node-link{of}", kind=RateKind.GIVEN)
+        return LinkRate(bytes_per_second=rate, source=f"--node-link{of}", kind="given")
     if interface.bytes_per_second is None:
         return None
     source = f"{interface.link} between nodes"
-    return LinkRate(bytes_per_second=interface.bytes_per_second, source=source, kind=RateKind.NOMINAL)
+    return LinkRate(bytes_per_second=interface.bytes_per_second, source=source)
 
 
 # --- GPUs
@@ -178,11 +137,11 @@ def nvlink(name: str, version: int | None) -> tuple[int | None, float | None]:
 
     name: the GPU's name. version: what nvmlDeviceGetNvLinkVersion returned, if anything.
     """
-    for part, known in NVLINKS.items():
-        if part in name:
-            return known
-    generation = NVML_GENERATIONS.get(version or 0)
-    return generation, NVLINK_RATES.get(generation or 0)
+    for generation, rate, _, names in NVLINKS:
+        if any(part in name for part in names):
+            return generation, rate
+    known = ((generation, rate) for generation, rate, versions, _ in NVLINKS if version in versions)
+    return next(known, (None, None))
 
 
 def data_rate(megabytes_per_second: int) -> float:
@@ -228,7 +187,6 @@ def _nvlink_rate(gpu: Gpu, gpus: Sequence[Gpu]) -> LinkRate | None:
     return LinkRate(
         bytes_per_second=links * each,
         source=f"NVLink{generation}, {links} x {units.bandwidth(each)}",
-        kind=RateKind.NOMINAL,
     )
 
 
@@ -236,7 +194,7 @@ def _pcie_rate(gpu: Gpu) -> LinkRate | None:
     if (rate := pcie_rate(gpu.pcie_generation, gpu.pcie_width)) is None:
         return None
     source = f"PCIe {gpu.pcie_generation}.0 x{gpu.pcie_width}"
-    return LinkRate(bytes_per_second=rate, source=source, kind=RateKind.NOMINAL)
+    return LinkRate(bytes_per_second=rate, source=source)
 
 
 def _ends(gpu: Gpu) -> Mapping[str, int]:
@@ -256,25 +214,3 @@ def _joined(gpus: Sequence[Gpu]) -> bool:
 def _are_linked(one: Gpu, other: Gpu) -> bool:
     switched = all({SWITCH, UNKNOWN} & _ends(gpu).keys() for gpu in (one, other))
     return switched or other.pci_address in _ends(one)
-
-
-# --- the loopback of the CPU
-
-
-@cache
-def loopback(cores: tuple[int, ...]) -> LinkRate | None:
-    """Measure the rate of a copy through a TCP socket on 127.0.0.1 between two processes.
-
-    cores: the CPU cores that the two processes may use. The rate is the median of several copies. The
-    result is None if the machine has no loopback.
-    """
-    command = [sys.executable, "-I", "-S", str(LOOPBACK_COPY), json.dumps(cores)]
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired, ValueError):
-        rates = [float(rate) for rate in json.loads(run_child(command, {}, LOOPBACK_SECONDS).stdout)]
-        return LinkRate(
-            bytes_per_second=median(rates),
-            source=f"loopback, {len(rates)} copies",
-            kind=RateKind.MEASURED,
-            spread=relative_iqr(rates),
-        )
-    return None

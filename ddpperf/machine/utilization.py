@@ -145,18 +145,13 @@ def _difference(before: Mapping[int, float], after: Mapping[int, float], elapsed
 class Sampler:
     """Samples at 10 Hz in a thread while a round is measured, and takes at most MOST_CPU of a core.
 
-    gpus: NVML's handles. overflowing: energy counters that are read with each sample, because they
-    may overflow more than once in a round.
-
+    gpus: NVML's handles.
     problem: why sampling ended early, so that its samples are incomplete; empty if it did not.
     """
 
-    def __init__(
-        self, gpus: Sequence[Any], cpu: CpuSampler, overflowing: EnergyCounters | None = None
-    ) -> None:
+    def __init__(self, gpus: Sequence[Any], cpu: CpuSampler) -> None:
         self._gpus = gpus
         self._cpu = cpu
-        self._overflowing = overflowing
         self.samples: list[tuple[float, Values]] = []  # with the time on the monotonic clock
         self.problem = ""
         self._cpu_seconds = self._seconds = 0.0
@@ -198,8 +193,6 @@ class Sampler:
             self.samples.append((last, self._sample()))
 
     def _sample(self) -> Values:
-        if self._overflowing is not None:
-            self._overflowing.read()
         values: Values = {}
         for handle in self._gpus:
             for quantity, value in gpu_now(handle).items():
@@ -253,8 +246,6 @@ class Recorder:
         samples = sampler.samples if sampler is not None and not sampler.problem else []
         rows = _rows([values for _, values in samples])
         joules, source = self._energy(rows.get("power_watts", []))
-        if sampler is not None and sampler.problem and source != EnergySource.COUNTER:
-            joules = ()  # a counter may have overflowed more than once
         if not joules and not samples:
             return None
         began = self._windows[0].began
@@ -277,7 +268,7 @@ class Recorder:
         """Return the energy of each device in one step, and how it was determined."""
         if self._counters is not None:
             joules = joules_per_step(self._windows, self._counters.update_seconds)
-            return joules, self._counters.source
+            return joules, EnergySource.COUNTER
         means = [mean_of(watts) for watts in power_watts if len(watts) >= FEWEST_POWERS]
         if not means or None in means:
             return (), EnergySource.POWER

@@ -10,7 +10,7 @@ from typing import Any
 
 from ddpperf.machine.cores import Pinning
 from ddpperf.machine.device_lock import lock_devices
-from ddpperf.machine.energy import EnergyCounters, cpu_counters, gpu_counters
+from ddpperf.machine.energy import EnergyCounters, gpu_counters
 from ddpperf.machine.gpu_watch import GpuWatch
 from ddpperf.machine.hardware import Gpu, query_nvml
 from ddpperf.machine.utilization import CpuSampler, Recorder, Sampler
@@ -78,7 +78,7 @@ class Devices:
         sampler = None
         if not spec.repeats:
             cpu = CpuSampler(self._cores, processes, with_children=spec.loader_workers > 0)
-            sampler = Sampler(self._handles[: spec.world_size], cpu, None if self._gpus else self._energy)
+            sampler = Sampler(self._handles[: spec.world_size], cpu)
             self._samplers.append(sampler)
         return Recorder(self._energy, spec.world_size, sampler, alone=alone)
 
@@ -88,7 +88,7 @@ class Devices:
 
     @cached_property
     def _energy(self) -> EnergyCounters | None:
-        return gpu_counters(self._handles) if self._gpus else cpu_counters()
+        return gpu_counters(self._handles)
 
     def warnings(self, spec: Spec) -> list[Note]:
         """Return warnings about what disturbed the devices in the measurement that just ended.

@@ -12,7 +12,6 @@ from ddpperf.analysis.library_cost_model import FEWEST_SIZES
 from ddpperf.analysis.logarithmic_fit import Estimate
 from ddpperf.analysis.statistics import not_longer
 from ddpperf.machine.hardware import Links
-from ddpperf.machine.links import RateKind
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.results import units
 from ddpperf.results.samples import Measured
@@ -29,13 +28,9 @@ SIZES = (2**10, 2**16, 2**20, 2**24, 2**26)
 GPU_SIZES = (2**10, 2**12, 2**14, 2**16, 2**18, 2**20, 2**22, 2**24, 2**26, 2**28, 2**30)
 OWN_SIZES = (2**12, 2**16, 2**20, 2**24)  # for the algorithms made of messages between ranks
 RING_SIZE = 2**26  # of the algorithms in `own` only the ring is measured at this size or more
-WHY_ABOVE = {  # why a bandwidth can exceed the rate of a link, by the kind of the rate
-    **dict.fromkeys(
-        (RateKind.GIVEN, RateKind.NOMINAL),
-        "the switch adds up the data (NVLS), the rate of the link is too low, or the time is too short",
-    ),
-    RateKind.MEASURED: "several sockets, or smaller buffers, copy faster than the one socket of the rate",
-}
+WHY_ABOVE = (  # why a bandwidth can exceed the rate of a link
+    "the switch adds up the data (NVLS), the rate of the link is too low, or the time is too short"
+)
 
 
 def backend_sizes(device: str, links: Links) -> Sequence[int]:
@@ -160,9 +155,7 @@ def link_utilization(measure: Measure, bandwidths: Mapping[str, float], world_si
     used = {set_name: value / link.bytes_per_second for set_name, value in bandwidths.items()}
     measure.metric("link_utilization", used)
     if measure.metrics["link_utilization"]["value"] > 1:
-        measure.warn(
-            f"bandwidth above the link's {units.bandwidth(link.bytes_per_second)}: {WHY_ABOVE[link.kind]}"
-        )
+        measure.warn(f"bandwidth above the link's {units.bandwidth(link.bytes_per_second)}: {WHY_ABOVE}")
 
 
 def estimate_metric(

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -35,8 +34,8 @@ def holder() -> Iterator[subprocess.Popen[str]]:
 def users_of_first_gpu() -> set[str]:
     """Return the ids of the processes that the doctor names; tests before may hold the GPU here."""
     found = {finding.subject: finding for finding in gpu_disturbances(visible_gpus())}
-    users = found[Subject.GPU_PROCESSES]
-    named = re.search(r"GPUs? 0\b[^;]*?used by process(?:es)? ([^;]*)", users.text)
+    users = found[Subject.GPU_LOAD]
+    named = re.search(r"GPUs? 0\b[^;]*?used by process ([^;]*)", users.text)
     assert (users.level is Level.WARNING) == ("busy" in users.text or "used by" in users.text)
     return set(re.findall(r"\d+", re.sub(r"\(.*?\)", "", named[1]))) if named else set()
 
@@ -56,17 +55,10 @@ def found_by_doctor(*options: str) -> dict[str, dict[str, str]]:
     return {finding["subject"]: finding for finding in json.loads(ended.stdout)["findings"]}
 
 
-def test_doctor_examines_gpus_in_ten_seconds() -> None:
-    began = time.monotonic()
-    found = found_by_doctor()
-    assert time.monotonic() - began < 10
-    assert found[Subject.GPUS]["level"] == Level.GOOD
-
-
-def test_doctor_finds_gpus_links_and_clocks() -> None:
+def test_doctor_finds_gpus_links_and_ranks() -> None:
     """With more time than by default: on a machine with a slow CPU, two ranks need 10 s to start."""
     found = found_by_doctor("--seconds", "60")
     assert str(torch.cuda.device_count()) in found[Subject.GPUS]["text"]
-    for subject in (Subject.DRIVER, Subject.NVLINK, Subject.PCIE, Subject.TORCH, Subject.NCCL, Subject.SMOKE):
+    for subject in (Subject.GPUS, Subject.LINKS, Subject.TORCH, Subject.TWO_RANKS):
         assert found[subject]["level"] == Level.GOOD, found[subject]
-    assert re.search(r"\d+ MHz", found[Subject.CLOCKS]["text"])
+    assert "NCCL" in found[Subject.TORCH]["text"]

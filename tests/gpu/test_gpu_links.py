@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ddpperf.machine.hardware import visible_gpus
-from ddpperf.machine.links import NVLINKS, PCIE_LANE_RATES, LinkRates, gpu_link
+from ddpperf.machine.links import PCIE_LANE_RATES, LinkRates, gpu_link, nvlink
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -31,10 +31,10 @@ def test_driver_describes_links_quickly() -> None:
         assert gpu.pcie_generation in PCIE_LANE_RATES
         assert gpu.pcie_width in (1, 2, 4, 8, 16)
         assert sum(gpu.nvlink_ends.values()) == (gpu.nvlinks or 0)
-        for part, (generation, rate) in NVLINKS.items():
-            if part in gpu.name and gpu.nvlinks:
-                assert gpu.nvlink_generation == generation
-                assert gpu.nvlink_bytes_per_second == pytest.approx(gpu.nvlinks * rate, rel=0.01)
+        generation, rate = nvlink(gpu.name, None)
+        if gpu.nvlinks and rate:
+            assert gpu.nvlink_generation == generation
+            assert gpu.nvlink_bytes_per_second == pytest.approx(gpu.nvlinks * rate, rel=0.01)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

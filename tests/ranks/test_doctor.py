@@ -20,28 +20,16 @@ import pytest
 from ddpperf.doctor import system
 from ddpperf.doctor.checks import run_findings
 from ddpperf.doctor.findings import Level, Subject
-from ddpperf.doctor.smoke import smoke_finding
-from ddpperf.doctor.software import software_findings
+from ddpperf.doctor.two_ranks import rank_findings
 from tests.canned import CannedSuite
 from tests.project import HANG_SECONDS, REPOSITORY, Marked
 
 SPINNING = "while True: pass"
-# Loopback with ::1 only, and then what the doctor says about 127.0.0.1
-IPV6_ONLY = """
-ip link set lo up && ip address del 127.0.0.1/8 dev lo || exit 77
-exec "$PYTHON" -c '
-import socket
-from ddpperf.doctor.system import loopback
-socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-print(loopback().level)'
-"""
 # A machine with several faults at once: none of them keeps two ranks from running.
 FAULTY = """
 if [ "$MOUNTS" ]; then
-    mount -t tmpfs -o size=1m tmpfs /dev/shm && mount --bind "$HOME" "$HOME" || exit 77
-    mount -o remount,bind,ro "$HOME" || exit 77
+    mount -t tmpfs -o size=1m tmpfs /dev/shm || exit 77
 fi
-ulimit -n 64
 exec "$PYTHON" -m ddpperf.doctor --json --seconds 300
 """
 
@@ -74,18 +62,14 @@ def spinning() -> Iterator[int]:
 @pytest.fixture(scope="module")
 def findings(marked: Marked, folder: Path, spinning: int) -> dict[str, dict[str, Any]]:
     """What the doctor finds on the faulty machine, by subject."""
-    home, packages, libraries = (folder / name for name in ("home", "packages", "libraries"))
-    for path in (home, packages / "torchvision", libraries):
-        path.mkdir(parents=True)
-    missing = 'raise ModuleNotFoundError("No module named \'torchvision\'", name="torchvision")\n'
-    (packages / "torchvision" / "__init__.py").write_text(missing)
+    libraries = folder / "libraries"
+    libraries.mkdir()
     shutil.copy(loaded_library("libstdc++.so.6"), libraries / "libstdc++.so.6")
     can_mount = namespaces("mount")
     variables = {
         "PYTHON": sys.executable,
         "PATH": without_compilers(folder, "mount"),
-        "HOME": str(home),
-        "PYTHONPATH": f"{packages}{os.pathsep}{REPOSITORY}",
+        "PYTHONPATH": str(REPOSITORY),
         "LD_LIBRARY_PATH": str(libraries),
         "MOUNTS": "1" if can_mount else "",
     }
@@ -125,11 +109,9 @@ def loaded_library(name: str) -> str:
 @pytest.mark.parametrize(
     ("subject", "text"),
     [
-        (Subject.LOAD, "core"),
+        (Subject.CPU_LOAD, "core"),
         (Subject.COMPILER, "torch.compile needs a C++ compiler"),
-        (Subject.FILES, "at most 64"),
-        (Subject.TORCHVISION, "not installed"),
-        (Subject.LIBRARIES, "libstdc++.so.6"),
+        (Subject.VARIABLES, "libstdc++.so.6"),
     ],
 )
 def test_prepared_fault_is_a_warning(
@@ -141,20 +123,14 @@ def test_prepared_fault_is_a_warning(
 
 
 @pytest.mark.skipif(not namespaces("mount"), reason="this process may not mount folders")
-@pytest.mark.parametrize(
-    ("subject", "text"),
-    [(Subject.SHARED_MEMORY, " MB free, loaders of 2 ranks"), (Subject.HOME, "Read-only file system")],
-)
-def test_fault_of_a_mounted_folder_is_found(
-    findings: dict[str, dict[str, Any]], subject: Subject, text: str
-) -> None:
-    assert findings[subject]["level"] == Level.WARNING
-    assert text in findings[subject]["text"]
+def test_small_shared_memory_is_found(findings: dict[str, dict[str, Any]]) -> None:
+    assert findings[Subject.SHARED_MEMORY]["level"] == Level.WARNING
+    assert " MB free, loaders of 2 ranks" in findings[Subject.SHARED_MEMORY]["text"]
 
 
 def test_two_ranks_run_on_the_faulty_machine(findings: dict[str, dict[str, Any]]) -> None:
-    assert findings[Subject.SMOKE]["level"] == Level.GOOD, findings[Subject.SMOKE]
-    assert "all_reduce of 1 MiB" in findings[Subject.SMOKE]["text"]
+    assert findings[Subject.TWO_RANKS]["level"] == Level.GOOD, findings[Subject.TWO_RANKS]
+    assert "all_reduce of 1 MiB" in findings[Subject.TWO_RANKS]["text"]
 
 
 # --- the CPU
@@ -179,7 +155,7 @@ def test_run_finds_the_busy_core_and_not_itself(spinning: int, canned_suite: Can
     run = canned_suite.run()
     (saved,) = canned_suite.saved_runs()
     (load,) = (
-        finding for finding in saved["ddpperf"]["machine_findings"] if finding["subject"] == Subject.LOAD
+        finding for finding in saved["ddpperf"]["machine_findings"] if finding["subject"] == Subject.CPU_LOAD
     )
     assert load["text"].startswith("other processes use ")
     assert f" {os.getpid()} (" not in load["text"]
@@ -217,21 +193,6 @@ def test_half_a_core_is_bad() -> None:
     assert "quota is 0.5 cores" in output
 
 
-# --- addresses
-
-
-@pytest.mark.skipif(not namespaces("net"), reason="this process may not make a network")
-def test_ipv6_only_is_bad() -> None:
-    ended = run(["unshare", "--net", "sh", "-c", IPV6_ONLY], os.environ | {"PYTHON": sys.executable})
-    if ended.returncode == 77:
-        pytest.skip(f"the addresses of lo cannot be changed: {ended.stderr}")
-    assert ended.stdout.strip() == Level.BAD, ended
-
-
-def test_ranks_can_meet_here() -> None:
-    assert system.loopback().level is Level.GOOD
-
-
 # --- imports that fail
 
 
@@ -245,9 +206,9 @@ def fake_torch(monkeypatch: pytest.MonkeyPatch, folder: Path, code: str) -> None
     ("code", "why"),
     [
         ("raise ImportError('libcudart.so.99: not found')", "libcudart.so.99: not found"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "its import was killed by SIGSEGV"),
-        ("import sys; sys.exit('no licence')", "before it answered: no licence"),
-        ("", "has no attribute 'distributed' in "),  # such as an experiment of this folder named torch.py
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV"),
+        ("import sys; sys.exit('no licence')", "no licence"),
+        ("", "torch"),  # such as an experiment of this folder named torch.py
     ],
 )
 def test_torch_that_fails_to_import_is_bad(
@@ -255,34 +216,13 @@ def test_torch_that_fails_to_import_is_bad(
 ) -> None:
     fake_torch(monkeypatch, tmp_path, code)
     monkeypatch.chdir(tmp_path)
-    findings = {finding.subject: finding for finding in software_findings([], seconds=HANG_SECONDS)}
-    assert findings[Subject.TORCH].level is Level.BAD
-    assert why in findings[Subject.TORCH].text
-    assert Subject.TORCHVISION not in findings
-
-
-def test_library_that_breaks_torch_names_its_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "libstdc++.so.6").touch()
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    findings = {finding.subject: finding for finding in software_findings([], seconds=HANG_SECONDS)}
-    assert findings[Subject.LIBRARIES].level is Level.BAD
-    assert f"remove {tmp_path} from LD_LIBRARY_PATH" == findings[Subject.LIBRARIES].advice
-    assert findings[Subject.TORCH].level is Level.BAD
-
-
-def test_ranks_that_fail_are_bad(marked: Marked, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # The second rank would fail later.
-    code = "import sys, time; time.sleep(600 * (sys.argv[-1] == '1')); raise ImportError('broken')"
-    fake_torch(monkeypatch, tmp_path, code)
-    monkeypatch.chdir(tmp_path)
-    finding = smoke_finding("cpu", seconds=HANG_SECONDS)
+    (finding,) = rank_findings([], seconds=HANG_SECONDS)
     assert finding.level is Level.BAD
-    assert "rank 0 of set A1" in finding.text
-    marked.assert_nothing_left()
+    assert why in finding.text
 
 
 def test_doctor_that_is_too_slow_ends_in_time(marked: Marked, tmp_path: Path) -> None:
-    """Both children hang in the import of torch, and are killed with all that they started."""
+    """The ranks hang in the import of torch, and are killed with all that they started."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("import time; time.sleep(600)")
     variables = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}"}
@@ -290,8 +230,7 @@ def test_doctor_that_is_too_slow_ends_in_time(marked: Marked, tmp_path: Path) ->
     ended = run([sys.executable, "-m", "ddpperf.doctor", "--seconds", "5"], marked.environment | variables)
     assert time.monotonic() - began < 8
     assert ended.returncode == 0
-    # On a busy machine, the compiler may be too slow, too.
-    assert re.search(r"Not checked in time: (compiler, )?torch, two ranks\.", ended.stdout), ended.stdout
+    assert "two ranks    did not end within" in ended.stdout
     assert "Traceback" not in ended.stderr
     marked.assert_nothing_left()
 

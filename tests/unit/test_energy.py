@@ -1,10 +1,9 @@
-"""Energy counters of GPUs and CPU packages, and which differences of them are an energy."""
+"""Energy counters of GPUs, and which differences of them are an energy."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpperf.machine import energy
-from ddpperf.machine.energy import Window, cpu_counters, gpu_counters, joules_per_step, update_seconds
+from ddpperf.machine.energy import Window, gpu_counters, joules_per_step, update_seconds
 from tests.fake_nvml import FakeGpu, install, refuses, training
 from tests.generated import BOUNDED
 
@@ -130,58 +129,3 @@ def test_driver_that_stops_answering_gives_none(monkeypatch: pytest.MonkeyPatch,
     assert counters.read() is not None
     fake.answers["nvmlDeviceGetTotalEnergyConsumption"] = refuses()
     assert counters.read() is None
-
-
-# --- CPU packages
-
-
-def package(folder: Path, number: int, microjoules: int, name: str = "package-0", most: int = 1000) -> Path:
-    zone = folder / f"intel-rapl:{number}"
-    zone.mkdir(parents=True)
-    for file, text in (("name", name), ("energy_uj", microjoules), ("max_energy_range_uj", most)):
-        (zone / file).write_text(f"{text}\n")
-    return zone
-
-
-def test_packages_are_added_and_wrap_around(tmp_path: Path) -> None:
-    zones = [package(tmp_path, number, 900, f"package-{number}") for number in (0, 1)]
-    others = [package(tmp_path, 2, 5, "psys"), package(tmp_path, 3, 5, "core")]
-    counters = cpu_counters(tmp_path)
-    assert counters is not None
-    assert counters.read() == (0.0,)
-    (zones[0] / "energy_uj").write_text("950\n")
-    (zones[1] / "energy_uj").write_text("100\n")  # it was full at 1000
-    for other in others:
-        (other / "energy_uj").write_text("500\n")
-    assert counters.read() == pytest.approx((250e-6,))
-
-
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [
-        ("energy_uj", b"\xff"),
-        ("energy_uj", b"-"),
-        ("max_energy_range_uj", b""),
-        ("max_energy_range_uj", b"?"),
-    ],
-)
-def test_damaged_counter_gives_no_energy(tmp_path: Path, file: str, content: bytes) -> None:
-    zone = package(tmp_path, 0, 900)
-    if file == "energy_uj":
-        (counters := cpu_counters(tmp_path))
-        assert counters is not None
-        (zone / file).write_bytes(content)
-    else:
-        (zone / file).write_bytes(content)
-        (counters := cpu_counters(tmp_path))
-        assert counters is not None
-        (zone / "energy_uj").write_text("100")  # it was full, nobody knows at what
-    assert counters.read() is None
-
-
-def test_unreadable_counter_is_no_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cpu_counters(tmp_path / "nothing") is None
-    package(tmp_path, 0, 5)
-    (package(tmp_path, 1, 5, "package-1") / "energy_uj").unlink()
-    assert cpu_counters(tmp_path) is None
-    assert capsys.readouterr() == ("", "")

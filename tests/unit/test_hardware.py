@@ -241,14 +241,12 @@ def test_cores_are_limited_by_the_quota(
 H200S = [replace(gpu(uuid), nvlinks=18, nvlink_bytes_per_second=450e9) for uuid in ("GPU-1", "GPU-2")]
 
 
-def test_users_link_takes_precedence_over_the_drivers() -> None:
+def test_machine_has_the_link_of_its_gpus() -> None:
     found = machine("cuda", H200S, Links())
     assert found == Machine(device="cuda", gpu="NVIDIA H200")
     assert str(found.link(2)) == "450 GB/s (nominal, NVLink, 18 x 25 GB/s)"
-    given = Links(bytes_per_second=400e9)
-    for described in (machine("cuda", H200S, given), machine("cpu", [], given)):
-        assert str(described.link(2)) == "400 GB/s (given, --link-bandwidth)"
-        assert described.link(1) is None, "one device sends to no other"
+    assert found.link(1) is None, "one device sends to no other"
+    assert machine("cpu", [], Links()).link(2) is None
 
 
 def test_values_that_gpus_do_not_share_are_missing() -> None:

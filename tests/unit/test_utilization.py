@@ -17,7 +17,7 @@ import pynvml
 import pytest
 
 from ddpperf.machine import energy, utilization
-from ddpperf.machine.energy import EnergyCounters, Window
+from ddpperf.machine.energy import EnergyCounters
 from ddpperf.machine.utilization import CpuSampler, Recorder, Sampler, gpu_now
 from ddpperf.plugin.devices import Devices
 from ddpperf.results.usage import MOST_POINTS, EnergySource, Usage, averaged
@@ -254,22 +254,6 @@ def test_early_end_of_sampling_is_noted_once(monkeypatch: pytest.MonkeyPatch) ->
     assert devices.warnings(recorded) == []
 
 
-@pytest.mark.parametrize("source", list(EnergySource))
-def test_energy_without_later_samples_needs_a_counter(
-    monkeypatch: pytest.MonkeyPatch, source: EnergySource
-) -> None:
-    recorder = with_samples(monkeypatch, 30)
-    if source != EnergySource.POWER:
-        recorder._counters = EnergyCounters(read=lambda: (1.0, 1.0), update_seconds=1e-3, source=source)
-        window = Window(began=0.0, before=(0.0, 0.0), ended=9.0, after=(1.0, 1.0), busy_seconds=9.0, steps=1)
-        recorder._windows = [window]
-    assert recorder._sampler is not None
-    assert (usage := recorder.usage()) is not None
-    assert usage.joules, "sampled to the end"
-    recorder._sampler.problem = "it ended early"
-    assert (recorder.usage() is not None) == (source == EnergySource.COUNTER)
-
-
 def test_core_that_goes_offline_has_no_later_value() -> None:
     recorder = Recorder(sampler=(sampler := Sampler([], cpu())))
     with recorder.round(1):
@@ -294,20 +278,6 @@ def test_costly_samples_become_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sampler.cpu_fraction < 0.06  # 10 Hz would take 0.2
 
 
-def test_counter_that_may_overflow_is_read_with_samples() -> None:
-    reads: list[float] = []
-
-    def read() -> tuple[float, ...]:
-        reads.append(0.0)
-        return (0.0,)
-
-    counters = EnergyCounters(read=read, update_seconds=1e-3, source=EnergySource.PACKAGES)
-    sampler = Sampler([], cpu(), counters)
-    with sampler.sampling():
-        wait_for_sample(sampler)
-    assert len(reads) == len(sampler.samples) > 0
-
-
 # --- the recorder
 
 
@@ -318,9 +288,7 @@ class Meter:
         self.now = 0.0
         clock = SimpleNamespace(monotonic=lambda: self.now)
         monkeypatch.setattr(utilization, "time", clock)
-        self.counters = EnergyCounters(
-            read=lambda: (500 * self.now, 100 * self.now), update_seconds=1e-3, source=EnergySource.COUNTER
-        )
+        self.counters = EnergyCounters(read=lambda: (500 * self.now, 100 * self.now), update_seconds=1e-3)
 
     def rounds(self, recorder: Recorder, count: int, seconds: float, pause: float, steps: int = 4) -> None:
         for _ in range(count):
