@@ -36,7 +36,7 @@ def all_findings(gpus: Sequence[Gpu], seconds: float) -> list[Finding]:
         torchvision_finding(),
     ]
     try:
-        with lock_devices([gpu.uuid for gpu in gpus] or ["cpu"], is_brief=True):
+        with lock_devices([gpu.uuid for gpu in gpus] or ["cpu"]):
             found += _in_children(device, gpus, end)
     except Refused as refused:
         found.append(warn(Subject.TWO_RANKS, "not tried", str(refused)))

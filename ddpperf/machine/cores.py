@@ -64,28 +64,16 @@ def share_cores(nodes: Nodes, rank_nodes: Sequence[int | None]) -> Plan | str:
     """Return a plan that gives each rank equally many neighbouring CPU cores.
 
     The ranks get as many cores as possible. rank_nodes: the NUMA node of each rank's GPU. Ranks
-    without a node are spread over the nodes. A physical core is split between processes only if a
-    rank would have fewer than MIN_CORES otherwise. The controller gets the first cores of the
-    nodes, where the kernel works, too. Returns a sentence if there are too few cores.
+    without a node are spread over the nodes. Processes share no physical core. The controller gets the
+    first cores of the nodes, where the kernel works, too. Returns a sentence if there are too few cores.
     """
-    homes = _homes(nodes, rank_nodes)
+    homes, count = _homes(nodes, rank_nodes), len(rank_nodes)
     found = sum(map(_count, nodes.values()))
-    threads = {node: [(thread,) for core in cores for thread in core] for node, cores in nodes.items()}
-    for units in (nodes, threads):
-        for size in range(found // len(rank_nodes), MIN_CORES - 1, -1):
-            if (shared := _share(units, homes, size)) is not None:
-                return shared
-    if found <= MIN_CORES * len(rank_nodes):
-        who = f"{_ranks(len(rank_nodes))} and the controller"
-        return f"not pinned: {who} need {MIN_CORES * len(rank_nodes) + 1} cores, found {found}"
-    needed = {node: MIN_CORES * len(ranks) for node, ranks in homes.items()}
-    crowded = next(node for node in nodes if _count(nodes[node]) < needed[node])
-    where = f"{_ranks(len(homes[crowded]))} on NUMA node {crowded}"
-    return f"not pinned: {where} must have {needed[crowded]} cores, found {_count(nodes[crowded])}"
-
-
-def _ranks(count: int) -> str:
-    return f"{count} rank{'s' * (count != 1)}"
+    for size in range(found // count, MIN_CORES - 1, -1):
+        if (shared := _share(nodes, homes, size)) is not None:
+            return shared
+    who = f"{count} rank{'s' * (count != 1)} and the controller need {MIN_CORES * count + 1} cores"
+    return f"not pinned: {who}, near their GPUs and in whole physical cores, found {found}"
 
 
 def _count(cores: Sequence[tuple[int, ...]]) -> int:
@@ -106,11 +94,11 @@ def _homes(nodes: Nodes, rank_nodes: Sequence[int | None]) -> dict[int, list[int
     return {node: sorted(ranks) for node, ranks in homes.items()}
 
 
-def _share(units: Nodes, homes: Mapping[int, Sequence[int]], size: int) -> Plan | None:
+def _share(nodes: Nodes, homes: Mapping[int, Sequence[int]], size: int) -> Plan | None:
     """Give each rank `size` cores of its NUMA node, or return None if a node has too few cores."""
     ranks: dict[int, tuple[int, ...]] = {}
     left: list[int] = []
-    for node, cores in units.items():
+    for node, cores in nodes.items():
         unused = list(cores)  # ranks get the last ones, the controller the rest
         for rank in reversed(homes[node]):
             mine: list[int] = []
