@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,10 @@ from ddpperf.io.files import open_regular, read_text
 from ddpperf.io.private_folders import PrivateFolder
 from ddpperf.machine.child_process import describe_status, package_path, run_child
 
-FORMAT = 1  # of the cached file; change it together with what ddpperf.data.decode stores
+FORMAT = 2  # of the cached file; change it together with what ddpperf.data.decode stores
 SILENT_SECONDS = 7200  # a download reports nothing until its end
-# Raised for a damaged sidecar:
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
+PARTS = {"imagefolder": ("train", "test"), "cifar10": ("cifar-10-batches-py",)}  # subfolders with images
+FORMS = "synthetic, cifar10[:DIR] or imagefolder:DIR with DIR/train/<class>/* and DIR/test/<class>/*"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,89 +43,54 @@ class Data:
     image_size: tuple[int, int] = (32, 32)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Source:
-    """A folder of images that the option --data names.
-
-    kind: the first argument of ddpperf.data.decode. parts: the subfolders that hold images.
-    """
-
-    name: str
-    kind: str
-    folder: Path
-    parts: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return f"{self.kind}:{self.folder}"
-
-
 def prepare(text: str, folder: Path, say: Callable[[str], None]) -> Data:
     """Return the images that a value of --data names, decoding them if they are not in the cache.
 
     folder: the cache. say: called with each line of progress. Raises Refused for images that cannot
     be decoded.
     """
-    folder = Path(os.path.realpath(folder))
-    source = _read_option(text, folder)
-    if source is None:
-        return Data()
-    path = folder / f"{source.name}-{_key(source)}.pt"
-    with contextlib.suppress(*UNREADABLE):
-        about = json.loads(read_text(path.with_suffix(".json")))
-        if about["sha256"] == _sha256(path):
-            return _data(source, path, about)
-    if os.path.exists(path) or os.path.exists(path.with_suffix(".json")):
-        say(f"the cache {path} is damaged, rebuilding it")
-    return _decode(source, path, say)
-
-
-def _read_option(text: str, folder: Path) -> _Source | None:
-    name, colon, where = text.partition(":")
     if text == "synthetic":
-        return None
-    if text == "cifar10":  # the key needs none of its files: torchvision knows their checksums
-        return _Source(name="cifar10", kind="download", folder=folder / "cifar10", parts=())
-    if name not in ("cifar10", "imagefolder") or (colon and not where):
-        known = "synthetic, cifar10[:DIR] or imagefolder:DIR"
-        raise Refused(f"--data must be {known}, got {text!r}; pass one of them")
-    if not where:
-        example = "imagefolder:DIR with DIR/train/<class>/* and DIR/test"
-        raise Refused(f"--data imagefolder needs a folder; pass {example}")
-    given = Path(os.path.realpath(os.path.expanduser(where)))  # a shell does not expand ~ after a colon
-    if not os.path.isdir(given):
-        found = "is no folder" if os.path.exists(given) else "does not exist"
-        raise Refused(f"--data {name} needs a folder, but {given} {found}; pass {name}:DIR")
-    parts = ("train", "test") if name == "imagefolder" else ("cifar-10-batches-py",)
-    for part in parts:
-        if not os.path.isdir(given / part):
-            needed = "DIR/train/<class>/* and DIR/test/<class>/*" if name == "imagefolder" else f"DIR/{part}"
-            raise Refused(f"--data {name}:DIR needs {needed}, but {given} has no folder {part}; add it")
-    return _Source(name=name, kind=name, folder=given, parts=parts)
-
-
-def _key(source: _Source) -> str:
-    """Return a hash of a folder's path and of the names, sizes and times of its image files."""
+        return Data()
+    kind, _, where = text.partition(":")
+    if kind not in PARTS or not (where or text == "cifar10"):
+        raise Refused(f"--data must be {FORMS}, got {text!r}; pass one of them")
+    # A shell does not expand ~ after a colon.
+    source = Path(os.path.realpath(os.path.expanduser(where))) if where else None
+    name = hashlib.sha256(str(source).encode()).hexdigest()[:16]
+    path = Path(os.path.realpath(folder), f"{kind}-{name}.pt")
+    key = _key(kind, source)
     try:
-        files = sorted(file for part in source.parts for file in _files(str(source.folder / part)))
+        about = json.loads(read_text(path.with_suffix(".json")))
+        damaged = about["sha256"] != _sha256(path)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        damaged = os.path.exists(path) or os.path.exists(path.with_suffix(".json"))
+        about = {"key": ""}
+    if damaged:
+        say(f"the cache {path} is damaged, rebuilding it")
+    if damaged or about["key"] != key:
+        about = _decode(kind, source, key, path, say)
+    about["data"]["image_size"] = tuple(about["data"]["image_size"])
+    return Data(name=kind, path=path, **about["data"])
+
+
+def _key(kind: str, source: Path | None) -> str:
+    """Return a hash of the names, sizes and times of the image files in a folder."""
+    files = []
+    try:
+        for part in PARTS[kind] if source is not None else ():
+            for folder, _, names in os.walk(f"{source}/{part}", onerror=_raise, followlinks=True):
+                for path in (os.path.join(folder, name) for name in names):
+                    with contextlib.suppress(FileNotFoundError):  # a link to nowhere
+                        status = os.stat(path)
+                        files.append((path, status.st_size, status.st_mtime_ns))
     except OSError as error:
-        raise Refused(f"{error.filename} cannot be read ({error.strerror}); make it readable") from error
-    listing = repr((FORMAT, source.kind, str(source.folder), files))
-    return hashlib.sha256(listing.encode()).hexdigest()[:16]
+        why = f"{error.filename} cannot be read ({error.strerror})"
+        raise Refused(f"--data {kind}:{source} cannot be used, because {why}; pass {FORMS}") from error
+    return hashlib.sha256(repr((FORMAT, sorted(files))).encode()).hexdigest()
 
 
-def _files(folder: str) -> Iterator[tuple[str, int, int]]:
-    """Yield the path, size in bytes and change time in ns of each file below a folder.
-
-    Symbolic links are followed.
-    """
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir():
-                yield from _files(entry.path)
-            else:
-                with contextlib.suppress(FileNotFoundError):  # a link to nowhere
-                    status = entry.stat()
-                    yield entry.path, status.st_size, status.st_mtime_ns
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _sha256(path: Path) -> str:
@@ -133,54 +98,30 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _data(source: _Source, path: Path, about: dict[str, Any]) -> Data:
-    height, width = about["image_size"]
-    counts = {name: int(about[name]) for name in ("train_images", "test_images", "classes")}
-    size = int(height), int(width)
-    if min(*counts.values(), *size) < 1:
-        raise ValueError("each count of images, classes and pixels is at least 1")
-    return Data(name=source.name, path=path, digest=str(about["digest"]), image_size=size, **counts)
-
-
-def _decode(source: _Source, path: Path, say: Callable[[str], None]) -> Data:
+def _decode(
+    kind: str, source: Path | None, key: str, path: Path, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Decode images in a child process into the file `path`, and return what its sidecar holds."""
     if importlib.util.find_spec("torchvision") is None:
         advice = "install it, or leave --data out"
-        raise Refused(f"--data {source.name} needs torchvision, which is not installed; {advice}")
-    folder = path.parent
+        raise Refused(f"--data {kind} needs torchvision, which is not installed; {advice}")
+    what = f"the images of {source or 'CIFAR-10'} were not decoded"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with PrivateFolder(str(folder)) as out:
-            about = _run_decoder(source, out, say)
-            about |= {"source": str(source), "sha256": _sha256(out / "images.pt")}
-            (out / "sidecar").write_text(json.dumps(about), encoding="utf-8")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with PrivateFolder(str(path.parent)) as out:
+            command = [sys.executable, "-P", "-m", "ddpperf.data.decode", kind, str(source or ""), str(out)]
+            finished = run_child(command, {"PYTHONPATH": package_path()}, SILENT_SECONDS, on_line=say)
+            if finished.returncode:
+                last = finished.stderr.strip().split("\n")[-1].strip()
+                raise Refused(f"{what}: {last or 'the process ' + describe_status(finished.returncode)}")
+            data = json.loads(read_text(out / "data.json"))
+            about = {"data": data, "key": key, "sha256": _sha256(out / "images.pt")}
+            (out / "data.json").write_text(json.dumps(about), encoding="utf-8")
             os.replace(out / "images.pt", path)
-            os.replace(out / "sidecar", path.with_suffix(".json"))
+            os.replace(out / "data.json", path.with_suffix(".json"))
+    except subprocess.TimeoutExpired as error:
+        raise Refused(f"{what} within {SILENT_SECONDS} s; check the disk, or name another folder") from error
     except OSError as error:
         why = f"({error.strerror}); make it writable"
-        raise Refused(f"decoded images cannot be stored in {folder} {why}") from error
-    for sidecar in folder.glob(f"{source.name}-*.json"):  # of earlier contents of the same image folder
-        with contextlib.suppress(*UNREADABLE):
-            if sidecar.stem != path.stem and json.loads(read_text(sidecar))["source"] == str(source):
-                sidecar.with_suffix(".pt").unlink(missing_ok=True)
-                sidecar.unlink()
-    return _data(source, path, about)
-
-
-def _run_decoder(source: _Source, out: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """Decode images in a child process into out/images.pt, and return a summary of them."""
-    command = [sys.executable, "-P", "-m", "ddpperf.data.decode", source.kind, str(source.folder), str(out)]
-    try:
-        finished = run_child(command, {"PYTHONPATH": package_path()}, SILENT_SECONDS, on_line=say)
-    except subprocess.TimeoutExpired as error:
-        what = f"decoding the images of {source.folder} made no progress for {SILENT_SECONDS} s"
-        raise Refused(f"{what}; check the disk, or name another folder") from error
-    try:
-        result: dict[str, Any] = json.loads((out / "result.json").read_bytes())
-    except (FileNotFoundError, ValueError):
-        last = finished.stderr.strip().split("\n")[-1].strip()
-        why = f" ({last})" if last else ""
-        ended = describe_status(finished.returncode)
-        raise Refused(f"the images of {source.folder} were not decoded: the process {ended}{why}") from None
-    if "refused" in result:
-        raise Refused(result["refused"])
-    return result
+        raise Refused(f"decoded images cannot be stored in {path.parent} {why}") from error
+    return about

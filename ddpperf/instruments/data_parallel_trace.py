@@ -30,8 +30,8 @@ class TracedDataParallel(TracedSteps):
 
     operators = True
 
-    def __init__(self, training: MeasuredStep, rank: int) -> None:
-        super().__init__(training, rank)
+    def __init__(self, training: MeasuredStep) -> None:
+        super().__init__(training)
         mark_parts(training.training.model)
 
     def seconds_of(self, events: Sequence[Event]) -> dict[str, float]:

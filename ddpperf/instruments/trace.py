@@ -53,7 +53,7 @@ class TracedSteps(TrainingMeasurement):
     training_steps = TRACED_STEPS
     operators = False  # whether a GPU's trace also has torch's operators on the CPU
 
-    def __init__(self, training: MeasuredStep, rank: int) -> None:
+    def __init__(self, training: MeasuredStep) -> None:
         super().__init__(training)
         self.device = training.training.device
         self.traced: list[dict[str, float]] = []  # the seconds of each trace by name

@@ -93,7 +93,7 @@ def _training(spec: specs.TrainingSpec, rank: int, device: torch.device) -> tupl
     if not isinstance(spec, specs.TraceSpec):
         return training, training
     traced = TracedDataParallel if spec.strategy == "data_parallel" else TracedSteps
-    return traced(training, rank), training
+    return traced(training), training
 
 
 def _parted(spec: specs.PartsSpec, rank: int, device: torch.device) -> PartedSteps:

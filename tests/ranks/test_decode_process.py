@@ -47,9 +47,7 @@ def test_decoder_that_fails_to_import_is_refused(
 ) -> None:
     (tmp_path / "torch.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    sentence = (
-        r"exited with status 1 before it answered \(RuntimeError: operator torchvision::nms does not exist\)$"
-    )
+    sentence = r"were not decoded: RuntimeError: operator torchvision::nms does not exist$"
     with pytest.raises(Refused, match=sentence):
         prepare(f"imagefolder:{images}", tmp_path / "data", pytest.fail)
 

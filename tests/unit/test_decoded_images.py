@@ -1,0 +1,387 @@
+"""Real images: decoded as torchvision does, read from a whole cache only, refused in one sentence.
+
+The decoder runs in this process; tests/ranks/test_decode_process.py starts it as a child.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.server
+import os
+import pickle
+import subprocess
+import sys
+import tarfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+import torch
+from PIL import EpsImagePlugin, Image
+from torchvision.datasets import CIFAR10, ImageFolder
+from torchvision.transforms.functional import pil_to_tensor
+
+from ddpperf.data import cache as cache_module
+from ddpperf.data import decode
+from ddpperf.data.cache import Data, prepare
+from ddpperf.data.decode import FORMATS, load, save, shuffled
+from ddpperf.errors import Refused
+from tests.images import CLASSES, images_in, picture, silent, truncate
+from tests.project import full_disk
+
+
+@pytest.fixture(autouse=True)
+def _decode_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decode in this process instead of a child, which would have to import torch."""
+
+    def run(
+        command: Sequence[str], variables: Mapping[str, str], seconds: float, on_line: Callable[[str], None]
+    ) -> CompletedProcess[str]:
+        monkeypatch.setattr(decode, "say", on_line)
+        try:
+            decode.main(*command[-3:])
+        except SystemExit as refusal:
+            return CompletedProcess([], 1, "", f"a warning\n{refusal}\n")
+        return CompletedProcess([], 0, "", "")
+
+    monkeypatch.setattr(cache_module, "run_child", run)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return images_in(tmp_path / "images")
+
+
+@pytest.fixture
+def cache(folder: Path, tmp_path: Path) -> Path:
+    path = prepare(f"imagefolder:{folder}", tmp_path / "cache", silent).path
+    assert path is not None
+    return path
+
+
+def test_synthetic_images_need_no_file(tmp_path: Path) -> None:
+    assert prepare("synthetic", tmp_path / "data", silent) == Data()
+    assert not (tmp_path / "data").exists()
+
+
+def assert_as_torchvision(path: Path | None, parts: Sequence[Any]) -> None:
+    assert path is not None
+    stored = torch.load(path, weights_only=True, mmap=True)
+    for name, part in zip(("train", "test"), parts, strict=True):
+        order = shuffled(len(part))
+        assert torch.equal(stored[f"{name}_images"], torch.stack([image for image, _ in part])[order])
+        assert torch.equal(stored[f"{name}_labels"], torch.tensor(part.targets)[order])
+    assert stored["classes"] == list(parts[0].classes)
+
+
+def test_image_folder_is_decoded_as_torchvision_does(folder: Path, tmp_path: Path) -> None:
+    for mode, name in (("L", "grey.png"), ("RGBA", "see_through.png"), ("RGB", "lossy.jpg")):
+        picture(folder / "train" / "ape" / name, 1, mode=mode)
+    said: list[str] = []
+    data = prepare(f"imagefolder:{folder}", tmp_path / "cache", said.append)
+    assert said == [f"decoding 30 images of {folder}, once"]
+    assert (data.name, data.train_images, data.test_images, data.classes) == ("imagefolder", 24, 6, 3)
+    assert (len(data.digest), data.image_size) == (12, (3, 4))
+    parts = [ImageFolder(str(folder / part), transform=pil_to_tensor) for part in ("train", "test")]
+    assert_as_torchvision(data.path, parts)
+
+
+def test_first_images_sample_all_classes() -> None:
+    labels = torch.arange(10).repeat_interleave(5000)[shuffled(50_000)]
+    assert all(400 < count < 600 for count in labels[:5000].bincount())
+
+
+def test_one_class_is_enough(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        picture(tmp_path / "images" / part / "only" / "0.png", 1)
+    assert prepare(f"imagefolder:{tmp_path}/images", tmp_path / "cache", silent).classes == 1
+
+
+def test_progress_is_counted(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "PROGRESS_SECONDS", 0)
+    said: list[str] = []
+    prepare(f"imagefolder:{folder}", tmp_path / "cache", said.append)
+    assert (said[1], said[-1]) == ("decoded 1 of 27 images", "decoded 27 of 27 images")
+
+
+@pytest.mark.parametrize("name", ["train_images", "train_labels", "test_images", "test_labels"])
+def test_any_change_changes_the_digest(folder: Path, tmp_path: Path, name: str) -> None:
+    decoded = decode.decode("imagefolder", str(folder), tmp_path)
+    before, same = (save(decoded, tmp_path / "images.pt")["digest"] for _ in range(2))
+    decoded[name].view(-1)[-1] ^= 1
+    assert before == same != save(decoded, tmp_path / "images.pt")["digest"]
+
+
+# --- the cache
+
+
+def test_whole_cache_is_used_without_a_word(
+    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    monkeypatch.setenv("HOME", str(folder.parent))
+    for text in (f"imagefolder:{folder}/../{folder.name}/", f"imagefolder:~/{folder.name}"):
+        assert prepare(text, cache.parent, pytest.fail).path == cache
+
+
+def flip_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def put_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+SPOILT: dict[str, Callable[[Path], object]] = {
+    "a byte": flip_a_byte,
+    "cut": lambda cache: os.truncate(cache, 100),
+    "no tensors": lambda cache: cache.unlink(),
+    "no sidecar": lambda cache: cache.with_suffix(".json").unlink(),
+    "cut sidecar": lambda cache: truncate(cache.with_suffix(".json")),
+    "older sidecar": lambda cache: cache.with_suffix(".json").write_text("{}"),
+    "fifo": put_fifo,
+}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
+def test_damaged_cache_is_rebuilt(folder: Path, cache: Path, spoil: Callable[[Path], object]) -> None:
+    before = cache.read_bytes()
+    spoil(cache)
+    said: list[str] = []
+    prepare(f"imagefolder:{folder}", cache.parent, said.append)
+    decoding = f"decoding 27 images of {folder}, once"
+    assert said == [f"the cache {cache} is damaged, rebuilding it", decoding]
+    assert cache.read_bytes() == before
+    assert set(cache.parent.iterdir()) == {cache, cache.with_suffix(".json")}
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "time": lambda image: os.utime(image, ns=(0, image.stat().st_mtime_ns + 1)),
+    "content": lambda image: picture(image, 1, size=(4, 3), mode="L"),
+    "name": lambda image: image.rename(image.with_name("other.png")),
+    "new": lambda image: picture(image.with_name("other.png"), 1),
+    "gone": lambda image: image.unlink(),
+}
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_changed_folder_is_decoded_again(
+    folder: Path, cache: Path, part: str, change: Callable[[Path], object]
+) -> None:
+    change(folder / part / "bee" / "0.png")
+    said: list[str] = []
+    assert prepare(f"imagefolder:{folder}", cache.parent, said.append).path == cache
+    assert len(said) == 1
+    assert said[0].startswith("decoding")
+
+
+# --- refusals
+
+
+def put(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+BAD: dict[str, tuple[Callable[[Path], object], str]] = {
+    "text": (lambda f: put(f / "test/bee/x.jpg", b"hello"), r"x.jpg cannot be decoded \(it is no BMP, JPEG"),
+    "truncated": (
+        lambda f: truncate(f / "train/ape/0.png"),
+        r"/train/ape/0.png cannot be decoded \(.*\); re",
+    ),
+    "fifo": (lambda f: os.mkfifo(f / "train/ape/x.png"), r"/ape/x.png cannot be decoded \(.*regular"),
+    "dead link": (lambda f: (f / "train/ape/x.png").symlink_to("gone"), r"ape/x.png cannot .*No such file"),
+    "sizes": (
+        lambda f: picture(f / "test/cat/x.png", 1, size=(3, 4)),
+        r"one size, but .*/ape/0.png has 4x3 pixels and .*/cat/x.png has 3x4; resize them, or leave one out$",
+    ),
+    "class only in test": (
+        lambda f: picture(f / "test/dog/0.png", 1),
+        "class 'dog' in test and not in train",
+    ),
+    "class only in train": (lambda f: picture(f / "train/ant/0.png", 1), "'ant' in train and not in test"),
+    "class without images": (
+        lambda f: put(f / "train/dog/notes.txt", b"no image"),
+        "must have images of every class .*: Found no valid file for the classes dog, ",
+    ),
+    "no classes": (
+        lambda f: [(f / "test" / name).rename(f / name) for name in CLASSES],
+        r"must have images of every class .*: Couldn't find any class folder in .*/test$",
+    ),
+    "no test": (
+        lambda f: (f / "test").rename(f / "x"),
+        r"/test cannot be read \(No such file or directory\)",
+    ),
+    "a loop": (lambda f: (f / "train/bee/loop").symlink_to("."), "cannot be read .Too many levels of symbol"),
+}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(("spoil", "sentence"), BAD.values(), ids=BAD)
+def test_bad_folder_is_refused(
+    folder: Path, tmp_path: Path, spoil: Callable[[Path], object], sentence: str
+) -> None:
+    spoil(folder)
+    refused(f"imagefolder:{folder}", tmp_path / "cache", sentence)
+
+
+def refused(text: str, cache: Path, sentence: str) -> None:
+    """Check that `prepare` refuses in one sentence and leaves nothing in the cache."""
+    with pytest.raises(Refused, match=sentence) as refusal:
+        prepare(text, cache, silent)
+    assert "\n" not in str(refusal.value)
+    assert not cache.is_dir() or not list(cache.iterdir())
+
+
+@pytest.mark.parametrize("text", ["cifar100", "imagefolder", "imagefolder:", "cifar10:", "", "/images"])
+def test_unknown_data_is_refused(text: str, tmp_path: Path) -> None:
+    refused(text, tmp_path / "cache", f"^--data must be synthetic, .*, got {text!r}; pass one of them$")
+
+
+def test_eps_named_png_starts_no_program(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, program, image = tmp_path / "started", tmp_path / "bin" / "gs", folder / "train/ape/x.png"
+    put(program, f"#!/bin/sh\ntouch {started}\n".encode())
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # what an earlier image has found
+    Image.new("RGB", (4, 3)).save(image, format="EPS")
+    refused(
+        f"imagefolder:{folder}", tmp_path / "cache", r"/ape/x.png cannot be decoded \(it is no BMP, .* im"
+    )
+    assert not started.exists()
+    with contextlib.suppress(OSError), Image.open(image) as opened:
+        opened.load()
+    assert started.exists(), "Pillow would have started it"
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_each_named_format_is_decoded(kind: str, tmp_path: Path) -> None:
+    pixels = Image.frombytes("RGB", (4, 3), bytes(range(36)))
+    pixels.save(tmp_path / "x.png", format=kind)
+    found = load(str(tmp_path / "x.png"))
+    assert found.shape == (3, 4, 3)
+    assert kind in ("JPEG", "WEBP") or found.tobytes() == pixels.tobytes(), "the others lose nothing"
+
+
+def test_full_disk_is_refused(folder: Path, tmp_path: Path) -> None:
+    with full_disk():
+        refused(f"imagefolder:{folder}", tmp_path / "data", r"cannot hold them \(File too large\); make room")
+
+
+@pytest.mark.parametrize("cache", ["file/data", "/sys/data"])
+def test_cache_that_cannot_be_stored_is_refused(folder: Path, tmp_path: Path, cache: str) -> None:
+    (tmp_path / "file").touch()
+    why = "Not a directory|Operation not permitted|Permission denied"
+    sentence = rf"^decoded images cannot be stored in /.*/data \(({why})\); make it writable$"
+    refused(f"imagefolder:{folder}", tmp_path / cache, sentence)
+
+
+def test_missing_torchvision_is_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    refused(f"imagefolder:{folder}", tmp_path / "cache", "needs torchvision, which is not installed; install")
+
+
+def test_silent_or_dead_decoder_is_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hang(command: Sequence[str], *arguments: object, on_line: object) -> CompletedProcess[str]:
+        raise subprocess.TimeoutExpired(command, 7200)
+
+    monkeypatch.setattr(cache_module, "run_child", lambda *_, on_line: CompletedProcess([], -9, "", ""))
+    refused(
+        f"imagefolder:{folder}", tmp_path / "cache", "were not decoded: the process was killed by SIGKILL"
+    )
+    monkeypatch.setattr(cache_module, "run_child", hang)
+    refused(f"imagefolder:{folder}", tmp_path / "cache", "were not decoded within 7200 s; check the disk, or")
+
+
+# --- CIFAR-10
+
+
+@pytest.fixture
+def batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small CIFAR-10, whose checksums are where torchvision keeps the published ones."""
+    root = tmp_path / "cifar"
+    base = root / CIFAR10.base_folder
+    generator = torch.Generator().manual_seed(0)
+    meta = {"label_names": [f"class {i}" for i in range(10)]}
+    contents: dict[str, object] = {CIFAR10.meta["filename"]: meta}
+    for name, _ in [*CIFAR10.train_list, *CIFAR10.test_list]:
+        pixels = torch.randint(256, (20, 3072), dtype=torch.uint8, generator=generator)
+        contents[name] = {"data": pixels.numpy(), "labels": torch.randint(10, (20,)).tolist()}
+    for name, content in contents.items():
+        put(base / name, pickle.dumps(content))
+    md5 = {name: hashlib.md5((base / name).read_bytes()).hexdigest() for name in contents}
+    monkeypatch.setattr(CIFAR10, "train_list", [[name, md5[name]] for name, _ in CIFAR10.train_list])
+    monkeypatch.setattr(CIFAR10, "test_list", [[name, md5[name]] for name, _ in CIFAR10.test_list])
+    monkeypatch.setattr(CIFAR10, "meta", CIFAR10.meta | {"md5": md5[CIFAR10.meta["filename"]]})
+    archive = tmp_path / "served" / CIFAR10.filename
+    archive.parent.mkdir()
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(base, CIFAR10.base_folder)
+    monkeypatch.setattr(CIFAR10, "tgz_md5", hashlib.md5(archive.read_bytes()).hexdigest())
+    return root
+
+
+def test_cifar10_is_decoded_as_torchvision_does(batches: Path, tmp_path: Path) -> None:
+    data = prepare(f"cifar10:{batches}", tmp_path / "cache", silent)
+    assert (data.train_images, data.test_images, data.classes, data.image_size) == (100, 20, 10, (32, 32))
+    parts = [CIFAR10(str(batches), train=train, transform=pil_to_tensor) for train in (True, False)]
+    assert_as_torchvision(data.path, parts)
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def archive(batches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """CIFAR-10's archive, which torchvision takes from a server on this machine."""
+    served = tmp_path / "served"
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(served))) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,)).start()
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        monkeypatch.setattr(CIFAR10, "url", f"http://127.0.0.1:{server.server_port}/{CIFAR10.filename}")
+        yield served / CIFAR10.filename
+        server.shutdown()
+
+
+@pytest.mark.usefixtures("archive")
+def test_cifar10_is_downloaded_once(batches: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    first, second = (prepare("cifar10", tmp_path / "cache", said.append) for _ in range(2))
+    assert said == ["downloading CIFAR-10, once"]
+    assert first == second
+    assert first.digest == prepare(f"cifar10:{batches}", tmp_path / "cache", silent).digest
+    assert len(list((tmp_path / "cache").iterdir())) == 4, "files and sidecars"
+
+
+@pytest.mark.parametrize("name", ["data_batch_3", "test_batch", "batches.meta"])
+@pytest.mark.parametrize("spoil", [Path.unlink, truncate])
+def test_damaged_cifar10_is_refused(
+    batches: Path, tmp_path: Path, name: str, spoil: Callable[[Path], None]
+) -> None:
+    spoil(batches / "cifar-10-batches-py" / name)
+    refused(f"cifar10:{batches}", tmp_path / "cache", "must have CIFAR-10's six batches and batches.meta as")
+
+
+@pytest.mark.parametrize("spoil", [Path.unlink, truncate])
+def test_failed_download_is_refused(archive: Path, tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+    spoil(archive)
+    sentence = r"CIFAR-10 cannot be downloaded \(.+\); pass cifar10:DIR with .*, or imagefolder:DIR$"
+    refused("cifar10", tmp_path / "cache", sentence)
