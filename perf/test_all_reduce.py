@@ -13,12 +13,11 @@ from ddpperf.analysis.bandwidth import algbw, all_reduce_busbw, collective_busbw
 from ddpperf.analysis.cost_models import REPORT_FORMULAS, LinkModel, choose_links
 from ddpperf.analysis.library_cost_model import FEWEST_SIZES, choose_envelope
 from ddpperf.analysis.node_cost_model import NodeCall, two_links_and_error
-from ddpperf.plugin.cases import Case, size_id, skipped
+from ddpperf.plugin.cases import Case, case, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
 from ddpperf.specs import AllReduceSpec, CollectiveKind, CollectiveSpec, format_bytes
-from perf.common import core, gate
 from perf.common.calls import (
     backend_sizes,
     between_nodes,
@@ -39,6 +38,7 @@ from perf.common.sides import SIDES
 
 ONE_RANK = "a collective needs two ranks or more; pass --world-sizes 1,2"
 COLLECTIVE_SIZES, GPU_COLLECTIVE_SIZES = (2**24,), (2**20, 2**24, 2**28)
+LEAST_GATE_BYTES = 2**24  # on GPUs, the CPU's launches limit all-reduces of fewer bytes
 KINDS: tuple[CollectiveKind, ...] = ("reduce_scatter", "all_gather", "broadcast", "all_to_all")
 
 
@@ -53,18 +53,31 @@ def groups(options: Options) -> list[int]:
 def calls(options: Options) -> Iterator[Case]:
     """Yield measurement specs of all-reduces for every world size, buffer size and algorithm.
 
-    All of them are in place. Some large all-reduces are measured out of place, too.
+    Some large all-reduces are measured out of place, too. The core suite has all ranks: NCCL or
+    gloo at all sizes, and the other algorithms at one large size. The gate has large all-reduces
+    in a CUDA graph on all GPUs, by NCCL and two_shot. On a CPU the gate has none, because gloo's
+    times differ by a fifth between process sets.
     """
     for N in groups(options):
-        for nbytes in backend_sizes(options.device, options.links):
-            yield AllReduceSpec(world_size=N, nbytes=nbytes)
-            if options.device == "cuda":
-                yield from captured(N, nbytes)
-        for nbytes in own_sizes(options.links):
-            yield from own(N, nbytes)
-            yield from between_nodes(N, nbytes, options.links)
-        yield from out_of_place(options, N)
+        most = max(options.world_sizes) == N
+        for call in (*in_place(options, N), *out_of_place(options, N)):
+            chosen = call.algorithm == "backend" or (call.algorithm == "two_shot" and call.in_place)
+            large = call.captured and call.nbytes >= LEAST_GATE_BYTES
+            gate = options.device == "cuda" and most and large and chosen
+            one_size = call.algorithm == "backend" or call.nbytes == largest_of_all(options.links)
+            yield case(call, core=most and call.in_place and (one_size or gate), gate=gate)
     yield from skipped_on_one_rank(options)
+
+
+def in_place(options: Options, N: int) -> Iterator[AllReduceSpec]:
+    """Yield measurement specs of all in-place all-reduces on N ranks."""
+    for nbytes in backend_sizes(options.device, options.links):
+        yield AllReduceSpec(world_size=N, nbytes=nbytes)
+        if options.device == "cuda":
+            yield from captured(N, nbytes)
+    for nbytes in own_sizes(options.links):
+        yield from own(N, nbytes)
+        yield from between_nodes(N, nbytes, options.links)
 
 
 def skipped_on_one_rank(options: Options) -> Iterator[Case]:
@@ -94,7 +107,8 @@ def largest(options: Options) -> Iterator[Case]:
         if len(sizes) < FEWEST_SIZES:
             yield skipped(size_id(options, N), too_few(sizes))
         else:
-            yield AllReduceSpec(world_size=N, nbytes=max(sizes), execution=execution(options.device))
+            call = AllReduceSpec(world_size=N, nbytes=max(sizes), execution=execution(options.device))
+            yield case(call, core=max(options.world_sizes) == N)
     yield from skipped_on_one_rank(options)
 
 
@@ -103,7 +117,9 @@ def contests(options: Options) -> Iterator[Case]:
     for N in groups(options):
         for nbytes in backend_sizes(options.device, options.links):
             if options.device == "cuda" or nbytes in own_sizes(options.links):
-                yield AllReduceSpec(world_size=N, nbytes=nbytes, execution=execution(options.device))
+                call = AllReduceSpec(world_size=N, nbytes=nbytes, execution=execution(options.device))
+                core = max(options.world_sizes) == N and nbytes == largest_of_all(options.links)
+                yield case(call, core=core)
     yield from skipped_on_one_rank(options)
 
 
@@ -117,14 +133,16 @@ def algorithms(options: Options) -> Iterator[Case]:
         if len(sizes) < FEWEST_SIZES:
             yield skipped(size_id(options, N), too_few(sizes))
         else:
-            yield from modelled(N, largest_of_all(options.links), options.links)
+            for call in modelled(N, largest_of_all(options.links), options.links):
+                yield case(call, core=False)
     yield from skipped_on_one_rank(options)
 
 
 def collectives(options: Options) -> Iterator[Case]:
     """Yield measurement specs of reduce_scatter, all_gather, broadcast and all_to_all.
 
-    Buffer sizes are rounded down so that each rank has the same number of elements.
+    Buffer sizes are rounded down so that each rank has the same number of elements. The core suite
+    has all ranks and one large size.
     """
     usual = GPU_COLLECTIVE_SIZES if options.device == "cuda" else COLLECTIVE_SIZES
     for N in groups(options):
@@ -137,19 +155,20 @@ def collectives(options: Options) -> Iterator[Case]:
                 )
                 yield skipped(f"{size_id(options, N)}-{format_bytes(size)}-{kind}", reason)
             for nbytes in dict.fromkeys(size - size % least for size in sizes if size >= least):
-                yield CollectiveSpec(
-                    world_size=N, nbytes=nbytes, kind=kind, execution=execution(options.device)
-                )
+                mode = execution(options.device)
+                call = CollectiveSpec(world_size=N, nbytes=nbytes, kind=kind, execution=mode)
+                rounded = 0 <= largest_of_all(options.links) - nbytes < 4 * N
+                yield case(call, core=max(options.world_sizes) == N and rounded)
     yield from skipped_on_one_rank(options)
 
 
-@pytest.mark.specs(cases=calls, gate=gate.large_all_reduce, core=core.all_reduce)
+@pytest.mark.specs(cases=calls)
 def test_all_reduce(measure: Measure, spec: AllReduceSpec) -> None:
     """How long does an all-reduce take, and which bandwidth does it reach?"""
     call_metrics(measure, measure(spec), lambda t: all_reduce_busbw(spec.nbytes, t, spec.world_size))
 
 
-@pytest.mark.specs(cases=collectives, core=core.collective)
+@pytest.mark.specs(cases=collectives)
 def test_collective(measure: Measure, spec: CollectiveSpec) -> None:
     """How long do reduce_scatter, all_gather, broadcast and all_to_all take?"""
     N = spec.world_size
@@ -181,7 +200,7 @@ def call_metrics(measure: Measure, call: Measured, busbw_of: Callable[[float], f
         measure.metric("framework_seconds", {name: t - kernels[name] for name, t in seconds.items()})
 
 
-@pytest.mark.specs(cases=contests, core=core.fastest_all_reduce)
+@pytest.mark.specs(cases=contests)
 def test_fastest_all_reduce(measure: Measure, spec: AllReduceSpec) -> None:
     """Which all-reduce algorithm is the fastest for one buffer size?"""
     N, nbytes = spec.world_size, spec.nbytes
@@ -209,7 +228,7 @@ def test_fastest_all_reduce(measure: Measure, spec: AllReduceSpec) -> None:
         measure.note(f"{format_bytes(spec.nbytes)} on {N} ranks{of}: {found}")
 
 
-@pytest.mark.specs(cases=largest, core=core.backend_model)
+@pytest.mark.specs(cases=largest)
 def test_backend_model(measure: Measure, spec: AllReduceSpec) -> None:
     """Which latency and bandwidth does NCCL's or gloo's all-reduce have?
 
@@ -238,7 +257,7 @@ def test_backend_model(measure: Measure, spec: AllReduceSpec) -> None:
     measure.metric("held_out_error", {name: fit.held_out_error for name, fit in chosen.items()})
 
 
-@pytest.mark.specs(cases=algorithms, core=core.never)
+@pytest.mark.specs(cases=algorithms)
 def test_cost_model(measure: Measure, spec: AllReduceSpec) -> None:
     """Do one latency and one link bandwidth predict the times of all all-reduce algorithms?
 

@@ -9,12 +9,11 @@ from statistics import median
 import pytest
 
 from ddpperf.analysis.batch_size import LEAST_FRACTION, enough_workers, largest_that_fits, loading_fraction
-from ddpperf.plugin.cases import Case, if_valid, size_id, skipped, without_torchvision
+from ddpperf.plugin.cases import Case, case, if_valid, size_id, skipped, without_torchvision
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
 from ddpperf.specs import EpochSpec, TrainingSpec, is_custom_model
-from perf.common import core
 from perf.common.sides import sets_by_side
 from perf.common.training_metrics import training_metrics
 
@@ -35,15 +34,23 @@ def epochs(options: Options) -> Iterator[Case]:
 
     An epoch repeats one fixed batch, reads images that are already on the device, or uses a
     DataLoader. On a CPU only the smallest batch size reads images from the device.
+
+    The core suite has images on the device: on a CPU the smallest batch size, on one GPU all. On
+    several GPUs it has only the largest of --batch-sizes, which test_epoch_scaling needs, too,
+    because each GPU trains these epochs in turn: four batch sizes took 43 s on two H100s.
     """
-    batch_sizes = sweep(options)
+    batch_sizes, custom = sweep(options), is_custom_model(options.model)
+    one_gpu = options.device == "cuda" and max(options.world_sizes) == 1
+    extreme = (max if options.device == "cuda" else min)(options.batch_sizes)
     for batch_size in batch_sizes:
         epoch = options.epoch(world_size=1, per_rank_batch_size=batch_size)
-        yield epoch
-        if not is_custom_model(options.model):
+        core = one_gpu or batch_size == extreme
+        yield case(epoch, core=core and custom)
+        if not custom:
             if options.device == "cuda" or batch_size == min(batch_sizes):
-                yield dataclasses.replace(epoch, input="device")
-            yield without_torchvision(loaded(epoch, most_workers(options)), "input dataloader")
+                yield case(dataclasses.replace(epoch, input="device"), core=core)
+            loading = without_torchvision(loaded(epoch, most_workers(options)), "input dataloader")
+            yield case(loading, core=False)
 
 
 def one_epoch_with_most_workers(options: Options) -> Iterator[Case]:
@@ -57,7 +64,7 @@ def one_epoch_with_most_workers(options: Options) -> Iterator[Case]:
         epoch = if_valid(identity, options.epoch, world_size=1, per_rank_batch_size=batch_size)
         if isinstance(epoch, EpochSpec):
             epoch = without_torchvision(loaded(epoch, most_workers(options)), "input dataloader")
-        yield epoch
+        yield case(epoch, core=False)
 
 
 def most_workers(options: Options) -> int:
@@ -68,7 +75,7 @@ def loaded(epoch: EpochSpec, workers: int) -> EpochSpec:
     return dataclasses.replace(epoch, input="dataloader", loader_workers=workers)
 
 
-@pytest.mark.specs(cases=epochs, core=core.batch_size)
+@pytest.mark.specs(cases=epochs)
 def test_batch_size(measure: Measure, spec: EpochSpec) -> None:
     """How long does an epoch after the first one take, and does loading the images limit it?"""
     epoch = measure(spec)
@@ -81,7 +88,7 @@ def test_batch_size(measure: Measure, spec: EpochSpec) -> None:
                 measure.warn("loading limits the epoch" + (f", {side}" if side else ""))
 
 
-@pytest.mark.specs(cases=one_epoch_with_most_workers, core=core.never)
+@pytest.mark.specs(cases=one_epoch_with_most_workers)
 def test_loader_workers(measure: Measure, spec: EpochSpec) -> None:
     """How many DataLoader workers are needed so that loading takes less than 5% of an epoch?"""
     epoch = measure(spec)
@@ -113,10 +120,11 @@ def fixed_batches(options: Options) -> Iterator[Case]:
     elif options.device == "cpu":
         yield skipped(identity, "a CPU step is too slow long before memory ends")
     else:
-        yield if_valid(identity, options.step, world_size=1, per_rank_batch_size=SMALLEST, input="fixed")
+        fields = {"world_size": 1, "per_rank_batch_size": SMALLEST, "input": "fixed"}
+        yield case(if_valid(identity, options.step, **fields), core=False)
 
 
-@pytest.mark.specs(cases=fixed_batches, core=core.never)
+@pytest.mark.specs(cases=fixed_batches)
 def test_largest_batch(measure: Measure, spec: TrainingSpec) -> None:
     """What is the largest batch size that fits into the memory of one GPU?
 

@@ -18,7 +18,7 @@ from ddpperf.analysis.comm_split import (
     last_rank,
     traced,
 )
-from ddpperf.plugin.cases import Case, if_valid, size_id, skipped
+from ddpperf.plugin.cases import Case, case, if_valid, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
@@ -29,7 +29,6 @@ from ddpperf.specs import (
     TrainingSpec,
     measured_as,
 )
-from perf.common import core
 from perf.common.calls import link_utilization
 from perf.common.nodes import node_spread
 from perf.common.training_metrics import training_metrics
@@ -42,18 +41,22 @@ NO_TRACE = "no trace: the profiler saw no communication; --worker-logs DIR keeps
 def splits(options: Options) -> Iterator[Case]:
     """Yield DDP training specs for each world size and batch size.
 
-    Each is measured in the first execution mode of --executions and in eager mode.
+    Each is measured in the first execution mode of --executions and in eager mode. The core suite
+    has the first mode on all devices with the largest batch size.
     """
     if max(options.world_sizes) == 1:
         yield skipped(size_id(options, 1), "one device communicates nothing; pass --world-sizes 1,2")
     for world_size in options.world_sizes:
         for batch_size in options.batch_sizes if world_size > 1 else ():
             for execution in dict.fromkeys((options.executions[0], "eager")):
-                yield measured_also_as(BucketReplaySpec, options, world_size, batch_size, execution)
-    yield from resnet50(options, partial(resnet50_step, BucketReplaySpec, options), least=2)
+                step = measured_also_as(BucketReplaySpec, options, world_size, batch_size, execution)
+                largest = world_size == max(options.world_sizes) and batch_size == max(options.batch_sizes)
+                yield case(step, core=largest and execution == options.executions[0])
+    for step in resnet50(options, partial(resnet50_step, BucketReplaySpec, options), least=2):
+        yield case(step, core=False)
 
 
-@pytest.mark.specs(cases=splits, core=core.comm_split)
+@pytest.mark.specs(cases=splits)
 def test_comm_split(measure: Measure, spec: TrainingSpec) -> None:
     """How long does a DDP step only wait for communication, while no computation runs?
 
@@ -235,10 +238,10 @@ def data_parallel_splits(options: Options) -> Iterator[Case]:
         for batch_size in options.batch_sizes if world_size > 1 else ():
             identity = f"{size_id(options, world_size, batch_size)}-data_parallel"
             fields = training(options, world_size, batch_size, "eager") | {"strategy": "data_parallel"}
-            yield if_valid(identity, options.step, **fields)
+            yield case(if_valid(identity, options.step, **fields), core=False)
 
 
-@pytest.mark.specs(cases=data_parallel_splits, core=core.never)
+@pytest.mark.specs(cases=data_parallel_splits)
 def test_data_parallel_split(measure: Measure, spec: TrainingSpec) -> None:
     """How long does a step of torch's DataParallel communicate, in which parts, and beside DDP?
 

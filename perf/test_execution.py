@@ -7,18 +7,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddpperf.plugin.cases import Case
+from ddpperf.plugin.cases import Case, case
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import TrainingSpec
-from perf.common import core
 from perf.common.training_metrics import speedup_over, training_metrics
 
 
 def executions(options: Options) -> Iterator[Case]:
     """Yield single-device training specs for each batch size and execution mode.
 
-    Compiled steps are measured at the smallest and the largest batch size only.
+    Compiled steps are measured at the smallest and the largest batch size only. Compiling takes
+    20 s on a GPU in the first run, so the core suite compiles only the largest batch. If the first
+    mode is not eager, the eager step is a reference of the others, and the core suite has only
+    that of the smallest batch.
     """
     extremes = (min(options.batch_sizes), max(options.batch_sizes))
     for batch_size in options.batch_sizes:
@@ -27,10 +29,11 @@ def executions(options: Options) -> Iterator[Case]:
                 world_size=1, per_rank_batch_size=batch_size, execution=execution, input=options.input
             )
             if not step.compiled or batch_size in extremes:
-                yield step
+                extreme = min(extremes) if execution == "eager" else max(extremes)
+                yield case(step, core=execution == options.executions[0] or batch_size == extreme)
 
 
-@pytest.mark.specs(cases=executions, core=core.execution)
+@pytest.mark.specs(cases=executions)
 def test_execution(measure: Measure, spec: TrainingSpec) -> None:
     """How much faster is a compiled or captured training step than the same step in eager mode?"""
     step = measure(spec)

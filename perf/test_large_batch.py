@@ -11,14 +11,13 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from ddpperf.analysis.statistics import mean_interval, welch_interval
-from ddpperf.plugin.cases import Case, if_valid, named, of_recipe, size_id, skipped
+from ddpperf.plugin.cases import Case, case, if_valid, named, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.report.facets import facets
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import RunSpec, is_custom_model
-from perf.common import core
-from perf.common.recipes import Recipe, find_recipe, read_recipes
+from perf.common.recipes import Recipe, find_recipe, of_recipe, read_recipes
 from perf.common.training_metrics import cost_metrics, usage_metrics
 from perf.common.whole_trainings import by_seed, references, training_seconds
 
@@ -40,29 +39,32 @@ def of_kind(options: Options, kind: str) -> Iterator[tuple[Recipe, Case]]:
     """
     seen: dict[RunSpec, str] = {}
     for recipe in read_recipes(options.device, kind):
-        case = if_valid(recipe.name, recipe.spec, options)
-        if isinstance(case, RunSpec) and case in seen:  # two recipes may have the same tuned learning rate
-            yield recipe, skipped(recipe.name, f"it is the same training as {seen[case]!r}")
+        training = if_valid(recipe.id, recipe.spec, options)
+        if isinstance(training, RunSpec) and training in seen:  # both may have the same tuned learning rate
+            yield recipe, skipped(recipe.id, f"it is the same training as {seen[training]!r}")
         else:
-            yield recipe, case
-            if isinstance(case, RunSpec):
-                seen[case] = recipe.name
+            yield recipe, training
+            if isinstance(training, RunSpec):
+                seen[training] = recipe.name
 
 
 def recipes(options: Options) -> Iterator[ParameterSet]:
-    """Yield a training spec for each recipe with several remedies."""
+    """Yield a training spec for each recipe with several remedies.
+
+    The core suite has the first recipe, which needs no other training.
+    """
     if is_custom_model(options.model):
         yield skipped("recipes", f"{options.model} makes its own batches and has no test images")
         return
-    for recipe, case in of_kind(options, "recipe"):
-        yield of_recipe(recipe.name, case)
+    for number, (recipe, training) in enumerate(of_kind(options, "recipe")):
+        yield case(of_recipe(recipe, training), core=number == 0)
 
 
 def remedies(options: Options) -> Iterator[ParameterSet]:
     """Yield a training spec for the reports' plain loop, and for each remedy alone."""
     if not is_custom_model(options.model):
-        for recipe, case in of_kind(options, "remedy"):
-            yield of_recipe(recipe.name, named(recipe.name, case))
+        for recipe, training in of_kind(options, "remedy"):
+            yield case(of_recipe(recipe, named(recipe.id, training)), core=False)
 
 
 def reports(options: Options) -> Iterator[ParameterSet]:
@@ -70,10 +72,10 @@ def reports(options: Options) -> Iterator[ParameterSet]:
     if options.device == "cpu":
         for recipe in read_recipes("cuda", "report"):
             reason = "whole trainings of ResNets take hours on a CPU; run them on GPUs"
-            yield of_recipe(recipe.name, skipped(recipe.name, reason))
+            yield of_recipe(recipe, skipped(recipe.id, reason))
     elif not is_custom_model(options.model):
-        for recipe, case in of_kind(options, "report"):
-            yield of_recipe(recipe.name, named(recipe.name, case))
+        for recipe, training in of_kind(options, "report"):
+            yield case(of_recipe(recipe, named(recipe.id, training)), core=False)
 
 
 def largest_tuned(device: str) -> Recipe:
@@ -90,7 +92,8 @@ def on_all_devices(options: Options) -> Iterator[Case]:
         yield skipped(size_id(options, 1), "comparing devices needs two or more; pass --world-sizes 1,2")
     elif not is_custom_model(options.model):
         identity = size_id(options, max(options.world_sizes))
-        yield named(identity, if_valid(identity, largest_tuned(options.device).spec, options))
+        training = if_valid(identity, largest_tuned(options.device).spec, options)
+        yield case(named(identity, training), core=False)
 
 
 def long_runs(options: Options) -> Iterator[Case]:
@@ -101,22 +104,22 @@ def long_runs(options: Options) -> Iterator[Case]:
     for recipe in read_recipes("cuda", "long"):
         if options.device == "cpu":
             reason = "50 epochs take hours on a CPU; run them on GPUs"
-            yield of_recipe(recipe.name, skipped("long", reason))
+            yield of_recipe(recipe, skipped("long", reason))
         elif not is_custom_model(options.model):
             for devices in sorted({1, max(options.world_sizes)}):
                 identity = size_id(options, devices)
                 chosen = dataclasses.replace(recipe, devices=devices)
-                case = if_valid(identity, chosen.spec, options, execution=options.fastest_execution)
-                yield of_recipe(recipe.name, named(identity, case))
+                training = if_valid(identity, chosen.spec, options, execution=options.fastest_execution)
+                yield case(of_recipe(recipe, named(identity, training)), core=False)
 
 
-@pytest.mark.specs(cases=recipes, core=core.large_batch)
+@pytest.mark.specs(cases=recipes)
 def test_large_batch(measure: Measure, spec: RunSpec, recipe: Recipe) -> None:
     """Which loss and accuracy does a training with several remedies reach?"""
     train(measure, spec, recipe, "recipe")
 
 
-@pytest.mark.specs(cases=remedies, core=core.never)
+@pytest.mark.specs(cases=remedies)
 def test_remedies(measure: Measure, spec: RunSpec, recipe: Recipe) -> None:
     """Which loss and accuracy does the reports' plain loop reach with one remedy, or with none?"""
     runs = train(measure, spec, recipe, "remedy")
@@ -127,7 +130,7 @@ def test_remedies(measure: Measure, spec: RunSpec, recipe: Recipe) -> None:
         compare(measure, "accuracy_over_as_it_is", runs, others)
 
 
-@pytest.mark.specs(cases=reports, core=core.never)
+@pytest.mark.specs(cases=reports)
 def test_report_training(measure: Measure, spec: RunSpec, recipe: Recipe) -> None:
     """Which loss and accuracy do the trainings of the reports reach here?"""
     runs = by_seed(measure, spec, recipe.seeds)
@@ -273,7 +276,7 @@ def diverged_epoch(run: Measured, sample: Sample) -> int:
     return next((epoch for epoch, found in enumerate(losses, 1) if not all(map(math.isfinite, found))), 0)
 
 
-@pytest.mark.specs(cases=on_all_devices, core=core.never)
+@pytest.mark.specs(cases=on_all_devices)
 def test_same_result_on_more_devices(measure: Measure, spec: RunSpec) -> None:
     """Do several devices reach the accuracy of one device with the same global batch size?
 
@@ -294,7 +297,7 @@ def test_same_result_on_more_devices(measure: Measure, spec: RunSpec) -> None:
         compare(measure, f"accuracy_{name}", others, runs)
 
 
-@pytest.mark.specs(cases=long_runs, core=core.never)
+@pytest.mark.specs(cases=long_runs)
 def test_long_run(measure: Measure, spec: RunSpec, recipe: Recipe) -> None:
     """Which test accuracy does a training of 50 epochs reach, and what do more devices cost?"""
     runs = by_seed(measure, spec, recipe.seeds)

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from ddpperf.machine.hardware import computes_bf16
-from ddpperf.plugin.cases import Case, if_valid, named, skipped
+from ddpperf.plugin.cases import Case, case, if_valid, named, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import Precision, RunSpec, TrainingSpec, is_custom_model
-from perf.common import core, gate
 from perf.common.recipes import Recipe, read_recipes
 from perf.common.training_metrics import speedup_over, training_metrics
 from perf.common.whole_trainings import by_seed, references, training_seconds
@@ -32,11 +31,18 @@ def precisions_of(device: str) -> tuple[Precision, ...]:
 
 
 def precisions(options: Options) -> Iterator[Case]:
-    """Yield a single-device training spec for each precision of the device and each batch size."""
+    """Yield a single-device training spec for each precision of the device and each batch size.
+
+    On GPUs the core suite has the largest batch. The gate has reduced precision on a CPU only,
+    where every other test computes in fp32.
+    """
+    on_cpu = options.device == "cpu"
     for precision in precisions_of(options.device):
         for batch_size in options.batch_sizes:
             spec = options.step(world_size=1, per_rank_batch_size=batch_size, precision=precision)
-            yield unless_emulated(options, spec)
+            core = on_cpu or batch_size == max(options.batch_sizes)
+            gate = on_cpu and spec.precision != options.precision
+            yield case(unless_emulated(options, spec), core=core, gate=gate)
 
 
 def trainings(options: Options) -> Iterator[Case]:
@@ -49,9 +55,10 @@ def trainings(options: Options) -> Iterator[Case]:
         for batch_size in (plain.global_batch_size, LARGER_BATCH[options.device]):
             recipe = dataclasses.replace(plain, devices=1, global_batch_size=batch_size)
             identity = f"b{batch_size}-{precision}"
-            case = if_valid(identity, recipe.spec, options, precision=precision)
-            case = unless_emulated(options, case, identity) if isinstance(case, TrainingSpec) else case
-            yield named(identity, case)
+            training = if_valid(identity, recipe.spec, options, precision=precision)
+            if isinstance(training, TrainingSpec):
+                training = unless_emulated(options, training, identity)
+            yield case(named(identity, training), core=False)
 
 
 def plain_recipe(device: str) -> Recipe:
@@ -75,7 +82,7 @@ def slower_precisions(precision: Precision, device: str) -> tuple[Precision, ...
     return bases[: bases.index(precision)] if precision in bases else bases
 
 
-@pytest.mark.specs(cases=precisions, gate=gate.reduced_precision, core=core.precision)
+@pytest.mark.specs(cases=precisions)
 def test_precision(measure: Measure, spec: TrainingSpec) -> None:
     """How long is a training step in one precision, and what is the loss after five steps?"""
     step = measure(spec)
@@ -85,7 +92,7 @@ def test_precision(measure: Measure, spec: TrainingSpec) -> None:
         speedup_over(measure, base, step, dataclasses.replace(spec, precision=base))
 
 
-@pytest.mark.specs(cases=trainings, core=core.never)
+@pytest.mark.specs(cases=trainings)
 def test_precision_accuracy(measure: Measure, spec: RunSpec) -> None:
     """Which accuracy does a whole training reach in one precision, and how much faster is it?"""
     runs = by_seed(measure, spec, SEEDS[measure.machine.device])

@@ -20,7 +20,7 @@ from ddpperf.analysis.projection import (
     sending_seconds,
 )
 from ddpperf.analysis.statistics import median_and_error
-from ddpperf.plugin.cases import Case, size_id, skipped
+from ddpperf.plugin.cases import Case, case, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
@@ -32,7 +32,6 @@ from ddpperf.specs import (
     TrainingSpec,
     measured_as,
 )
-from perf.common import core
 from perf.common.calls import backend_sizes, estimate_metric, too_few, warn_if_undetermined
 from perf.common.trainings import fewer, measured_also_as, too_few_world_sizes
 
@@ -43,7 +42,8 @@ NORMAL = 1.4826  # the standard deviation of normal errors over the median of th
 def steps(options: Options) -> Iterator[Case]:
     """Yield DDP training specs on all devices, for each batch size.
 
-    They are skipped unless --world-sizes has a smaller world size above 1 to project from.
+    They are skipped unless --world-sizes has a smaller world size above 1 to project from. The core
+    suite has the largest batch size.
     """
     most = max(options.world_sizes)
     if reason := too_few_world_sizes(options, options.world_sizes):
@@ -53,10 +53,11 @@ def steps(options: Options) -> Iterator[Case]:
         yield skipped(size_id(options, most), too_few(sizes))
         return
     for batch_size in options.batch_sizes:
-        yield measured_also_as(BucketReplaySpec, options, most, batch_size, options.executions[0])
+        step = measured_also_as(BucketReplaySpec, options, most, batch_size, options.executions[0])
+        yield case(step, core=batch_size == max(options.batch_sizes))
 
 
-@pytest.mark.specs(cases=steps, core=core.projection)
+@pytest.mark.specs(cases=steps)
 def test_projection(measure: Measure, spec: TrainingSpec) -> None:
     """Can the extra step time t(N) - t(1) on all devices be predicted from fewer devices?
 

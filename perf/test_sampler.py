@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from ddpperf.plugin.cases import Case, case
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import SamplerSpec
-from perf.common import core
 
 COUNTED = ("missing_images", "repeated_images", "repeated_places")
 
@@ -22,20 +22,24 @@ def images(options: Options, world_size: int) -> int:
     return max(options.epoch_images, 64 * world_size) | 1
 
 
-def with_set_epoch(options: Options) -> Iterator[SamplerSpec]:
+def with_set_epoch(options: Options) -> Iterator[Case]:
+    """Yield a sampler with and without drop_last; the core suite has those of all ranks."""
     for world_size in options.world_sizes:
         for drop_last in (False, True):
-            yield SamplerSpec(
-                world_size=world_size, epoch_images=images(options, world_size), drop_last=drop_last
-            )
+            found = images(options, world_size)
+            sampler = SamplerSpec(world_size=world_size, epoch_images=found, drop_last=drop_last)
+            yield case(sampler, core=world_size == max(options.world_sizes))
 
 
-def without_set_epoch(options: Options) -> Iterator[SamplerSpec]:
+def without_set_epoch(options: Options) -> Iterator[Case]:
+    """Yield a sampler whose set_epoch is not called; the core suite has that of all ranks."""
     for world_size in options.world_sizes:
-        yield SamplerSpec(world_size=world_size, epoch_images=images(options, world_size), set_epoch=False)
+        found = images(options, world_size)
+        sampler = SamplerSpec(world_size=world_size, epoch_images=found, set_epoch=False)
+        yield case(sampler, core=world_size == max(options.world_sizes))
 
 
-@pytest.mark.specs(cases=with_set_epoch, core=core.sampler)
+@pytest.mark.specs(cases=with_set_epoch)
 def test_shards_are_disjoint_and_cover_the_data(measure: Measure, spec: SamplerSpec) -> None:
     """Is each image of an epoch given to exactly one rank?
 
@@ -50,7 +54,7 @@ def test_shards_are_disjoint_and_cover_the_data(measure: Measure, spec: SamplerS
     )
 
 
-@pytest.mark.specs(cases=without_set_epoch, core=core.sampler)
+@pytest.mark.specs(cases=without_set_epoch)
 def test_without_set_epoch_the_epochs_repeat(measure: Measure, spec: SamplerSpec) -> None:
     """Does every epoch have the same order of images if set_epoch is not called?"""
     _, _, same = sampled(measure, spec)

@@ -30,13 +30,12 @@ from ddpperf.analysis.scaling import (
     weak_speedup,
 )
 from ddpperf.machine.hardware import core_count
-from ddpperf.plugin.cases import OWN_DDP, Case, if_valid, size_id, skipped, without_torchvision
+from ddpperf.plugin.cases import OWN_DDP, Case, case, if_valid, size_id, skipped, without_torchvision
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
 from ddpperf.specs import EpochSpec, Model, TrainingSpec, is_custom_model
 from ddpperf.specs.strategy import CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, DDP_OPTIONS
-from perf.common import core, gate
 from perf.common.nodes import node_spread
 from perf.common.sides import sets_by_side
 from perf.common.training_metrics import cost_metrics, training_metrics
@@ -58,42 +57,69 @@ def weak_scaling(options: Options) -> Iterator[Case]:
 
     Compiled steps have the largest batch size only. The largest world size comes first, because a
     larger group of ranks would need a new process set after a smaller group mapped its memory.
+
+    On GPUs the core suite has the first mode on one device and on all devices with every batch
+    size, and on other numbers of devices with the largest. It has other strategies and the eager
+    step once each, and compiles for one device only. The gate has the first mode on one device and
+    on all devices.
     """
+    on_cpu, most = options.device == "cpu", max(options.world_sizes)
     for world_size in reversed(options.world_sizes):
+        ends = world_size in (1, most)
         for batch_size in options.batch_sizes:
+            largest = batch_size == max(options.batch_sizes)
             for execution in options.executions:
-                compiled = execution in COMPILED_EXECUTIONS and execution != options.executions[0]
-                if not compiled or batch_size == max(options.batch_sizes):
-                    fields = training(options, world_size, batch_size, execution)
-                    yield options.step(**fields)
-                    for own_fields in own_ddp(options, fields):
-                        yield options.step(**own_fields)
-            yield from one_process(options, world_size, batch_size)
-    if options.device == "cuda" and options.model in get_args(Model):
+                first = execution == options.executions[0]
+                if execution in COMPILED_EXECUTIONS and not first and not largest:
+                    continue
+                if first:
+                    core = ends or largest
+                elif execution == "eager":  # DDP and DataParallel, which are compared
+                    core = world_size == most > 1 and largest
+                else:
+                    core = world_size == 1
+                fields = training(options, world_size, batch_size, execution)
+                yield case(options.step(**fields), core=on_cpu or core, gate=ends and first)
+                core = world_size == most and largest and first
+                for own_fields in own_ddp(options, fields):
+                    yield case(options.step(**own_fields), core=on_cpu or core)
+            core = world_size == most and largest and options.executions[0] != "eager"
+            yield from one_process(options, world_size, batch_size, core=on_cpu or core)
+    if not on_cpu and options.model in get_args(Model):
         for world_size in options.world_sizes:
-            yield heavy(options, world_size)
-    yield from resnet50(options, partial(deeper, options))
+            yield case(heavy(options, world_size), core=world_size in (1, most))
+    for step_of_resnet50 in resnet50(options, partial(deeper, options)):
+        yield case(step_of_resnet50, core=False)
 
 
 def strong_scaling(options: Options) -> Iterator[Case]:
     """Yield training specs for each world size and each global batch size.
 
-    A global batch size that does not divide over the ranks is skipped.
+    A global batch size that does not divide over the ranks is skipped. On GPUs the core suite
+    leaves out DataParallel, and has all numbers of devices for the largest global batch size. The
+    gate has all GPUs. On a CPU the gate leaves strong scaling out, because weak scaling measures
+    the same step there.
     """
+    on_cpu, most = options.device == "cpu", max(options.world_sizes)
     for global_batch_size in options.global_batch_sizes:
         for world_size in reversed(options.world_sizes):
             identity = f"{size_id(options, world_size)}-global_b{global_batch_size}"
             if global_batch_size % world_size == 0:
                 batch_size = global_batch_size // world_size
-                yield if_valid(identity, step, options, world_size, batch_size, options.executions[0])
-                yield from one_process(options, world_size, batch_size)
+                found = if_valid(identity, step, options, world_size, batch_size, options.executions[0])
+                core = world_size in (1, most) or global_batch_size == max(options.global_batch_sizes)
+                yield case(found, core=on_cpu or core, gate=not on_cpu and world_size == most)
+                yield from one_process(options, world_size, batch_size, core=on_cpu)
             else:
                 reason = f"a global batch of {global_batch_size} does not divide over {world_size} ranks"
                 yield skipped(identity, reason)
 
 
 def weak_laws(options: Options) -> Iterator[Case]:
-    """Yield training specs to which Gustafson's law is fitted, one for each batch size per rank."""
+    """Yield training specs to which Gustafson's law is fitted, one for each batch size per rank.
+
+    The core suite has the largest batch size, unless the law needs more ranks than other tests.
+    """
     world_sizes = law_world_sizes(options)
     most = max(world_sizes)
     if reason := too_few_world_sizes(options, world_sizes):
@@ -101,13 +127,16 @@ def weak_laws(options: Options) -> Iterator[Case]:
         return
     for batch_size in options.batch_sizes:
         identity = size_id(options, most, batch_size)
-        yield if_valid(identity, step, options, most, batch_size, options.executions[0])
+        found = if_valid(identity, step, options, most, batch_size, options.executions[0])
+        core = most <= max(options.world_sizes) and batch_size == max(options.batch_sizes)
+        yield case(found, core=core)
 
 
 def strong_laws(options: Options) -> Iterator[Case]:
     """Yield training specs to which Amdahl's law is fitted, one for each global batch size.
 
-    A global batch size is skipped unless it divides over two world sizes above 1.
+    A global batch size is skipped unless it divides over two world sizes above 1. The core suite
+    has the largest, unless the law needs more ranks than other tests.
     """
     world_sizes = law_world_sizes(options)
     if reason := too_few_world_sizes(options, world_sizes):
@@ -118,10 +147,12 @@ def strong_laws(options: Options) -> Iterator[Case]:
         most = max(sizes, default=1)
         identity = f"{size_id(options, most)}-global_b{images}"
         if len(sizes) > 1:
-            yield if_valid(identity, step, options, most, images // most, options.executions[0])
+            found = if_valid(identity, step, options, most, images // most, options.executions[0])
+            core = most <= max(options.world_sizes) and images == max(options.global_batch_sizes)
+            yield case(found, core=core)
         else:
-            found = f"{', '.join(map(str, world_sizes))}; pass other --global-batch-sizes"
-            reason = f"a global batch of {images} does not divide over two of the world sizes {found}"
+            listed = f"{', '.join(map(str, world_sizes))}; pass other --global-batch-sizes"
+            reason = f"a global batch of {images} does not divide over two of the world sizes {listed}"
             yield skipped(identity, reason)
 
 
@@ -129,16 +160,19 @@ def epochs(options: Options) -> Iterator[Case]:
     """Yield the epochs to measure for each world size, in descending order of world size.
 
     They have the largest batch size per rank, and the first and the fastest execution mode of
-    --executions.
+    --executions. The core suite has DDP on all devices in the first mode, because compiling a DDP
+    step and the step of one device took 24 s on two H200s, or the fastest mode on an only device.
     """
+    most = max(options.world_sizes)
+    mode = options.executions[0] if most > 1 else options.fastest_execution
     if not is_custom_model(options.model):
         for world_size in reversed(options.world_sizes):
             for execution in dict.fromkeys((options.executions[0], options.fastest_execution)):
                 fields = training(options, world_size, max(options.batch_sizes), execution)
                 fields["input"] = "device"
-                yield options.epoch(**fields)
+                yield case(options.epoch(**fields), core=world_size == most and execution == mode)
                 for own_fields in own_ddp(options, fields):
-                    yield options.epoch(**own_fields)
+                    yield case(options.epoch(**own_fields), core=False)
 
 
 def own_ddp(options: Options, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -151,12 +185,12 @@ def own_ddp(options: Options, fields: dict[str, Any]) -> Iterator[dict[str, Any]
         yield fields | DDP_OPTIONS | OWN_DDP
 
 
-def one_process(options: Options, world_size: int, batch_size: int) -> Iterator[Case]:
+def one_process(options: Options, world_size: int, batch_size: int, *, core: bool) -> Iterator[Case]:
     """Yield a training spec with torch's DataParallel, in which one process drives all devices."""
     if world_size > 1:
         fields = training(options, world_size, batch_size, "eager")
         identity = f"{size_id(options, world_size, batch_size)}-data_parallel"
-        yield if_valid(identity, options.step, **fields | {"strategy": "data_parallel"})
+        yield case(if_valid(identity, options.step, **fields | {"strategy": "data_parallel"}), core=core)
 
 
 def heavy(options: Options, world_size: int) -> Case:
@@ -166,12 +200,12 @@ def heavy(options: Options, world_size: int) -> Case:
     """
     fields = training(options, world_size, 128, options.executions[0])
     identity = f"{size_id(options, world_size)}-{HEAVY}"
-    case = if_valid(identity, options.step, **fields | {"model": HEAVY})
-    if not isinstance(case, TrainingSpec):
-        return case
+    found = if_valid(identity, options.step, **fields | {"model": HEAVY})
+    if not isinstance(found, TrainingSpec):
+        return found
     if options.data.image_size != (32, 32):
-        return skipped(case, f"model {HEAVY} takes images of 32x32, the data set has images of another size")
-    return without_torchvision(case, f"model {HEAVY}")
+        return skipped(found, f"model {HEAVY} takes images of 32x32, the data set has images of another size")
+    return without_torchvision(found, f"model {HEAVY}")
 
 
 def deeper(options: Options, model: Model, world_size: int) -> Case:
@@ -181,20 +215,20 @@ def deeper(options: Options, model: Model, world_size: int) -> Case:
     return if_valid(identity, step, options, world_size, RESNET50_BATCH, execution, model=model)
 
 
-@pytest.mark.specs(cases=weak_scaling, gate=gate.scaling, core=core.weak_scaling)
+@pytest.mark.specs(cases=weak_scaling)
 def test_weak_scaling(measure: Measure, spec: TrainingSpec) -> None:
     """How much faster do N devices train than one device if the batch size per rank is constant?"""
     scaling_metrics(measure, spec, spec.one_device(), weak_speedup)
 
 
-@pytest.mark.specs(cases=strong_scaling, gate=gate.strong_scaling, core=core.strong_scaling)
+@pytest.mark.specs(cases=strong_scaling)
 def test_strong_scaling(measure: Measure, spec: TrainingSpec) -> None:
     """How much faster do N devices train than one device if the global batch size is constant?"""
     one_device = dataclasses.replace(spec.one_device(), per_rank_batch_size=spec.global_batch_size)
     scaling_metrics(measure, spec, one_device, strong_speedup)
 
 
-@pytest.mark.specs(cases=epochs, core=core.epoch_scaling)
+@pytest.mark.specs(cases=epochs)
 def test_epoch_scaling(measure: Measure, spec: EpochSpec) -> None:
     """How much faster is an epoch on N devices than on one device, per trained image?
 
@@ -239,14 +273,14 @@ def scaling_metrics(
     return step
 
 
-@pytest.mark.specs(cases=weak_laws, core=core.gustafson)
+@pytest.mark.specs(cases=weak_laws)
 def test_gustafson(measure: Measure, spec: TrainingSpec) -> None:
     """Which fraction of a step is serial by Gustafson's law, at a constant batch size per rank?"""
     cases = {N: dataclasses.replace(spec, world_size=N) for N in fewer(measure, spec)}
     law_metrics(measure, spec, cases, spec.one_device(), weak_speedup, fit_gustafson, gustafson_speedup)
 
 
-@pytest.mark.specs(cases=strong_laws, core=core.amdahl)
+@pytest.mark.specs(cases=strong_laws)
 def test_amdahl(measure: Measure, spec: TrainingSpec) -> None:
     """Which fraction of a step is serial by Amdahl's law, with a constant global batch size?"""
     images = spec.global_batch_size

@@ -18,7 +18,7 @@ from ddpperf.analysis.breakdown import (
     peak_flops_per_second,
     straggler_spread,
 )
-from ddpperf.plugin.cases import Case, if_measured_as, if_valid, size_id, skipped, without_torchvision
+from ddpperf.plugin.cases import Case, case, if_measured_as, if_valid, size_id, skipped, without_torchvision
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured, Sample
@@ -31,7 +31,6 @@ from ddpperf.specs import (
     TrainingSpec,
     measured_as,
 )
-from perf.common import core
 from perf.common.training_metrics import cost_metrics, training_metrics
 from perf.common.trainings import measured_also_as, resnet50, resnet50_step, training
 
@@ -42,17 +41,24 @@ CPU_EPOCH_STEPS = 4  # on all ranks, in an epoch of test_epoch_breakdown without
 def steps(options: Options) -> Iterator[Case]:
     """Yield training specs for each world size and batch size in the first execution mode.
 
-    The smallest batch size is measured in eager mode, too.
+    The smallest batch size is measured in eager mode, too. On GPUs the core suite has the first
+    mode on one device and on all devices, with the smallest and the largest batch.
     """
+    ends = (1, max(options.world_sizes))
+    extremes = (min(options.batch_sizes), max(options.batch_sizes))
     for world_size in options.world_sizes:
         for batch_size in options.batch_sizes:
             too = ("eager",) if batch_size == min(options.batch_sizes) else ()
             for execution in dict.fromkeys((options.executions[0], *too)):
-                yield measured_also_as(PartsSpec, options, world_size, batch_size, execution)
-    yield from resnet50(options, partial(resnet50_step, PartsSpec, options))
+                step = measured_also_as(PartsSpec, options, world_size, batch_size, execution)
+                chosen = world_size in ends and batch_size in extremes
+                first = execution == options.executions[0]
+                yield case(step, core=options.device == "cpu" or (chosen and first))
+    for step in resnet50(options, partial(resnet50_step, PartsSpec, options)):
+        yield case(step, core=False)
 
 
-@pytest.mark.specs(cases=steps, core=core.step_breakdown)
+@pytest.mark.specs(cases=steps)
 def test_step_breakdown(measure: Measure, spec: TrainingSpec) -> None:
     """How long is each part of a training step, such as the forward pass and the backward pass?"""
     step = measure(spec)
@@ -96,10 +102,10 @@ def loader_epoch(options: Options, world_size: int, workers: int, execution: Exe
     identity = f"{size_id(options, world_size, batch_size)}-{execution}-dataloader{workers}"
     fields = training(options, world_size, batch_size, execution)
     fields |= {"input": "dataloader", "loader_workers": workers, "epoch_images": loader_epoch_images(options)}
-    case = if_valid(identity, options.epoch, **fields)
-    if isinstance(case, EpochSpec):
-        case = without_torchvision(case, "input dataloader")
-    return if_measured_as(EpochPartsSpec, case)
+    epoch = if_valid(identity, options.epoch, **fields)
+    if isinstance(epoch, EpochSpec):
+        epoch = without_torchvision(epoch, "input dataloader")
+    return case(if_measured_as(EpochPartsSpec, epoch), core=False)
 
 
 def loader_workers(options: Options) -> tuple[int, int]:
@@ -119,7 +125,7 @@ def loader_epoch_images(options: Options) -> int:
     return min(options.epoch_images, few)
 
 
-@pytest.mark.specs(cases=loader_epochs, core=core.never)
+@pytest.mark.specs(cases=loader_epochs)
 def test_epoch_breakdown(measure: Measure, spec: EpochSpec) -> None:
     """How long does each step of an epoch wait for the DataLoader, beside the step's other parts?"""
     epoch = measure(spec)
@@ -141,7 +147,8 @@ def weak_parts(options: Options) -> Iterator[Case]:
         yield one_device_only(options)
     for world_size in several:
         for batch_size in options.batch_sizes:
-            yield measured_also_as(PartsSpec, options, world_size, batch_size, options.executions[0])
+            step = measured_also_as(PartsSpec, options, world_size, batch_size, options.executions[0])
+            yield case(step, core=False)
         yield from (loader_epoch(options, world_size, workers) for workers in loader_workers(options))
 
 
@@ -157,7 +164,8 @@ def strong_parts(options: Options) -> Iterator[Case]:
         for images in options.global_batch_sizes:
             if images % world_size == 0:
                 batch_size = images // world_size
-                yield measured_also_as(PartsSpec, options, world_size, batch_size, options.executions[0])
+                step = measured_also_as(PartsSpec, options, world_size, batch_size, options.executions[0])
+                yield case(step, core=False)
             else:
                 identity = f"{size_id(options, world_size)}-global_b{images}"
                 reason = f"a global batch of {images} does not divide over {world_size} ranks"
@@ -171,13 +179,13 @@ def one_device_only(options: Options) -> Case:
     return pytest.param(None, id=size_id(options, 1), marks=(skip, pytest.mark.slow))
 
 
-@pytest.mark.specs(cases=weak_parts, core=core.never)
+@pytest.mark.specs(cases=weak_parts)
 def test_weak_parts_speedup(measure: Measure, spec: TrainingSpec) -> None:
     """How much faster is each part of a step on N devices, with a constant batch size per rank?"""
     store_part_speedups(measure, spec, weak=True)
 
 
-@pytest.mark.specs(cases=strong_parts, core=core.never)
+@pytest.mark.specs(cases=strong_parts)
 def test_strong_parts_speedup(measure: Measure, spec: TrainingSpec) -> None:
     """How much faster is each part of a step on N devices, with a constant global batch size?"""
     store_part_speedups(measure, spec, weak=False)

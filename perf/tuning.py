@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddpperf.plugin.cases import Case, if_valid, named, of_recipe
+from ddpperf.plugin.cases import Case, if_valid, named
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import RunSpec
-from perf.common.recipes import rate_id, read_recipes, tuning_seeds
+from perf.common.recipes import of_recipe, rate_id, read_recipes, tuning_seeds
 from perf.common.whole_trainings import by_seed
 from perf.test_large_batch import learned
 
@@ -27,8 +27,10 @@ def grid(options: Options) -> Iterator[Case]:
         for recipe in read_recipes(options.device, kind):
             for rate in recipe.rates:
                 identity = rate_id(recipe, rate)
-                case = if_valid(identity, recipe.spec, options, rate, seed=FIRST_SEED, execution=execution)
-                yield of_recipe(recipe.name, named(identity, case))
+                training = if_valid(
+                    identity, recipe.spec, options, rate, seed=FIRST_SEED, execution=execution
+                )
+                yield of_recipe(recipe, named(identity, training))
 
 
 @pytest.mark.specs(cases=grid)

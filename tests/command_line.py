@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ddpperf.plugin.cases import Case
 from ddpperf.plugin.options.options import Options, read_options
+from ddpperf.specs import Spec
 
 Read = Callable[..., Options]  # of arguments as typed, and gpus=N
 
@@ -26,3 +29,13 @@ def _read(config: pytest.Config, *arguments: str, gpus: int = 0) -> Options:
     run.args = []
     run.invocation_params = pytest.Config.InvocationParams(args=arguments, plugins=None, dir=Path.cwd())
     return read_options(run, gpus)
+
+
+def specs_of(cases: Iterable[Case]) -> list[Any]:
+    """Return the specs of the cases that are not skipped."""
+    plain = [case for case in cases if isinstance(case, Spec) or not is_skipped(case)]
+    return [case if isinstance(case, Spec) else case.values[0] for case in plain]
+
+
+def is_skipped(case: Case) -> bool:
+    return not isinstance(case, Spec) and any(mark.name == "skip" for mark in case.marks)

@@ -47,6 +47,19 @@ def fastest_ddp(options: Options) -> dict[str, Any]:
     return OWN_DDP if options.spec_fields.get("strategy") == "own_ddp" else FASTEST_DDP
 
 
+def case(measured: Case, *, core: bool = True, gate: bool = False) -> ParameterSet:
+    """Return a test case with the suites that it belongs to.
+
+    core: whether `pytest perf/` measures it without --full. gate: whether `-m gate` selects it.
+    A skipped case without a spec is in every suite, so that its reason is seen.
+    """
+    found = pytest.param(measured) if isinstance(measured, Spec) else measured
+    if not isinstance(found.values[0], Spec):
+        return found
+    suites = [pytest.mark.gate] * gate + [pytest.mark.slow] * (not core)
+    return pytest.param(*found.values, id=found.id, marks=[*found.marks, *suites])
+
+
 def parameters(test: str, marker: pytest.Mark, options: Options, machine: Machine) -> list[ParameterSet]:
     """Return the pytest parameters of a test, made from the measurement specs of its marker.
 
@@ -61,13 +74,13 @@ def parameters(test: str, marker: pytest.Mark, options: Options, machine: Machin
         cases = list(make(options) or ())
     except (ValueError, TypeError, KeyError) as error:
         raise Refused(f"{test} cannot be measured: {error}") from error
-    if wrong := [case for case in cases if not isinstance(case, Case)]:
+    if wrong := [wrong for wrong in cases if not isinstance(wrong, Case)]:
         why = f"{test} has cases that are no specs, such as {wrong[0]!r}"
         raise Refused(f"{why}; yield an AllReduceSpec, options.step(...)")
     gate = marker.kwargs.get("gate", lambda options, spec: False)
     core = marker.kwargs.get("core", lambda options, spec: True)
-    found = [_parameter(case, options, machine, gate, core) for case in cases]
-    ids = [case.id for case in found]
+    found = [_parameter(measured, options, machine, gate, core) for measured in cases]
+    ids = [parameter.id for parameter in found]
     if twice := [name for name in ids if ids.count(name) > 1]:
         why = f"{test} has two cases with the id {twice[0]}, which names what is stored"
         raise Refused(f"{why}; measure each once, or name one with pytest.param(spec, id=...)")
@@ -85,25 +98,26 @@ Predicate = Callable[[Options, Any], bool]
 
 
 def _parameter(
-    case: Case, options: Options, machine: Machine, gate: Predicate, core: Predicate
+    measured: Case, options: Options, machine: Machine, gate: Predicate, core: Predicate
 ) -> ParameterSet:
-    case = pytest.param(case) if isinstance(case, Spec) else case
-    (spec,) = case.values
+    """Return a case with its id, skipped if this machine, the base or the candidate cannot measure it.
+
+    gate, core: functions of the marker that choose suites for all cases of a test.
+    """
+    (spec,) = (measured,) if isinstance(measured, Spec) else measured.values
     if not isinstance(spec, Spec):
-        return case
-    marks = list(case.marks)
+        assert isinstance(measured, ParameterSet)
+        return measured
+    found = case(measured, core=core(options, spec), gate=gate(options, spec))
+    marks = list(found.marks)
     if not any(mark.name == "skip" for mark in marks):
-        found = possible(spec, machine)
-        marks += [] if isinstance(found, Spec) else found.marks
-    if not any(mark.name == "skip" for mark in marks) and (outcome := side_outcome(spec, options, machine)):
-        marks.append(pytest.mark.skip(reason=outcome.reason))
-        if outcome.kind is OutcomeKind.CANDIDATE_CANNOT:
-            marks.append(pytest.mark.candidate_cannot)
-    if gate(options, spec):
-        marks.append(pytest.mark.gate)
-    if not core(options, spec):
-        marks.append(pytest.mark.slow)
-    identity = case.id or case_id(spec, options)
+        if reason := machine_reason(spec, machine):
+            marks.append(pytest.mark.skip(reason=reason))
+        elif outcome := side_outcome(spec, options, machine):
+            marks.append(pytest.mark.skip(reason=outcome.reason))
+            if outcome.kind is OutcomeKind.CANDIDATE_CANNOT:
+                marks.append(pytest.mark.candidate_cannot)
+    identity = found.id or case_id(spec, options)
     spec = dataclasses.replace(spec, delay_seconds=options.delay_seconds)
     return pytest.param(spec, id=identity, marks=marks)
 
@@ -145,12 +159,6 @@ def named(identity: str, case: Case) -> Case:
     return pytest.param(case, id=identity) if isinstance(case, Spec) else case
 
 
-def of_recipe(name: str, case: Case) -> ParameterSet:
-    """Return a test case that trains with the recipe of the given name."""
-    case = case if isinstance(case, ParameterSet) else pytest.param(case)
-    return pytest.param(*case.values, id=case.id, marks=[*case.marks, pytest.mark.recipe(name)])
-
-
 def if_valid(identity: str, make: Callable[..., Spec], *arguments: Any, **fields: Any) -> Case:
     """Return the spec that `make` makes, or a skipped test case if it raises ValueError.
 
@@ -174,12 +182,6 @@ def if_measured_as(kind: type[Kind], case: Case) -> Case:
     except ValueError as error:
         return skipped(case, str(error))
     return case
-
-
-def possible(spec: Spec, machine: Machine) -> Case:
-    """Return a measurement spec, or a skipped test case if this machine cannot measure it."""
-    reason = machine_reason(spec, machine)
-    return skipped(spec, reason) if reason else spec
 
 
 # --- ids

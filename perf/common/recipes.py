@@ -12,11 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+from _pytest.mark import ParameterSet
+
 from ddpperf.data.cache import Data
 from ddpperf.errors import first_line, quoted
 from ddpperf.io.files import read_text
+from ddpperf.plugin.cases import Case
 from ddpperf.plugin.options.options import CIFAR_CLASSES, Options
-from ddpperf.specs import RunSpec
+from ddpperf.specs import RunSpec, Spec
 from ddpperf.specs.run import SGD_ONLY
 
 FOLDER = Path(__file__).parents[1]
@@ -100,6 +104,11 @@ class Recipe:
     data: Mapping[str, Any]
     fields: Mapping[str, Any]
     reported: Mapping[str, Mapping[str, float]]
+
+    @property
+    def id(self) -> str:
+        """The name as part of a test id: "2048, LARS + warm-up" becomes "2048-LARS+warm-up"."""
+        return self.name.replace(" + ", "+").replace(", ", "-").replace(" ", "-")
 
     def spec(self, options: Options, rate: float | None = None, seed: int = 0, **fields: Any) -> RunSpec:
         """Return the training spec of this recipe under the options of a test run.
@@ -285,8 +294,14 @@ def _require_trainable(recipe: Recipe, what: str) -> None:
 
 
 def rate_id(recipe: Recipe, rate: float) -> str:
-    """Return the test id of a training recipe at one learning rate: "2048, LARS, rate=10"."""
-    return f"{recipe.name}, rate={rate:g}"
+    """Return the test id of a training recipe at one learning rate: "2048-LARS-rate=10"."""
+    return f"{recipe.id}-rate={rate:g}"
+
+
+def of_recipe(recipe: Recipe, training: Case) -> ParameterSet:
+    """Return a test case that trains with a recipe, whose name is stored."""
+    found = pytest.param(training) if isinstance(training, Spec) else training
+    return pytest.param(*found.values, id=found.id, marks=[*found.marks, pytest.mark.recipe(recipe.name)])
 
 
 def tuning_seeds(device: str) -> int:

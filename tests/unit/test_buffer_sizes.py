@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from ddpperf.plugin.cases import Case
-from ddpperf.specs import OWN_ALGORITHMS, AllReduceSpec, CollectiveSpec
+from ddpperf.specs import OWN_ALGORITHMS
 from perf import test_all_reduce, test_projection
 from perf.common.calls import GPU_SIZES, OWN_SIZES, RING_SIZE
-from tests.command_line import Read, reader
+from tests.command_line import Read, is_skipped, reader, specs_of
 
 KiB, MiB = 2**10, 2**20
 
@@ -23,11 +23,7 @@ def read(pytestconfig: pytest.Config) -> Read:
 
 
 def sizes(cases: Iterable[Case]) -> list[int]:
-    found: list[int] = []
-    for case in cases:
-        assert isinstance(case, AllReduceSpec | CollectiveSpec)
-        found.append(case.nbytes)
-    return found
+    return [spec.nbytes for spec in specs_of(cases)]
 
 
 def reasons(cases: Iterable[Any]) -> list[str]:
@@ -49,17 +45,11 @@ def test_default_sizes_on_gpus_grow_fourfold(read: Read) -> None:
     assert list(GPU_SIZES) == [4**power * KiB for power in range(11)]
     options = read(gpus=2)
     assert set(sizes(test_all_reduce.contests(options))) == set(GPU_SIZES)
-    ours = [
-        case
-        for case in test_all_reduce.calls(options)
-        if isinstance(case, AllReduceSpec) and case.algorithm in OWN_ALGORITHMS
-    ]
+    ours = [spec for spec in specs_of(test_all_reduce.calls(options)) if spec.algorithm in OWN_ALGORITHMS]
     assert {case.algorithm for case in ours if case.nbytes >= RING_SIZE} == {"ring"}
     assert set(sizes(test_all_reduce.algorithms(options))) == {16 * MiB}
     only_large = read("--buffer-sizes", "64MiB,128MiB,256MiB,512MiB")
-    assert [
-        case.algorithm for case in test_all_reduce.algorithms(only_large) if isinstance(case, AllReduceSpec)
-    ] == ["ring"]
+    assert [spec.algorithm for spec in specs_of(test_all_reduce.algorithms(only_large))] == ["ring"]
 
 
 def test_a_model_needs_four_sizes(read: Read) -> None:
@@ -78,13 +68,12 @@ def test_buffer_too_small_for_the_ranks_is_skipped(read: Read) -> None:
     """A broadcast buffer need not be divided. Two ranks share the same part of the last two sizes."""
     cases = list(test_all_reduce.collectives(read("--buffer-sizes", "4,64KiB,65540")))
     measured = {
-        kind: [case.nbytes for case in cases if isinstance(case, CollectiveSpec) and case.kind == kind]
-        for kind in test_all_reduce.KINDS
+        kind: [spec.nbytes for spec in specs_of(cases) if spec.kind == kind] for kind in test_all_reduce.KINDS
     }
     assert measured == {kind: [64 * KiB] for kind in test_all_reduce.KINDS} | {
         "broadcast": [4, 64 * KiB, 65540]
     }
-    skipped = [case for case in cases if not isinstance(case, CollectiveSpec)]
+    skipped: list[Any] = [case for case in cases if is_skipped(case)]
     assert [case.id for case in skipped] == [
         f"2rank-4B-{kind}" for kind in test_all_reduce.KINDS if kind != "broadcast"
     ]
@@ -96,9 +85,9 @@ def test_hierarchical_is_measured_on_whole_nodes(read: Read, node: int, world_si
     options = read("--world-sizes", "1,2,3,4,6")
     options = replace(options, links=replace(options.links, node=node))
     found = [
-        (case.world_size, case.nbytes, case.node_size)
-        for case in test_all_reduce.calls(options)
-        if isinstance(case, AllReduceSpec) and case.algorithm == "hierarchical"
+        (spec.world_size, spec.nbytes, spec.node_size)
+        for spec in specs_of(test_all_reduce.calls(options))
+        if spec.algorithm == "hierarchical"
     ]
     assert found == [(N, nbytes, node) for N in world_sizes for nbytes in (*OWN_SIZES, RING_SIZE)]
 

@@ -183,7 +183,7 @@ def test_ids_begin_with_devices_and_batch(read: Read) -> None:
 
 
 def test_ids_name_nodes_and_their_ranks(read: Read) -> None:
-    options = read("--nodes=2", "--interface=lo")
+    options = read("--nodes=2", "--launcher=srun")
     assert options.world_sizes == (1, 2, 4)
     assert [size_id(options, N) for N in options.world_sizes] == ["1rank", "2rank", "2x2rank"]
 

@@ -11,8 +11,9 @@ import pytest
 
 from ddpperf.machine.compiler import compiler_problem, compiler_reason, triton_reason
 from ddpperf.machine.hardware import Machine
-from ddpperf.plugin.cases import Case, if_measured_as, if_valid, possible, side_outcome, skipped
+from ddpperf.plugin.cases import Case, if_measured_as, if_valid, side_outcome, skipped
 from ddpperf.plugin.measure_fixture import Measure
+from ddpperf.plugin.options.spec_fields import machine_reason
 from ddpperf.results.outcomes import OutcomeKind
 from ddpperf.specs import AllReduceSpec, EpochSpec, PartsSpec, Spec, TrainingSpec
 from perf.test_all_reduce import test_fastest_all_reduce as fastest_all_reduce
@@ -64,13 +65,10 @@ def reason_of(case: Case) -> str:
 )
 def test_gpu_work_is_skipped_on_the_cpu(kind: type[TrainingSpec], fields: dict[str, Any]) -> None:
     spec = kind(**TRAINING | fields)
-    case = possible(spec, Machine())
-    assert not isinstance(case, Spec)
-    assert case.values == (spec,)
-    assert reason_of(case).endswith("; this runs on the CPU")
-    assert possible(spec, Machine(device="cuda")) is spec
+    assert machine_reason(spec, Machine()).endswith("; this runs on the CPU")
+    assert not machine_reason(spec, Machine(device="cuda"))
     plain = kind(**TRAINING)
-    assert possible(plain, Machine()) is plain
+    assert not machine_reason(plain, Machine())
 
 
 @pytest.mark.parametrize(
@@ -81,14 +79,12 @@ def test_gpu_work_is_skipped_on_the_cpu(kind: type[TrainingSpec], fields: dict[s
     ],
 )
 def test_mapped_memory_needs_peer_access(spec: Spec) -> None:
-    case = possible(spec, Machine(device="cuda", unmapped=(0, 1)))
-    assert not isinstance(case, Spec)
-    assert case.values == (spec,)
-    assert reason_of(case) == "it maps the memory of all GPUs, and GPU 0 and GPU 1 cannot read each other's"
-    assert possible(spec, Machine(device="cuda", unmapped=(1, 2))) is spec, "which has the first two alone"
-    assert possible(spec, Machine(device="cuda")) is spec
+    reason = machine_reason(spec, Machine(device="cuda", unmapped=(0, 1)))
+    assert reason == "it maps the memory of all GPUs, and GPU 0 and GPU 1 cannot read each other's"
+    assert not machine_reason(spec, Machine(device="cuda", unmapped=(1, 2))), "which has the first two alone"
+    assert not machine_reason(spec, Machine(device="cuda"))
     sent = AllReduceSpec(world_size=2, nbytes=1024)
-    assert possible(sent, Machine(device="cuda", unmapped=(0, 1))) is sent
+    assert not machine_reason(sent, Machine(device="cuda", unmapped=(0, 1)))
 
 
 def test_mapped_memory_of_the_candidate_needs_peer_access() -> None:
@@ -142,8 +138,8 @@ def test_compiled_case_needs_a_compiler(
     sentence = (
         f"{needs}, and {found} is not a working compiler; install both, or leave compiled executions out"
     )
-    assert reason_of(possible(compiled, Machine(device=device))) == (sentence if found else "")
-    assert possible(plain, Machine(device=device)) is plain, "which needs none"
+    assert machine_reason(compiled, Machine(device=device)) == (sentence if found else "")
+    assert not machine_reason(plain, Machine(device=device)), "which needs none"
 
 
 def fake(compiler: Path) -> None:
@@ -177,17 +173,17 @@ def test_low_latency_needs_a_c_compiler(monkeypatch: pytest.MonkeyPatch, tmp_pat
         "install both, or set CC"
     )
     triton_reason.cache_clear()
-    assert reason_of(possible(spec, gpus)) == sentence
+    assert machine_reason(spec, gpus) == sentence
     for other in (
         AllReduceSpec(world_size=2, nbytes=1024, algorithm="two_shot"),
         TrainingSpec(**TRAINING | {"comm_hook": "symmetric_memory"}),
         TrainingSpec(**TRAINING | {"strategy": "own_ddp"}),
     ):
-        assert possible(other, gpus) is other
+        assert not machine_reason(other, gpus)
     monkeypatch.setenv("CC", str(tmp_path / "cc"))
     fake(tmp_path / "cc")
     triton_reason.cache_clear()
-    assert possible(spec, gpus) is spec
+    assert not machine_reason(spec, gpus)
     triton_reason.cache_clear()
 
 
@@ -204,12 +200,12 @@ def test_gpus_need_a_c_compiler_too(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         sentence = (
             f"{needs}, and {found} is not a working compiler; install both, or leave compiled executions out"
         )
-        assert reason_of(possible(compiled, Machine(device="cuda"))) == sentence
-        assert possible(compiled, Machine(device="cpu")) is compiled
+        assert machine_reason(compiled, Machine(device="cuda")) == sentence
+        assert not machine_reason(compiled, Machine(device="cpu"))
     for name in ("clang", "gcc"):
         fake(tmp_path / name)
         compiler_problem.cache_clear()
-        assert possible(compiled, Machine(device="cuda")) is compiled, name
+        assert not machine_reason(compiled, Machine(device="cuda")), name
 
 
 @pytest.mark.skipif(bool(compiler_reason()), reason=compiler_reason() or "-")

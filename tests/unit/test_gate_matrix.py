@@ -8,18 +8,12 @@ from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.cases import case_id, parameters
 from ddpperf.plugin.options.options import Options, read_options
 from ddpperf.specs import AllReduceSpec, TrainingSpec
-from perf import test_all_reduce, test_precision, test_scaling, test_strategies
+from perf import test_all_reduce, test_precision, test_scaling
 from tests.canned import CannedSuite
+from tests.command_line import specs_of
+from tools.default_suite import experiments
 
 pytest_plugins = ["pytester"]
-
-TESTS = {
-    test_all_reduce.test_all_reduce,
-    test_precision.test_precision,
-    test_scaling.test_weak_scaling,
-    test_scaling.test_strong_scaling,
-    test_strategies.test_strategies,
-}
 
 
 def options(pytester: pytest.Pytester, gpus: int) -> Options:
@@ -27,15 +21,15 @@ def options(pytester: pytest.Pytester, gpus: int) -> Options:
 
 
 def gated(options: Options) -> list[AllReduceSpec | TrainingSpec]:
-    """The specs that the experiments' markers select."""
-    found = []
-    for test in TESTS:
-        (marker,) = (mark for mark in test.pytestmark if mark.name == "specs")  # type: ignore[attr-defined]
-        cases = [
-            case for case in marker.kwargs["cases"](options) if isinstance(case, AllReduceSpec | TrainingSpec)
-        ]
-        found += [case for case in cases if marker.kwargs["gate"](options, case)]
-    return found
+    """The specs of the experiments' cases in the gate that can be measured."""
+    machine = Machine(device=options.device)
+    cases = [case for _, test, marker in experiments() for case in parameters(test, marker, options, machine)]
+    names = [{mark.name for mark in case.marks} for case in cases]
+    return [
+        case.values[0]
+        for case, marks in zip(cases, names, strict=True)
+        if marks & {"gate", "skip"} == {"gate"}
+    ]  # type: ignore[misc]
 
 
 def test_gpu_cases_are_captured_or_large(pytester: pytest.Pytester) -> None:
@@ -62,12 +56,8 @@ def test_own_ddp_is_gated_if_requested(pytester: pytest.Pytester) -> None:
 def test_largest_group_maps_memory_first(pytester: pytest.Pytester) -> None:
     """A larger group would need fresh process sets afterwards."""
     for cases in (test_all_reduce.calls, test_scaling.weak_scaling, test_scaling.epochs):
-        found = [
-            case
-            for case in cases(options(pytester, gpus=4))
-            if isinstance(case, AllReduceSpec | TrainingSpec)
-        ]
-        sizes = [case.world_size for case in found if case.maps_memory]
+        found = specs_of(cases(options(pytester, gpus=4)))
+        sizes = [spec.world_size for spec in found if spec.maps_memory]
         assert sizes == sorted(sizes, reverse=True)
         assert set(sizes) == {2, 4}
 
@@ -94,9 +84,7 @@ def test_bf16_is_measured_if_requested_and_on_gpus(
 ) -> None:
     monkeypatch.setattr(test_precision, "computes_bf16", lambda: False)
     chosen = read_options(pytester.parseconfig("-p", "ddpperf.plugin", *arguments), gpus)
-    cases = list(test_precision.precisions(chosen))
-    assert all(isinstance(case, TrainingSpec) for case in cases)
-    assert "bf16" in {case.precision for case in cases if isinstance(case, TrainingSpec)}
+    assert "bf16" in {spec.precision for spec in specs_of(test_precision.precisions(chosen))}
 
 
 def test_skipped_bf16_stays_in_the_gate(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,18 +19,18 @@ from ddpperf.analysis.projection import Network
 from ddpperf.data.cache import Data
 from ddpperf.errors import Refused
 from ddpperf.machine.hardware import Links, Machine
-from ddpperf.plugin.cases import Case, parameters, possible
+from ddpperf.plugin.cases import Case, parameters
 from ddpperf.plugin.options import option_table
 from ddpperf.plugin.options.option_table import FIELDS, OPTIONS, Option
 from ddpperf.plugin.options.options import GPU_INDUCTOR, Options, default_world_sizes, is_experiment
 from ddpperf.plugin.options.slow_checks import check_compiler, prepare, prepare_images
-from ddpperf.plugin.options.spec_fields import changed
-from ddpperf.specs import EpochSpec, Spec, TrainingSpec, from_json, to_json
+from ddpperf.plugin.options.spec_fields import changed, machine_reason
+from ddpperf.specs import EpochSpec, TrainingSpec, from_json, to_json
 from perf import test_batch_size, test_execution, test_precision, test_scaling, test_strategies
 from perf.test_batch_size import sweep
 from perf.test_scaling import HEAVY, weak_scaling
 from tests.canned import CannedSuite
-from tests.command_line import Read, reader
+from tests.command_line import Read, is_skipped, reader, specs_of
 from tests.generated import BOUNDED
 
 NETWORK = "--node-link 5e-6,50"
@@ -206,10 +206,10 @@ def test_too_many_classes_for_a_model_are_refused(
 
 def test_vit_is_measured_with_images_of_its_size(read: Read) -> None:
     options = read(gpus=4)
-    heavy = [case for case in weak_scaling(options) if isinstance(case, TrainingSpec) and case.model == HEAVY]
+    heavy = [spec for spec in specs_of(weak_scaling(options)) if spec.model == HEAVY]
     assert [case.world_size for case in heavy] == [1, 2, 4]
     larger = dataclasses.replace(options, images=dataclasses.replace(options.data, image_size=(64, 64)))
-    skipped = [case for case in weak_scaling(larger) if not isinstance(case, Spec)]
+    skipped: list[Any] = [case for case in weak_scaling(larger) if is_skipped(case)]
     skipped = [case for case in skipped if HEAVY in str(case.marks)]
     assert [case.values for case in skipped] == [(case,) for case in heavy]
     assert "takes images of 32x32" in str(skipped[0].marks)
@@ -304,7 +304,7 @@ def test_every_experiment_has_cases_with_different_ids(read: Read, line: str, gp
         parameters(experiment.__name__, marker, options, Machine(device=options.device))
         cases = list(experiment(options))
         if experiment is not test_strategies.variants:
-            assert [case for case in cases if isinstance(case, Spec)], experiment
+            assert specs_of(cases), experiment
 
 
 def test_indivisible_default_batch_is_skipped(read: Read) -> None:
@@ -466,11 +466,7 @@ def test_default_compilation_without_a_compiler_is_skipped(
 ) -> None:
     """Only requested executions are refused."""
     monkeypatch.setenv("CXX", "/nonexistent")
-    cases = [
-        possible(case, Machine(device="cuda")) if isinstance(case, TrainingSpec) else case
-        for case in test_scaling.weak_scaling(read(gpus=2))
-    ]
-    skipped = [case for case in cases if not isinstance(case, Spec)]
-    assert skipped
-    assert {getattr(spec, "execution", None) for case in skipped for spec in case.values} == {"compile+graph"}
-    assert not [case for case in cases if isinstance(case, TrainingSpec) and case.compiled]
+    specs, gpus = specs_of(test_scaling.weak_scaling(read(gpus=2))), Machine(device="cuda")
+    skipped = [spec for spec in specs if machine_reason(spec, gpus)]
+    assert {spec.execution for spec in skipped} == {"compile+graph"}
+    assert not [spec for spec in specs if spec.compiled and spec not in skipped]

@@ -9,6 +9,7 @@ import pytest
 from ddpperf.plugin.options.options import Options, read_options
 from ddpperf.specs import Precision, RunSpec
 from perf import test_precision
+from tests.command_line import specs_of
 from tests.unit.test_training_costs import LONG, FakeMeasure
 
 pytest_plugins = ["pytester"]
@@ -19,8 +20,7 @@ def options(pytester: pytest.Pytester, *arguments: str, gpus: int) -> Options:
 
 
 def trainings(chosen: Options) -> list[RunSpec]:
-    cases: list[Any] = list(test_precision.trainings(chosen))
-    return [case.values[0] for case in cases if isinstance(case.values[0], RunSpec)]
+    return specs_of(test_precision.trainings(chosen))
 
 
 def test_gpus_train_every_precision_with_two_batches(pytester: pytest.Pytester) -> None:

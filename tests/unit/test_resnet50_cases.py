@@ -11,9 +11,9 @@ import pytest
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.cases import Case, parameters
 from ddpperf.plugin.options.options import Options, read_options
-from ddpperf.specs import TrainingSpec
 from perf import test_comm_split, test_scaling, test_step_breakdown
 from perf.common.trainings import RESNET50
+from tests.command_line import specs_of
 
 pytest_plugins = ["pytester"]
 
@@ -34,8 +34,8 @@ def options(pytester: pytest.Pytester, *arguments: str, gpus: int) -> Options:
 def measured(chosen: Options, experiment: str) -> list[tuple[str, int, int]]:
     return [
         (spec.model, spec.world_size, spec.per_rank_batch_size)
-        for spec in CASES[experiment](chosen)
-        if isinstance(spec, TrainingSpec) and spec.model in RESNET50
+        for spec in specs_of(CASES[experiment](chosen))
+        if spec.model in RESNET50
     ]
 
 
