@@ -62,9 +62,9 @@ def test_runs_on_other_nodes_or_links_are_not_compared(read: Read, tmp_path: Pat
         return read_inputs(read(*arguments), [], tmp_path, None).storage.hardware_key
 
     here = key()
-    two = key("--nodes=2", "--interface=lo")
+    two = key("--nodes=2", "--interface=lo", "--launcher=srun")
     assert two == f"2x{here}-lo"
-    assert key("--nodes=3", "--interface=lo") == f"3x{here}-lo"
+    assert key("--nodes=3", "--interface=lo", "--launcher=srun") == f"3x{here}-lo"
 
 
 STEP: dict[str, Any] = {"per_rank_batch_size": 32}
