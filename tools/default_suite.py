@@ -57,7 +57,7 @@ def default_suite(hardware_key: str, digest: str = "", *, core: bool = False) ->
     """
     left_out = {"skip", "slow"} if core else {"skip"}
     nodes = node_count(hardware_key)
-    on_nodes = [f"--nodes={nodes}", "--interface=lo"] if nodes > 1 else []
+    on_nodes = [f"--nodes={nodes}", "--interface=lo", "--launcher=srun"] if nodes > 1 else []
     options = options_on(gpu_count(hardware_key), on_nodes)
     if digest:
         images = dataclasses.replace(options.data, name="imagefolder", digest=digest)

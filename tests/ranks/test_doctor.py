@@ -254,6 +254,7 @@ def test_older_python_is_refused_in_one_sentence() -> None:
     assert ended.stderr == "ddpperf needs Python 3.11 or newer, this is Python 3.10; use a newer one\n"
 
 
+@pytest.mark.slow
 def test_file_named_as_a_module_of_python_is_named(tmp_path: Path) -> None:
     (tmp_path / "random.py").touch()
     command = [sys.executable, "-m", "ddpperf.doctor"]

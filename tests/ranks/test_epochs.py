@@ -112,7 +112,11 @@ NEEDS_TORCHVISION = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize(
-    ("input", "workers"), [("device", 0), pytest.param("dataloader", 1, marks=NEEDS_TORCHVISION)]
+    ("input", "workers"),
+    [
+        pytest.param("device", 0, marks=pytest.mark.slow),
+        pytest.param("dataloader", 1, marks=NEEDS_TORCHVISION),
+    ],
 )
 def test_an_epoch_is_measured_on_two_ranks(pool: Pool, marked: Marked, input: str, workers: int) -> None:
     fields = {

@@ -115,7 +115,7 @@ def sums_of_ranks(phases: int, N: int, count: int) -> tuple[list[list[float]], l
     return [source.tolist() for source in sources], [result.tolist() for result in results]
 
 
-@pytest.mark.parametrize(("N", "count"), [(4, 3), (3, 100), (2, 300), (4, 600)])
+@pytest.mark.parametrize(("N", "count"), [(4, 3), (3, 100), pytest.param(4, 600, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("phases", [1, 2])
 def test_late_ranks_have_the_same_sums(
     interpreter: ProcessPoolExecutor, phases: int, N: int, count: int

@@ -69,6 +69,7 @@ def test_sets_that_fail_together_are_all_replaced() -> None:
     assert all(seconds < 1e-3 for seconds in after.all_step_seconds())
 
 
+@pytest.mark.slow
 def test_compared_sides_copy_in_short_turns() -> None:
     """A short disturbance then hits both sides alike."""
     sides = Side(name="A"), Side(name="B")

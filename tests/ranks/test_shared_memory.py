@@ -67,6 +67,7 @@ def test_killed_rank_leaves_no_semaphores() -> None:
     timer.join()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("leaves_nothing")
 def test_killed_set_leaves_no_shared_memory() -> None:
     """Nor does a loader that is killed between making shared memory and removing its name."""

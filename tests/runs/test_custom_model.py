@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.project import Project
 
 MODEL = """
@@ -35,6 +37,7 @@ def test_epoch(measure, spec):
 """
 
 
+@pytest.mark.slow
 def test_custom_model_is_measured(project: Project) -> None:
     (project.root / "own_models.py").write_text(MODEL)
     project.experiment.write_text(EXPERIMENT)

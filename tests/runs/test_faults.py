@@ -92,6 +92,7 @@ def test_faults_in_trainings_leave_the_others(project: Project) -> None:
     project.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_killed_rank_fails_its_test_alone(project: Project) -> None:
     project.experiment.write_text(FAULTS.replace("KINDS", "['kill']"))
     run = project.run("perf")
@@ -194,6 +195,7 @@ def test_interrupted_round_keeps_what_was_measured(project: Project, how: signal
     project.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_closed_terminal_keeps_what_was_measured(project: Project) -> None:
     """The terminal of the run is gone, so everything that the run prints fails."""
     project.experiment.write_text(MEASURED + HANGS)
@@ -278,6 +280,7 @@ def test_interrupted_training_keeps_what_was_measured(project: Project) -> None:
     project.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_second_interrupt_does_not_stop_the_verdict(project: Project) -> None:
     project.experiment.write_text(HANGS)
     logs = project.root / "logs"
@@ -298,6 +301,7 @@ def test_second_interrupt_does_not_stop_the_verdict(project: Project) -> None:
     project.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_interrupt_after_last_round_changes_nothing(project: Project) -> None:
     """The run is judged and saved, and programs that it starts, such as git, go on."""
     (project.root / "conftest.py").write_text(

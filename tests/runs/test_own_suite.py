@@ -111,6 +111,7 @@ def test_wheel_has_all_that_it_needs(installed: Path) -> None:
         assert not (installed / other).exists()
 
 
+@pytest.mark.slow
 def test_first_run_of_the_page_passes(repository: Repository) -> None:
     finished = committed(repository)
     finished.assert_one_sentence(0, "PASS: 2 tests measured")

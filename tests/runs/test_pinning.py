@@ -50,6 +50,7 @@ def pytest_unconfigure():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     core_count() < len(ALLOWED) or len(ALLOWED) < 2, reason="needs two cores without a quota to be pinned"
 )

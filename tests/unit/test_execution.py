@@ -74,6 +74,7 @@ def test_a_function_can_be_compiled_many_times() -> None:
         assert compiled_frames["ok"] == 1
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_compiling_again_after_the_warm_up_is_an_error() -> None:
     """It would be timed as a part of the step."""

@@ -164,6 +164,7 @@ def test_a_parameter_without_gradient_is_refused() -> None:
         model(torch.ones(1, 1024)).sum().backward()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(compiler_reason()), reason=compiler_reason() or "-")
 def test_a_compiled_backward_pass_has_two_parts() -> None:
     """The last layers' gradients are ready before the first layers' backward pass begins."""
