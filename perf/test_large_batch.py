@@ -14,7 +14,7 @@ from ddpperf.analysis.statistics import mean_interval, welch_interval
 from ddpperf.plugin.cases import Case, case, if_valid, named, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
-from ddpperf.report.facets import facets
+from ddpperf.report.spec_properties import properties_of
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import RunSpec, is_custom_model
 from perf.common.recipes import Recipe, find_recipe, of_recipe, read_recipes
@@ -172,7 +172,7 @@ def note_epochs(measure: Measure, recipe: Recipe, runs: list[Measured]) -> None:
         epochs = zip(*(figures(run, run.samples[0], name) for run in runs), strict=True)
         form = "{:.1%}" if name.endswith("accuracy") else "{:.4g}"
         listed.append(f"{name.replace('_', ' ')} {', '.join(form.format(mean(seeds)) for seeds in epochs)}")
-    settings = facets(runs[0].spec, device=measure.machine.device)["recipe"]
+    settings = properties_of(runs[0].spec, device=measure.machine.device)["recipe"]
     measure.note(f"{recipe.name} ({settings}) by epoch: {'; '.join(listed)}")
 
 

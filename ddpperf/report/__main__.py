@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from ddpperf.report.exports import (
 from ddpperf.report.markdown import RESULTS_BEGIN, write_results
 from ddpperf.report.page import PAGE_BEGINS, write_page
 from ddpperf.report.plots import write_plots
-from ddpperf.report.plots.whole_run import History
+from ddpperf.report.plots.over_time import History
 from ddpperf.report.questions import report_tables
 from ddpperf.report.summary import summary_lines, verdict_lines
 from ddpperf.results.outcomes import Outcome, OutcomeKind
@@ -113,7 +113,7 @@ def main() -> int:
     given = parser.parse_args()
     try:
         given.run = given.run or newest_run(Path.cwd())
-        made = _made(given, _requested(given))
+        made = _made(given)
     except (NoBaseline, Refused) as problem:
         return refused(problem)
     except ImportError as error:
@@ -130,25 +130,13 @@ def main() -> int:
 Write = Callable[[Path, dict[str, Any], History], Path]  # writes a stored run to a file or folder
 
 
-@dataclass(frozen=True, kw_only=True)
-class Output:
-    """A file or folder to write, and the function that writes a stored run there.
-
-    is_export: whether it can hold a run without measured tests.
-    """
-
-    path: Path
-    is_export: bool
-    write: Write
-
-
 def _export(content: Callable[[dict[str, Any]], str]) -> Write:
     """Return the function that writes an export. content: returns the text of a stored run's export."""
     return lambda path, document, history: write_atomically(path, content(document))
 
 
-def _requested(given: argparse.Namespace) -> list[Output]:
-    """Return the requested outputs; raise Refused if one of them would replace something else."""
+def _requested(given: argparse.Namespace) -> list[tuple[Path, Write]]:
+    """Return the requested files; raise Refused if one of them would replace something else."""
     page: tuple[bytes, Write] = (PAGE_BEGINS, write_page)
     if given.output is not None and given.output.suffix == ".md":
         page = (RESULTS_BEGIN.encode(), write_results)
@@ -159,38 +147,36 @@ def _requested(given: argparse.Namespace) -> list[Output]:
     )
     if given.gpu_hour_price is not None and not (given.tables or given.output):
         raise Refused("--gpu-hour-price adds costs to --tables and to the page of -o, got neither; add one")
-    found = {}
+    found: list[tuple[Path, Write]] = [(given.plots, write_plots)] if given.plots is not None else []
     for option, path, begins, what, write in outputs:
-        if path is None:
-            continue
-        require_replaceable(option, str(path), begins, what)
-        if path.resolve() in found:
-            raise Refused(f"{option} names {path}, as another option does; name two files")
-        found[path.resolve()] = Output(path=path, is_export=what == "exports", write=write)
-    plots = [Output(path=given.plots, is_export=False, write=write_plots)] if given.plots is not None else []
-    return [*found.values(), *plots]
+        if path is not None:
+            require_replaceable(option, str(path), begins, what)
+            if path.resolve() in [other.resolve() for other, _ in found]:
+                raise Refused(f"{option} names {path}, as another option does; name two files")
+            found.append((path, write))
+    return found
 
 
-def _made(given: argparse.Namespace, outputs: Sequence[Output]) -> list[str]:
+def _made(given: argparse.Namespace) -> list[str]:
     """Write the requested files, and return the lines to print."""
-    document = load(given.run)
-    only_exports = outputs and all(output.is_export for output in outputs) and not given.tables
-    if not document.get("benchmarks") and not only_exports:
+    outputs, document = _requested(given), load(given.run)
+    header = document["ddpperf"]
+    if not document.get("benchmarks"):
         raise NoBaseline(f"{given.run} holds no measured test; name another run")
     if given.baseline is not None:
         document = compared(document, given.run, given.baseline, Path.cwd())
     if given.gpu_hour_price is not None:
-        document["ddpperf"]["options"]["gpu_hour_price"] = given.gpu_hour_price
-    kept = Storage(root=Path.cwd(), hardware_key=document["ddpperf"]["hardware_key"]).kept()
+        header["options"]["gpu_hour_price"] = given.gpu_hour_price
+    kept = Storage(root=Path.cwd(), hardware_key=header["hardware_key"]).kept() if outputs else []
     lines = report_tables(document).splitlines() if given.tables else []
     if not (given.tables or outputs):
         lines = [*summary_lines(document), *verdict_lines(document["ddpperf"])]
-    for output in outputs:
+    for path, write in outputs:
         try:
-            lines.append(f"saved {output.write(output.path, document, kept)}")
+            lines.append(f"saved {write(path, document, kept)}")
         except OSError as error:
             advice = "name another file or folder"
-            raise Refused(f"{output.path} cannot be written ({error.strerror}); {advice}") from error
+            raise Refused(f"{path} cannot be written ({error.strerror}); {advice}") from error
     return lines
 
 

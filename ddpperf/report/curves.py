@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ddpperf.report.cases import Case
+from ddpperf.report.stored_cases import Case
 from ddpperf.specs import RunSpec
 
 BY_EPOCH = (

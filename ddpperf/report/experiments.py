@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ddpperf.report.text import function_of
+from ddpperf.specs import DATA_PARALLEL_PARTS, PARTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,7 @@ TRAINING = (
     "joules_per_epoch",
 )
 SAMPLER = ("missing_images", "repeated_images", "repeated_places")
+PART_SECONDS = tuple(f"{part}_seconds" for part in PARTS)
 PART_SPEEDUPS = tuple(f"{part}_speedup" for part in ("forward", "backward", "optimizer", "loading", "data"))
 EXPERIMENTS = {
     "test_weak_scaling": Experiment(title="scaling", kind="weak", metrics=SCALING),
@@ -65,28 +67,11 @@ EXPERIMENTS = {
     ),
     "test_step_breakdown": Experiment(
         title="step breakdown",
-        metrics=(
-            "data_seconds",
-            "forward_seconds",
-            "backward_seconds",
-            "gradient_sync_seconds",
-            "optimizer_seconds",
-            "straggler_spread",
-            "gpu_busy_fraction",
-            "mfu",
-        ),
+        metrics=(*PART_SECONDS[1:], "straggler_spread", "gpu_busy_fraction", "mfu"),
     ),
     "test_epoch_breakdown": Experiment(
         title="epoch breakdown",
-        metrics=(
-            "loading_seconds",
-            "data_seconds",
-            "forward_seconds",
-            "backward_seconds",
-            "gradient_sync_seconds",
-            "optimizer_seconds",
-            "loading_wait_seconds",
-        ),
+        metrics=(*PART_SECONDS, "loading_wait_seconds"),
     ),
     "test_weak_parts_speedup": Experiment(
         title="speedup of the parts of a step", kind="weak", metrics=PART_SPEEDUPS
@@ -114,10 +99,7 @@ EXPERIMENTS = {
             "exposed_comm_seconds",
             "traced_exposed_comm_seconds",
             "traced_comm_seconds",
-            "replicate_seconds",
-            "scatter_seconds",
-            "gather_seconds",
-            "reduce_seconds",
+            *(f"{part}_seconds" for part in DATA_PARALLEL_PARTS),
             "comm_over_ddp",
             "idle_in_comm_seconds",
             "overlap_fraction",

@@ -5,60 +5,42 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
 from statistics import median
 from typing import Any
 
 from ddpperf.errors import Refused
-from ddpperf.report.cases import Case, cases_of
 from ddpperf.report.curves import BY_EPOCH, curve_points
-from ddpperf.report.facets import timed_work
+from ddpperf.report.spec_properties import timed_work
+from ddpperf.report.stored_cases import cases_of
 from ddpperf.results import metrics
 
 CSV_BEGINS = b"datetime,hardware,commit,verdict,test,"
 CURVES_BEGINS = b"datetime,hardware,commit,verdict,epoch,"
-TIME = "{work}_time_seconds"  # the metric that stands for the time of a test, such as step_time_seconds
+FIELDS = ("test", "metric", "value", "unit", "better", "least", "most", "process_sets")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Value:
-    """One metric of one test, in SI units.
+def _rows(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the time and all metrics of each measured test of a stored run, in SI units.
 
-    value: the median over the process sets. least, most: the values of the process sets range from
-    `least` to `most`. better: "lower", "higher", or "" if neither is better.
+    value: the median over the process sets, whose values range from `least` to `most`. better:
+    "lower", "higher", or "" if neither is better.
     """
-
-    test: str
-    metric: str
-    value: float
-    unit: str
-    better: str
-    least: float
-    most: float
-    process_sets: int
-
-
-def values_of(document: Mapping[str, Any]) -> Iterator[Value]:
-    """Yield the time and all metrics of each measured test of a stored run."""
     for case in cases_of(document):
-        times = case.measured.median_step_seconds()
-        yield _value(case, TIME.format(work=timed_work(case.measured.spec)), "s", "lower", times)
-        for name, metric in case.metrics.items():
-            yield _value(case, name, metric["unit"], _better(name), metric["by_set"])
-
-
-def _value(case: Case, name: str, unit: str, better: str, by_set: Mapping[str, float]) -> Value:
-    found = list(by_set.values())
-    return Value(
-        test=case.test,
-        metric=name,
-        value=median(found),
-        unit=unit,
-        better=better,
-        least=min(found),
-        most=max(found),
-        process_sets=len(found),
-    )
+        time = f"{timed_work(case.measured.spec)}_time_seconds"
+        by_set = {time: case.measured.median_step_seconds()}
+        by_set |= {name: metric["by_set"] for name, metric in case.metrics.items()}
+        for name, values in by_set.items():
+            found = list(values.values())
+            yield {
+                "test": case.test,
+                "metric": name,
+                "value": median(found),
+                "unit": "s" if name == time else case.metrics[name]["unit"],
+                "better": "lower" if name == time else _better(name),
+                "least": min(found),
+                "most": max(found),
+                "process_sets": len(found),
+            }
 
 
 def _better(name: str) -> str:
@@ -70,8 +52,7 @@ def _better(name: str) -> str:
 
 def csv_text(document: Mapping[str, Any]) -> str:
     """Return all metrics of a stored run as CSV, with one line for each test and metric."""
-    names = [field.name for field in fields(Value)]
-    return _csv(document, names, map(asdict, values_of(document)))
+    return _csv(document, FIELDS, _rows(document))
 
 
 def curves_csv_text(document: Mapping[str, Any]) -> str:

@@ -27,13 +27,13 @@ def table_lines(table: Table, width: int, *, notes: bool) -> list[str]:
         return [*_sentence(table, width), *_below(table, [], width, notes=notes)]
     marks = tuple(map(_marks, table.marks))
     last = (Column(heading="", cells=marks, is_text=True),) if any(marks) else ()
-    facets: Sequence[Column] = table.facets
+    properties: Sequence[Column] = table.properties
     meanings: list[str] = []
-    figures = _fitting(facets, table.figures, last, width)
+    figures = _fitting(properties, table.figures, last, width)
     if len(figures) < min(ENOUGH_FIGURES, len(table.figures)):
-        facets, meanings = _abbreviated(facets)
-        figures = _fitting(facets, table.figures, last, width)
-    columns = [_Laid(column) for column in (*facets, *figures, *last)]
+        properties, meanings = _abbreviated(properties)
+        figures = _fitting(properties, table.figures, last, width)
+    columns = [_Laid(column) for column in (*properties, *figures, *last)]
     height = max(len(column.heading) for column in columns)
     headings = [GAP.join(column.heading_line(line, height) for column in columns) for line in range(height)]
     rows = [GAP.join(column.cell(row) for column in columns) for row in range(len(table.tests))]
@@ -60,11 +60,11 @@ def _below(table: Table, meanings: Sequence[str], width: int, *, notes: bool) ->
     return [line for text in texts for line in wrapped(text, width, first="  ", indent=4)]
 
 
-def _abbreviated(facets: Sequence[Column]) -> tuple[list[Column], list[str]]:
+def _abbreviated(properties: Sequence[Column]) -> tuple[list[Column], list[str]]:
     """Return columns whose long texts are abbreviated, and what the abbreviations mean."""
     short: dict[str, str] = {}
     columns = []
-    for column in facets:
+    for column in properties:
         for cell in column.cells if column.is_text and not column.is_name else ():
             first = f"{re.split('[-+:_ ]', cell)[0]}[{ascii_lowercase[len(short) % 26]}]"
             if len(first) < len(cell) > LONGEST_TEXT and cell not in short:
@@ -112,10 +112,10 @@ class _Laid:
 
 
 def _fitting(
-    facets: Sequence[Column], figures: Sequence[Column], last: Sequence[Column], width: int
+    properties: Sequence[Column], figures: Sequence[Column], last: Sequence[Column], width: int
 ) -> list[Column]:
     """Return the first columns of `figures` that fit beside the other columns."""
-    used = sum(_Laid(column).width + len(GAP) for column in (*facets, *last)) - len(GAP)
+    used = sum(_Laid(column).width + len(GAP) for column in (*properties, *last)) - len(GAP)
     fitting: list[Column] = []
     for column in figures:
         used += len(GAP) + _Laid(column).width

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpperf.io.terminal_text import harmless
-from ddpperf.report.cases import ab_of
+from ddpperf.report.stored_cases import ab_of
 from ddpperf.report.summary import summary_lines, verdict_lines
 from ddpperf.report.text import ab_cells, aligned, format_metric, grouped, without_file
 from ddpperf.results.notes import NoteKind

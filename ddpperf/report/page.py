@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from ddpperf.io.terminal_text import printable
-from ddpperf.report.cases import Case, cases_of, rows_of
+from ddpperf.report.highlights import highlights
 from ddpperf.report.plots import pictures_of
+from ddpperf.report.plots.over_time import History
 from ddpperf.report.plots.picture import Picture
-from ddpperf.report.plots.whole_run import History
 from ddpperf.report.questions.communication import FORMULAS
 from ddpperf.report.questions.question import answering, table_rows
+from ddpperf.report.stored_cases import Case, cases_of, rows_of
 from ddpperf.report.summary import next_step, summary_facts, title
 from ddpperf.report.tables import compared_texts, tables_of
 from ddpperf.report.text import format_metric, without_file
-from ddpperf.report.worth_knowing import worth_knowing
 from ddpperf.results import units
 from ddpperf.results.stored_runs import write_atomically
 
@@ -42,7 +42,7 @@ def page(document: Mapping[str, Any], history: History = ()) -> str:
     sections = [
         {
             "table": table,
-            "columns": [*table.facets, *table.figures],
+            "columns": [*table.properties, *table.figures],
             "pictures": [_embedded(picture) for picture in pictures if picture.experiment == table.title],
         }
         for table in tables_of(document)
@@ -52,7 +52,7 @@ def page(document: Mapping[str, Any], history: History = ()) -> str:
         verdict=header["verdict"],
         next_step=next_step(header),
         important=_important(rows_of(document)),
-        sentences=worth_knowing(document),
+        sentences=highlights(document),
         sections=sections,
         formulas=table_rows(answers, FORMULAS) if answers else [],
         about_formulas=FORMULAS.sentence(answers) if answers else "",

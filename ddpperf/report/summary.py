@@ -10,13 +10,12 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from ddpperf.machine.links import rates_in_words
-from ddpperf.report.cases import ab_of, comparison_of
-from ddpperf.report.facets import usual_properties
+from ddpperf.report.highlights import highlights
 from ddpperf.report.layout import table_lines, wrapped
-from ddpperf.report.nodes import node_facts
+from ddpperf.report.spec_properties import usual_properties
+from ddpperf.report.stored_cases import ab_of, comparison_of
 from ddpperf.report.tables import tables_of
 from ddpperf.report.text import grouped, without_file
-from ddpperf.report.worth_knowing import worth_knowing
 from ddpperf.results import units
 from ddpperf.results.metrics import find
 from ddpperf.results.outcomes import OutcomeKind, Status
@@ -28,6 +27,7 @@ from ddpperf.verdict.thresholds import WORDS_OF_BOUNDS, BoundKind
 WIDTH = 110  # characters of a line, unless the output is a terminal
 WIDTHS = range(80, 201)  # of a terminal
 MOST_NAMED = 3  # tests that one line names
+MOST_NODES = 8  # nodes that one line names
 MOST_REASONS = 8  # of a verdict
 FEW_TABLES = 3  # with at most so many tables, the explanations of results are shown, too
 MARKUP = {Status.PASS: "green", Status.FAIL: "red", Status.NO_VERDICT: "yellow"}
@@ -45,7 +45,7 @@ def summary_lines(document: Mapping[str, Any], *, width: int = WIDTH) -> list[st
         lines += table_lines(table, width, notes=len(tables) <= FEW_TABLES)
         was_sentence = is_sentence
     lines.append("")
-    for sentence in worth_knowing(document):
+    for sentence in highlights(document):
         lines += wrapped(sentence, width)
     for label, sentences in summary_facts(document):
         for number, sentence in enumerate(sentences):
@@ -63,7 +63,7 @@ def summary_facts(document: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
         ("A/B", _sides(header)),
         ("controls", _controls(header, comparison)),
         ("thresholds", [_thresholds(header)]),
-        ("nodes", node_facts(document)),
+        ("nodes", _nodes(header["environment"].get("nodes", []))),
         ("machine", _machine(header.get("machine_findings", []))),
         ("skipped", _skipped(header)),
         ("left out", _left_out(header.get("left_out", {}))),
@@ -210,6 +210,19 @@ def _controls(header: Mapping[str, Any], comparison: Comparison | None) -> list[
     return [", ".join(found)] if found else []
 
 
+def _nodes(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a sentence on the nodes of a run; none for a run on one node."""
+    if len(nodes) < 2:
+        return []
+    named = ", ".join(f"node {number} ({node['name']})" for number, node in enumerate(nodes[:MOST_NODES]))
+    more = f" and {len(nodes) - MOST_NODES} more" if len(nodes) > MOST_NODES else ""
+    link, ranks = nodes[0]["link"], units.counted(nodes[0]["ranks"], "rank")
+    return [
+        f"{named}{more}: {ranks} each, connected by {link}; machine checks and energy are measured on node 0 "
+        "only"
+    ]
+
+
 def _machine(findings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return at most two sentences on what may have spoiled the run, as the doctor found at its start.
 
@@ -250,9 +263,7 @@ def _thresholds(header: Mapping[str, Any]) -> str:
     if not thresholds["known"]:
         return f"none for {header['hardware_key']}"
     known = f"{thresholds['known']} for {header['hardware_key']}"
-    if "checks" not in thresholds:  # an older run, which stored only counts
-        return f"{thresholds['applied']} of {known} applied"
-    checks = thresholds["checks"]
+    checks = thresholds.get("checks", ())  # older runs stored only counts
     if not checks:
         return f"none of {known} applied"
     missed = [check for check in checks if not check["held"]]

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ddpperf.report.cases import Case, comparison_of, rows_of
-from ddpperf.report.facets import in_words, timed_work, usual_properties
+from ddpperf.report.round_warnings import spread
+from ddpperf.report.spec_properties import in_words, timed_work, usual_properties
+from ddpperf.report.stored_cases import Case, comparison_of, rows_of
 from ddpperf.report.text import ab_cells, finding, interval
-from ddpperf.report.warnings import spread
 from ddpperf.results import units
 from ddpperf.results.metrics import column as column_format
 from ddpperf.results.outcomes import OutcomeKind
@@ -50,7 +50,7 @@ class Column:
 class Table:
     """The results of an experiment.
 
-    common: what is the same in all rows. facets: columns that distinguish the rows. figures:
+    common: what is the same in all rows. properties: columns that distinguish the rows. figures:
     columns with results, the most important first. marks: for each row, the numbers of its
     warnings. warnings: the warnings that no earlier table has, by their numbers. notes:
     explanations of results.
@@ -58,7 +58,7 @@ class Table:
 
     title: str
     common: tuple[str, ...]
-    facets: tuple[Column, ...]
+    properties: tuple[Column, ...]
     figures: tuple[Column, ...]
     tests: tuple[str, ...]
     marks: tuple[tuple[int, ...], ...]
@@ -112,7 +112,7 @@ def _table(
     return Table(
         title=cases[0].experiment.title,
         common=tuple(common),
-        facets=distinct,
+        properties=distinct,
         figures=tuple(figures),
         tests=tuple(case.test for case in cases),
         marks=tuple(tuple(sorted(numbers[warning] for warning in case.warnings)) for case in cases),

@@ -17,7 +17,7 @@ from ddpperf.results.stored_runs import (
     NoBaseline,
     Storage,
     header_of,
-    is_fit_baseline,
+    is_baseline,
     newest_run,
     read_document,
 )
@@ -41,7 +41,7 @@ def promote(root: Path, run: Path | None = None, name: str = "baseline") -> Path
         raise NoBaseline(f"{run} is damaged (its hardware_key is {quoted(key)}); name another run")
     storage = Storage(root=root, hardware_key=key)
     measured = storage.load(run).measured
-    if not is_fit_baseline(document):
+    if not is_baseline(document):
         raise NoBaseline(
             f"{run} cannot become a baseline: its verdict is FAIL, a control failed, a test was not "
             "measured or was delayed, or the file is damaged; name another run"

@@ -125,7 +125,7 @@ class Storage:
     def _newest_passed_run(self) -> Path | None:
         for path in reversed(_numbered(self.runs)):
             with contextlib.suppress(NoBaseline):
-                if is_fit_baseline(read_document(path)):
+                if is_baseline(read_document(path)):
                     return path
         return None
 
@@ -168,7 +168,7 @@ class Storage:
         for path in paths[:MOST_READ]:
             with contextlib.suppress(NoBaseline):
                 document = read_document(path)
-                if path in promoted or is_fit_baseline(document, compared=True):
+                if path in promoted or is_baseline(document, compared=True):
                     found.append(self.read(document, path))
         unique: list[Baseline] = []
         for run in [*found, compared]:
@@ -285,37 +285,31 @@ def _stem(path: Path) -> str:
     return path.name.partition(".json")[0]
 
 
-def is_baseline(document: dict[str, Any]) -> bool:
-    """Return whether a run may be promoted to a baseline.
-
-    Every test that was not skipped must have passed and been measured, none deliberately slowed. The
-    run must be no A/B run, and a comparison must not have failed or left a regression suspected.
-    """
-    header, benchmarks = document["ddpperf"], document["benchmarks"]
-    kinds = {test: OutcomeKind(outcome["kind"]) for test, outcome in header["outcomes"].items()}
-    required = {test for test, kind in kinds.items() if not kind.skipped}
-    measured = {benchmark["fullname"] for benchmark in benchmarks}
-    return bool(
-        measured
-        and measured == required
-        and all(kinds[test] is OutcomeKind.PASSED for test in required)
-        and not any(test["extra_info"]["ddpperf"]["spec"].get("delay_seconds") for test in benchmarks)
-        and "against" not in header  # base and candidate evict each other's caches
-        and header["verdict"]["status"] != Status.FAIL
-        and not header.get("unfit")
-    )
-
-
-def is_fit_baseline(document: Any, *, compared: bool = False) -> bool:
+def is_baseline(document: Any, *, compared: bool = False) -> bool:
     """Return whether a run may be promoted, and if `compared`, whether it passed a comparison, too.
 
-    A damaged run may not.
+    Every test that was not skipped must have passed and been measured, none deliberately slowed. The
+    run must be no A/B run, and a comparison must not have failed or left a regression suspected. A
+    damaged run may not be promoted.
     """
-    with contextlib.suppress(*_DAMAGED):
-        header = document["ddpperf"]
-        passed_comparison = header["verdict"]["status"] == Status.PASS and header.get("compared_with")
-        return is_baseline(document) and bool(passed_comparison or not compared)
-    return False
+    try:
+        header, benchmarks = document["ddpperf"], document["benchmarks"]
+        status = header["verdict"]["status"]
+        kinds = {test: OutcomeKind(outcome["kind"]) for test, outcome in header["outcomes"].items()}
+        required = {test for test, kind in kinds.items() if not kind.skipped}
+        measured = {benchmark["fullname"] for benchmark in benchmarks}
+        return bool(
+            measured
+            and measured == required
+            and all(kinds[test] is OutcomeKind.PASSED for test in required)
+            and not any(test["extra_info"]["ddpperf"]["spec"].get("delay_seconds") for test in benchmarks)
+            and "against" not in header  # base and candidate evict each other's caches
+            and status != Status.FAIL
+            and not header.get("unfit")
+            and (not compared or (status == Status.PASS and header.get("compared_with")))
+        )
+    except _DAMAGED:
+        return False
 
 
 def write_atomically(path: Path, document: dict[str, Any] | str | bytes) -> Path:

@@ -124,19 +124,6 @@ def test_csv_has_every_metric(path: Path) -> None:
     assert all(float(row["least"]) <= float(row["value"]) <= float(row["most"]) for row in rows)
 
 
-def test_csv_has_the_time_of_a_step() -> None:
-    document = stored(CPU)
-    rows = csv.DictReader(csv_text(document).splitlines())
-    times = {row["test"]: row for row in rows if row["metric"].endswith("_time_seconds")}
-    for found in document["benchmarks"]:
-        fields = found["extra_info"]["ddpperf"]
-        N = fields["spec"]["world_size"]  # ranks that take turns have more
-        slowest = [max(ranks[:N]) for ranks in fields["samples"][0]["seconds"]]
-        row = times[found["fullname"]]
-        assert float(row["value"]) == pytest.approx(median(slowest) / fields["iterations"])
-        assert (row["unit"], row["better"]) == ("s", "lower")
-
-
 # --- the command
 
 
@@ -182,32 +169,3 @@ def test_other_files_are_not_replaced(run: Run, tmp_path: Path, option: str) -> 
     assert ended.stderr.startswith(f"{option} replaces earlier ")
     assert ended.stderr.count("\n") == 1
     assert (tmp_path / "mine.json").read_text() == CPU.read_text()
-
-
-@pytest.mark.parametrize("option", ["--csv", "--curves"])
-def test_missing_folder_is_one_sentence(run: Run, tmp_path: Path, option: str) -> None:
-    ended = run(report, CPU, option, "nowhere/a")
-    assert ended.returncode == 4
-    assert (
-        ended.stderr
-        == "nowhere/a cannot be written (No such file or directory); name another file or folder\n"
-    )
-
-
-def test_newest_run_is_the_default(run: Run, canned_suite: CannedSuite) -> None:
-    nothing = run(report, "--csv", "a.csv")
-    assert nothing.returncode == 4
-    assert "holds no run; measure one with python -m pytest perf/" in nothing.stderr
-    canned_suite.run("perf")
-    assert run(report, "--csv", "a.csv").returncode == 0
-    rows = list(csv.DictReader((canned_suite.root / "a.csv").read_text().splitlines()))
-    assert rows
-
-
-def test_price_without_tables_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["command", str(CPU), "--gpu-hour-price", "2"])
-    assert report() == 4
-    expected = "--gpu-hour-price adds costs to --tables and to the page of -o, got neither; add one\n"
-    assert capsys.readouterr() == ("", expected)

@@ -14,12 +14,14 @@ import re
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from ddpperf.report.page import page
 from ddpperf.report.questions import report_tables
 from ddpperf.report.summary import summary_lines, verdict_lines
+from ddpperf.report.tables import tables_of
 from ddpperf.report.text import format_metric
 from ddpperf.results.stored_runs import read_document
 from tests.project import REPOSITORY
@@ -61,6 +63,16 @@ def metrics_of(document: dict[str, Any]) -> dict[str, dict[str, str]]:
     }
 
 
+def rows_of(document: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the printed numbers of each row of the tables, by test id, in any order."""
+    found: dict[str, list[str]] = {}
+    for table in tables_of(document):
+        for row, test in enumerate(table.tests):
+            cells = [f"{column.cells[row]} {column.unit}".strip() for column in table.figures]
+            found[test] = sorted([*found.get(test, ()), *(cell for cell in cells if NUMBER.search(cell))])
+    return found
+
+
 def numbers_in(text: str) -> set[str]:
     return set(NUMBER.findall(text))
 
@@ -69,7 +81,8 @@ def numbers_in(text: str) -> set[str]:
 def outputs_of(run: str) -> dict[str, str]:
     """Return the texts that a user reads, without pictures and styles."""
     document = document_of(run)
-    html = re.sub(r"(?s)<style.*?</style>|<img[^>]*>|<[^>]*>", " ", page(document))
+    with mock.patch("ddpperf.report.page.pictures_of", return_value=[]):  # they hold no text of the page
+        html = re.sub(r"(?s)<style.*?</style>|<[^>]*>", " ", page(document))
     return {
         "summary": " ".join(summary_lines(document)),
         "verdict": " ".join(verdict_lines(document["ddpperf"])),
@@ -83,6 +96,11 @@ def test_each_metric_prints_its_frozen_value(run: str) -> None:
     printed = metrics_of(document_of(run))
     expected = frozen()[run]["metrics"]
     assert printed == expected
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_rows_of_tables_have_their_frozen_numbers(run: str) -> None:
+    assert rows_of(document_of(run)) == frozen()[run]["rows"]
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -115,6 +133,7 @@ def freeze() -> None:
             "verdict": document_of(run)["ddpperf"]["verdict"]["status"],
             "numbers": {name: sorted(numbers_in(text)) for name, text in outputs_of(run).items()},
             "metrics": metrics_of(document_of(run)),
+            "rows": rows_of(document_of(run)),
         }
         for run in RUNS
     }

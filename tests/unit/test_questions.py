@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -13,10 +12,7 @@ from typing import Any
 
 import pytest
 
-from ddpperf.report.__main__ import main as report
-from ddpperf.report.cases import cases_of, of_functions
 from ddpperf.report.questions import QUESTIONS, report_tables
-from ddpperf.report.questions.precision import claim
 from ddpperf.results.stored_runs import read_document
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +20,6 @@ RUNS = ROOT / "docs" / "runs"
 CPU = ROOT / "perf" / "baselines" / "cpu2-epyc-25-17-1" / "0014_core.json"
 GPU = RUNS / "h200x4-suite.json.gz"
 WHERE = RUNS / "h200x2-where.json.gz"  # steps, their parts and their communication
-MESSAGES = ROOT / "perf" / "baselines" / "h100-80gb-hbm3x4" / "0005_core.json"
 NODES = RUNS / "2xcpu2-nodes.json.gz"  # 2 nodes of 2 ranks
 LAWS = RUNS / "h200x4-own_ddp.json.gz"
 
@@ -100,11 +95,6 @@ def slowest_alone(stored: Json, N: int) -> float:
     )
 
 
-def steps_per_epoch(spec: Json) -> int:
-    images = spec["epoch_images"] // spec["world_size"]
-    return int(images // spec["per_rank_batch_size"])
-
-
 @of(CPU, GPU)
 def test_epoch_times_are_those_of_the_samples(path: Path) -> None:
     found = rows(path, "Q1: time per epoch by batch size")
@@ -131,6 +121,11 @@ def test_speedups_are_those_of_the_samples(path: Path) -> None:
             speedup = t1 / step(stored) * (N if row["kind"] == "weak" else 1)
             assert close(row["speedup"], speedup)
             assert close(row["efficiency"], speedup / N)
+
+
+def steps_per_epoch(spec: Json) -> int:
+    images = spec["epoch_images"] // spec["world_size"]
+    return int(images // spec["per_rank_batch_size"])
 
 
 @of(CPU, WHERE)
@@ -170,166 +165,6 @@ def test_parts_and_costs_are_those_of_the_samples(path: Path) -> None:
         assert close(row["device-minutes per epoch"], N * TN / 60, 0.02)
         assert close(row["time saved"], T1 - TN, 0.02)
         assert close(row["extra device time"], N * TN - T1, 0.02)
-
-
-def test_bandwidth_and_formulas_are_those_of_the_trace() -> None:
-    (row,) = rows(CPU, "Q3: bandwidth while training")
-    (stored,) = stored_of(CPU, "test_comm_split")
-    N = stored["spec"]["world_size"]
-    (sample,) = stored["references"]["trace"]["samples"]
-    S = max(stored["references"]["replay"]["samples"][0]["counters"]["gradient_bytes"])
-    sending = min(sample["counters"]["all_reduce_seconds"][:N])
-    assert close(row["bus bandwidth"], 2 * (N - 1) / N * S / sending)
-    assert close(row["2 (N-1) S / N"], 2 * (N - 1) * S / N / sending)
-    assert close(row["(S / B) log2 N"], S * math.log2(N) / sending)
-    assert close(row["2 (N-1) S"], 2 * (N - 1) * S / sending)
-
-
-def linked(link: float) -> Json:
-    """The run on four GPUs, as if it had stored the utilization of a link with this rate."""
-    document = copy.deepcopy(run(GPU))
-    for test in document["benchmarks"]:
-        metrics = test["extra_info"]["ddpperf"]["metrics"]
-        if busbw := metrics.get("busbw_bytes_per_second"):
-            metrics["link_utilization"] = busbw | {"unit": "1", "value": busbw["value"] / link}
-    return document
-
-
-FORMULAS: dict[str, Callable[[int, int], float]] = {
-    "2 (N-1) S / N": lambda N, S: 2 * (N - 1) * S / N,
-    "(S / B) log2 N": lambda N, S: S * math.log2(N),
-    "2 (N-1) S": lambda N, S: 2 * (N - 1) * S,
-}
-
-
-def test_formulas_are_beside_each_all_reduce() -> None:
-    found = rows_in(linked(450e9), "Q3: formulas of reports beside the measured all_reduce")
-    library = [
-        stored
-        for stored in stored_of(GPU, "test_all_reduce")
-        if stored["spec"].get("algorithm", "backend") == "backend" and stored["spec"].get("in_place", True)
-    ]
-    assert len(found) == 3 * len(library) > 30
-    for number_of_row, row in enumerate(found):
-        stored = library[number_of_row // 3]
-        N, S = stored["spec"]["world_size"], stored["spec"]["nbytes"]
-        assert (row["GPUs"], row["formula"]) == (str(N), list(FORMULAS)[number_of_row % 3])
-        predicted = FORMULAS[row["formula"]](N, S) / 450e9
-        assert close(row["predicted"], predicted)
-        assert close(row["measured"], step(stored))
-        assert close(row["predicted over measured"], predicted / step(stored))
-    assert len({row["what it counts"] for row in found}) == 3
-
-
-def test_formulas_sentence_relates_them_to_the_link() -> None:
-    text = report_tables(linked(450e9)).split("## Q3: formulas")[1].split("\n## ")[0]
-    assert "Bytes are divided by the rate of the link, 450 GB/s." in text
-    assert "the link utilization: 78.7% with 4 GPUs" in text
-    assert "(S / B) log2 N is 1.33 times as long, and 2 (N-1) S is 4 times as long" in text
-
-
-def test_unknown_link_compares_no_formula() -> None:
-    text = report_tables(run(GPU)).split("## Not measured in this run")[1]
-    assert "- Q3: formulas of reports beside the measured all_reduce: `python -m pytest perf/" in text
-
-
-def test_accuracies_are_those_of_the_last_epoch() -> None:
-    (row,) = rows(CPU, "Q4: accuracy with a large batch")
-    (stored,) = stored_of(CPU, "test_large_batch")
-    seeds = [stored, *stored["references"].values()]
-    last = stored["spec"]["epochs"]
-    for name in ("train", "test"):
-        values = [seed["samples"][0]["counters"][f"{name}_accuracy_{last}"][0] for seed in seeds]
-        heading = "training accuracy" if name == "train" else "test accuracy"
-        assert close(row[heading], sum(values) / len(values))
-
-
-def about(document: Json, title: str) -> str:
-    """The part of the tables that answers a question."""
-    return report_tables(document).split(f"## {title}\n")[1].split("\n## ")[0]
-
-
-def precision_steps() -> dict[tuple[str, int], float]:
-    """The seconds of a step by precision and batch size."""
-    tests = list(stored_of(GPU, "test_precision"))
-    return {(at["spec"]["precision"], at["spec"]["per_rank_batch_size"]): step(at) for at in tests}
-
-
-def test_fp16_is_compared_with_fp32_and_tf32() -> None:
-    steps = precision_steps()
-    text = about(run(GPU), "Mixed precision: time of a step")
-    for base, answer in (("fp32", "always more"), ("tf32", "always less")):
-        first, second, third = (
-            f"{steps[base, batch] / steps['fp16', batch]:.2f}x at batch {batch}" for batch in (32, 128, 512)
-        )
-        assert (
-            f"Is fp16 2 to 3 times as fast as {base}? It is {first}, {second} and {third}: {answer}." in text
-        )
-
-
-def test_reasons_for_a_speedup_are_computed() -> None:
-    steps = precision_steps()
-    text = about(run(GPU), "Mixed precision: time of a step")
-    grown = {of: steps[of, 512] / steps[of, 32] for of in ("fp16", "fp32")}
-    of_images = "16 times as many images take"
-    assert f"{of_images} {grown['fp16']:.1f} times as long in fp16, {grown['fp32']:.1f} times in fp32" in text
-    by_tf32 = steps["fp32", 512] / steps["tf32", 512]
-    assert f"tf32 is {by_tf32:.2f}x as fast as fp32 by tensor cores alone, which is the larger part" in text
-    assert "waits for kernel launches" not in text
-
-
-def test_waiting_for_launches_is_a_reason() -> None:
-    document = copy.deepcopy(run(GPU))
-    for test in document["benchmarks"]:
-        if test["name"] == "test_precision[1gpu-b32-fp16-fixed]":
-            value = {"value": 1.3, "unit": "1", "by_set": {"A1": 1.3}}
-            test["extra_info"]["ddpperf"]["metrics"]["launch_bound"] = value
-    text = about(document, "Mixed precision: time of a step")
-    assert "At batch 32 the fp16 step waits for kernel launches on the CPU" in text
-
-
-def test_cpus_compare_bf16_with_fp32() -> None:
-    text = about(run(CPU), "Mixed precision: time of a step")
-    assert "fp16 was not measured. Is bf16 2 to 3 times as fast as fp32? It is" in text
-    assert "tf32" not in text
-
-
-@pytest.mark.parametrize(
-    ("ratios", "answer"),
-    [
-        ({32: 2.0, 64: 3.0}, "always in this range"),
-        ({32: 1.9, 64: 2.5}, "in this range at batch 64, less at batch 32"),
-        ({32: 3.1, 64: 3.2}, "always more"),
-        ({32: 1.0, 64: 2.0, 2048: 3.1}, "in this range at batch 64, less at batch 32, more at batch 2,048"),
-    ],
-)
-def test_claim_names_the_batches_where_it_holds(ratios: dict[int, float], answer: str) -> None:
-    assert claim(ratios).endswith(f": {answer}.")
-
-
-@of(CPU, MESSAGES)
-def test_messages_are_those_that_were_counted(path: Path) -> None:
-    measured = list(stored_of(path, "test_messages"))
-    found = rows(path, "Q6 and Q7: messages besides gradients")
-    assert found
-    for row, stored in zip(found, measured, strict=True):
-        counters = stored["samples"][0]["counters"]
-        for kind in ("gradients", "buffers", "parameters", "metrics"):
-            nbytes = max(counters.get(f"{kind}: bytes", [0]))
-            assert (row.get(kind, "-") == "-") == (nbytes == 0)
-            if nbytes:
-                size, count = row[kind].split(" in ")
-                assert close(size, nbytes)
-                assert int(count.split()[0]) == max(counters[f"{kind}: messages"])
-
-
-def test_set_epoch_is_compared() -> None:
-    found = rows(CPU, "Q5: with and without set_epoch")
-    assert {row["set_epoch"]: row["same place next epoch"] for row in found} == {
-        "called": "0.0%",
-        "not called": "100.0%",
-    }
-    assert "100.0% of the images keep their place in the next epoch" in report_tables(run(CPU))
 
 
 def law(amdahl: bool, s: float, N: int) -> float:
@@ -389,21 +224,6 @@ def test_impossible_fraction_is_explained(fraction: float, meaning: str) -> None
             assert line.endswith("| - | - |")
 
 
-def test_unknown_interval_is_said_to_be_missing() -> None:
-    text = with_fraction(0.1, interval=False)
-    assert "| 10.0% (interval not known) | 32 | not measured | 28.90x (interval not known) | " in text
-    assert "28.90x (interval not known) is predicted on 32 devices" in text
-
-
-def test_law_is_compared_with_measured_speedups() -> None:
-    metrics = [stored["metrics"] for stored in stored_of(LAWS, "test_amdahl")][-1]
-    error = max(
-        abs(metrics[f"predicted_speedup_of_{N}"]["value"] / metrics[f"speedup_of_{N}"]["value"] - 1)
-        for N in (2, 4)
-    )
-    assert f"It differs from the measured speedups by up to {error:.1%}." in report_tables(run(LAWS))
-
-
 # --- costs
 
 
@@ -440,103 +260,7 @@ def test_price_is_that_of_the_device_time() -> None:
     assert "It costs 3.00, 1.00 more than on one device. A saved hour costs 4.00." in text
 
 
-def test_nothing_is_priced_without_a_price() -> None:
-    text = report_tables(with_costs(None, "of_training", "test_large_batch", 5400.0, 900.0, 1800.0))
-    assert "90.0000" in text
-    assert "price" not in text
-    assert "costs" not in text.split("## Cost")[1]
-
-
-def test_saved_hour_of_a_slower_training_has_no_price() -> None:
-    document = with_costs(2.0, "of_training", "test_large_batch", 9000.0, -900.0, 5400.0)
-    text = section(document, "Cost of a whole training")
-    assert "| - | 5.00 | 3.00 | - |" in text
-    assert "a training is 900.0 s longer and takes 5400 s more device time" in text
-    assert "A saved hour" not in text
-
-
-def test_epoch_on_one_device_has_a_price() -> None:
-    document = with_costs(3600.0, "of_training", "test_large_batch", 12.5)
-    text = section(document, "Cost of a whole training")
-    assert " a training takes 12.50 s of device time and costs 12.50." in text
-
-
-def test_stored_run_is_priced_afterwards(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["report", str(CPU), "--tables", "--gpu-hour-price", "1000"])
-    assert report() == 0
-    (device_seconds,) = (
-        stored["metrics"]["device_seconds_per_epoch"]["value"]
-        for stored in stored_of(CPU, "test_step_breakdown")
-        if stored["spec"]["world_size"] > 1
-    )
-    text = capsys.readouterr().out.split("## Cost\n")[1]
-    assert f" It costs {1000 * device_seconds / 3600:.2f}, " in text
-
-
-@pytest.mark.parametrize("price", ["cheap", "0", "-1", "inf", "nan", "1e9"])
-def test_wrong_price_of_a_report_is_refused(
-    price: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["report", str(CPU), "--tables", f"--gpu-hour-price={price}"])
-    with pytest.raises(SystemExit, match="4"):
-        report()
-    sentence = f"takes a price above 0 and up to 999999, got '{price}'; pass for example 2.5; see --help"
-    assert capsys.readouterr().err.strip().endswith(f"argument --gpu-hour-price: {sentence}")
-
-
 # --- when one device is enough
-
-
-def test_limits_of_efficiency_are_those_of_the_samples() -> None:
-    found = {row["training"]: row for row in rows(LAWS, "When is one device enough?")}
-    measured: dict[tuple[str, int], dict[int, float]] = {}
-    for stored in stored_of(LAWS, "test_strong_scaling"):
-        spec = stored["spec"]
-        if spec["strategy"] == "ddp":
-            N = spec["world_size"]
-            speedup = slowest_alone(stored["references"]["one_device"], N) / step(stored)
-            measured.setdefault(("", N * spec["per_rank_batch_size"]), {})[N] = speedup
-    assert {size for _, size in measured} == {128, 512}
-    for (_, size), speedups in measured.items():
-        (row,) = (
-            row
-            for name, row in found.items()
-            if name.startswith(f"strong scaling, global batch {size}, ") and "data_parallel" not in name
-        )
-        for limit in (0.8, 0.5):
-            worth = max([1, *(N for N, speedup in speedups.items() if speedup / N >= limit)])
-            assert row[f"efficiency of {limit:.0%} up to"] == str(worth)
-        fastest = max(speedups, key=speedups.__getitem__)
-        devices, text = row["fastest"].strip(")").split(" (")
-        assert (int(devices), close(text, speedups[fastest])) == (fastest, True)
-        assert (row["least device time on"], row["slower than one device"]) == ("1", "-")
-
-
-def test_slower_devices_are_named() -> None:
-    (row,) = (row for row in rows(CPU, "When is one device enough?") if row["training"].startswith("strong"))
-    (stored,) = (
-        stored for stored in stored_of(CPU, "test_strong_scaling") if stored["spec"]["world_size"] == 2
-    )
-    speedup = slowest_alone(stored["references"]["one_device"], 2) / step(stored)
-    assert speedup < 1
-    assert (row["slower than one device"], row["fastest"]) == ("2", "1 (1.00x)")
-    slower = f"2 devices are {1 - speedup:.0%} slower and take {2 / speedup - 1:.0%} more device time"
-    assert slower in section(run(CPU), "When is one device enough?")
-
-
-def test_one_device_is_enough_below_the_limit() -> None:
-    text = section(run(GPU), "When is one device enough?")
-    assert "With an efficiency of 80% as the limit, one device is enough for " in text
-    document = copy.deepcopy(run(GPU))
-    for test in document["benchmarks"]:
-        if efficiency := test["extra_info"]["ddpperf"]["metrics"].get("efficiency"):
-            efficiency["value"] = 0.9
-    text = section(document, "When is one device enough?")
-    assert "With an efficiency of 80% as the limit, more devices are worth it. They gain least for " in text
-    assert "2 devices are 80% faster and take 11% more device time." in text
 
 
 def test_links_of_nodes_are_those_that_were_set() -> None:
@@ -573,24 +297,6 @@ def test_question_that_was_not_measured_names_its_command() -> None:
     assert text.startswith("## Not measured in this run\n")
     for question in QUESTIONS:
         assert f"- {question.title}: `python -m pytest perf/{question.file}`\n" in text
-
-
-def test_large_batches_stand_beside_what_reports_state() -> None:
-    document = copy.deepcopy(run(CPU))
-    (test,) = [test for test in document["benchmarks"] if test["name"].startswith("test_large_batch[")]
-    stated = {"A": 0.849, "B": 0.8222}
-    for name, value in stated.items():
-        metric = {"value": value, "unit": "1", "by_set": {"A1": value}}
-        test["extra_info"]["ddpperf"]["metrics"][f"reported_train_accuracy_{name}"] = metric
-    document["ddpperf"]["recipes"] = {test["fullname"]: "128, as it is"}
-    (case,) = of_functions(cases_of(document), "test_large_batch")
-    assert case.properties["recipe"] == case.recipe == "128, as it is"
-    text = report_tables(document)
-    lines = [line for line in text.split("## Q4")[1].split("## Q5")[0].splitlines() if line.startswith("|")]
-    heading, row = (lines[place].strip("| ").split(" | ") for place in (0, 2))
-    cells = dict(zip(heading, row, strict=True))
-    assert cells["training accuracy in reports"] == "A: 84.9%, B: 82.2%"
-    assert "test accuracy in reports" not in cells
 
 
 def with_part_speedups() -> Json:

@@ -98,16 +98,6 @@ def test_saved_files_follow_the_umask(storage: Storage) -> None:
     assert {oct(path.stat().st_mode & 0o777) for path in written} == {oct(0o640)}
 
 
-@pytest.mark.parametrize(
-    ("present", "following"),
-    [("0007_x.json", "0008_y.json"), ("9999_x.json", "10000_y.json"), ("x.json", "0004_y.json")],
-)
-def test_the_next_number_follows_the_largest(storage: Storage, present: str, following: str) -> None:
-    put(storage.baselines, present, {})
-    put(storage.baselines, "0003_w.json", {})
-    assert storage.promote(run_of(), "y").name == following
-
-
 def test_nothing_is_ever_overwritten(storage: Storage) -> None:
     """Many at once under one name: each finds a number of its own, and what it wrote."""
     writers, writes = 8, 5

@@ -10,17 +10,13 @@ from typing import Any
 
 import pytest
 
-from ddpperf.report.cases import cases_of
-from ddpperf.report.experiments import EXPERIMENTS
-from ddpperf.report.markdown import markdown
-from ddpperf.report.summary import fitting_width, markup, summary_lines, verdict_lines
-from ddpperf.report.warnings import warnings_of
-from ddpperf.report.worth_knowing import worth_knowing
-from ddpperf.results.notes import Note, info, warning
+from ddpperf.report.highlights import highlights
+from ddpperf.report.stored_cases import cases_of
+from ddpperf.report.summary import markup, summary_lines, verdict_lines
+from ddpperf.results.notes import Note, warning
 from ddpperf.results.samples import Measured, Sample
-from ddpperf.specs import AllReduceSpec, MessagesSpec, RunSpec, Spec, Strategy, TrainingSpec
+from ddpperf.specs import AllReduceSpec, Spec, TrainingSpec
 from ddpperf.verdict.stored_run_comparison import Change, Comparison
-from tests.canned import CannedSuite
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
 FILE = "perf/test_it.py::"
@@ -28,7 +24,6 @@ RISING = tuple(0.1 + 0.001 * number for number in range(10))
 Json = dict[str, Any]
 
 
-STRATEGIES: tuple[Strategy, ...] = ("ddp", "zero1")
 FEW = "fewer than 4 rounds, so their spread is unknown"
 ALONE = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
 
@@ -132,22 +127,6 @@ def test_experiment_of_one_case_is_a_sentence() -> None:
     ]
 
 
-def test_usual_options_stand_in_the_title_only() -> None:
-    run = passed(test_weak_scaling=stored(*[0.1] * 4, spec=ALONE))
-    run["ddpperf"]["options"] |= {"model": "resnet18", "precision": "fp32", "executions": ["eager"]}
-    run["ddpperf"]["options"] |= {"device": "cpu", "input": "fixed"}
-    lines = summary_lines(run)
-    assert lines[0].endswith("commit 0a1b2c3d4+, resnet18, fp32, eager, 10 rounds")
-    assert "SCALING  weak, 1 rank, batch 2 per rank: step 100.0 ms, IQR 0%" in lines
-
-
-def test_cases_that_differ_in_nothing_shown_have_their_ids() -> None:
-    tests = {f"test_own[{name}]": stored(*[0.1] * 4) for name in ("first", "second")}
-    lines = summary_lines(passed(**tests))
-    assert row(lines, "first")[:2] == ["first", "100.0"]
-    assert row(lines, "second")[:2] == ["second", "100.0"]
-
-
 def test_median_of_several_sets_is_shown() -> None:
     """What spreads between sets is not the spread of rounds."""
     run = calls(1024, 2048)
@@ -162,21 +141,6 @@ def test_median_of_several_sets_is_shown() -> None:
     assert row(lines, "2 KiB") == ["2 KiB", "100.0", "0%"]
 
 
-def test_metric_that_is_equal_in_all_rows_stands_in_the_heading() -> None:
-    tests = {
-        f"test_messages[{strategy}]": stored(
-            0.1,
-            spec=MessagesSpec(world_size=2, per_rank_batch_size=2, strategy=strategy),
-            metrics={"metrics_bytes": 4.0, "gradients_bytes": 1e6 * number},
-        )
-        for number, strategy in enumerate(STRATEGIES, 1)
-    }
-    lines = summary_lines(passed(**tests))
-    (title,) = starting(lines, "MESSAGES OF A STEP")
-    assert title.endswith("metrics 4 B")
-    assert row(lines, "zero1") == ["zero1", "2.000"]  # a count has no time
-
-
 @pytest.mark.parametrize(
     ("low", "high", "text"),
     [(0.9, 1.3, "1.000 (0.9000 to 1.300) ms"), (0.1, 3.0, "no usable fit"), (1.0, 1.0, "1.000 ms")],
@@ -188,55 +152,12 @@ def test_interval_stands_beside_its_metric(low: float, high: float, text: str) -
     assert line.endswith(f"latency {text}")
 
 
-@pytest.mark.parametrize("width", [80, 110, 200])
-def test_no_line_is_wider_than_the_terminal(width: int) -> None:
-    tests = {
-        f"test_comm_split[{batch}]": stored(
-            *[0.1] * 4,
-            spec=replace(ALONE, per_rank_batch_size=batch),
-            metrics=dict.fromkeys(EXPERIMENTS["test_comm_split"].metrics or (), 0.5),
-        )
-        for batch in (2, 4)
-    }
-    values = summary_lines(passed(**tests), width=width)
-    assert max(map(len, values)) <= width
-    one = summary_lines(passed(**dict(list(tests.items())[:1])), width=width)
-    assert max(map(len, one)) <= width
-
-
-def test_first_metrics_are_shown_where_not_all_fit() -> None:
-    metrics = EXPERIMENTS["test_comm_split"].metrics or ()
-    tests = {
-        f"test_comm_split[{batch}]": stored(
-            *[0.1] * 4,
-            spec=replace(ALONE, per_rank_batch_size=batch),
-            metrics={name: 0.25 * batch + number for number, name in enumerate(metrics)},
-        )
-        for batch in (2, 4)
-    }
-    narrow, wide = (row(summary_lines(passed(**tests), width=width), "2") for width in (80, 200))
-    assert 4 < len(narrow) < len(wide)
-    assert wide[: len(narrow)] == narrow
-
-
 def test_failed_test_is_marked_in_its_row() -> None:
     run = calls(1024, 2048)
     run["ddpperf"]["outcomes"][f"{FILE}test_all_reduce[2048]"]["kind"] = "failed"
     lines = summary_lines(run)
     assert row(lines, "1 KiB")[1] == "passed"
     assert row(lines, "2 KiB")[1] == "failed"
-
-
-def test_run_without_ranks_has_reasons() -> None:
-    outcomes = {"test_a": "failed", "test_b": "not run", "test_c": "skipped"}
-    run = document({}, outcomes, "FAIL", "test_a failed: no port", "second", "third")
-    run["ddpperf"]["environment"] = {"commit": "nogit"}
-    assert summary_lines(run)[0] == "ddpperf on h200x4, 10 rounds"
-    assert verdict_lines(run["ddpperf"])[:3] == [
-        "FAIL: test_a failed: no port",
-        "      second",
-        "      third",
-    ]
 
 
 def check(metric: str, value: float | None, bound: float, kind: str, held: bool = True) -> Json:
@@ -270,58 +191,6 @@ def test_nearest_threshold_is_shown(checks: list[Json], words: str) -> None:
     run = passed(test_a=stored(0.1))
     run["ddpperf"]["thresholds"] = {"applied": len(checks), "known": 3, "checks": checks}
     assert labelled(summary_lines(run), "thresholds") == [words]
-
-
-def test_older_run_has_only_counts_of_thresholds() -> None:
-    run = passed(test_a=stored(0.1))
-    run["ddpperf"]["thresholds"] = {"applied": 2, "known": 3}
-    assert labelled(summary_lines(run), "thresholds") == ["2 of 3 for h200x4 applied"]
-
-
-def test_time_in_timed_rounds_is_shown() -> None:
-    run = passed(test_a=stored(0.1))
-    overhead = {f"{FILE}test_a": 2.34}
-    run["ddpperf"]["timing"] = {"seconds": 80.0, "counted_seconds": 20.0, "overhead_seconds": overhead}
-    assert labelled(summary_lines(run), "time") == ["80 s, 25% of it in timed rounds"]
-    run["ddpperf"]["timing"]["overhead_seconds"] = {}
-    assert labelled(summary_lines(run), "time") == []
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "text"),
-    [
-        ("speedup", 3.655, "speedup 3.65x"), ("efficiency", 0.9123, "efficiency 91.2%"),
-        ("images_per_second", 12345.6, "12,346 images/s"),
-        ("step_seconds", 0.0123, "step 12.30 ms"),
-        ("loss_after_5_steps", 1.2346, "loss after 5 steps 1.235"),
-        ("peak_memory_bytes", 1.234e9, "peak memory 1.234 GB"),
-        ("busbw_bytes_per_second", 354.1e9, "busbw 354.1 GB/s"), ("missing_images", 3.0, "missing images 3"),
-        ("loading_fraction_with_2_workers", 0.0456, "loading with 2 workers 4.6%"),
-        ("accuracy_over_one_device", -0.0123, "accuracy over one device's -1.2%"),
-        ("gradients_bytes", 0.0, "gradients 0 B"), ("unknown", 1234.56, "unknown 1235 J"),
-    ],
-)  # fmt: skip
-def test_metrics_are_scaled_for_reading(name: str, value: float, text: str) -> None:
-    (line,) = starting(summary_lines(passed(test_own=stored(0.1, metrics={name: value}))), "OWN")
-    assert line.endswith(f", {text} !1")
-
-
-@pytest.mark.parametrize(
-    ("environment", "rounds", "sets", "title"),
-    [
-        ({}, 10, 1, "nccl 2.27.5, commit 0a1b2c3d4+, 10 rounds"),
-        ({"nvls": "0"}, 10, 2, "nccl 2.27.5, NVLS off, commit 0a1b2c3d4+, 10 rounds, 2 process sets"),
-        ({"nvls": "1"}, 1, 1, "nccl 2.27.5, commit 0a1b2c3d4+, 1 round"),
-        ({"backend": "gloo", "nccl": None}, 3, 1, "gloo, commit 0a1b2c3d4+, 3 rounds"),
-    ],
-)  # fmt: skip
-def test_title_says_what_was_run(environment: Json, rounds: int, sets: int, title: str) -> None:
-    few, many = stored(0.1), stored(0.1)
-    many["samples"] *= sets
-    run = passed(test_a=few, test_b=many)
-    run["ddpperf"]["environment"] |= environment
-    run["ddpperf"]["options"]["rounds"] = rounds
-    assert summary_lines(run)[0] == f"ddpperf on h200x4, torch 2.11.0, {title}"
 
 
 def compared(run: Json, **changes: Change) -> Json:
@@ -464,24 +333,6 @@ def test_warnings_of_references_are_the_tests() -> None:
     assert warned(summary_lines(passed(test_a=test))) == []
 
 
-@pytest.mark.parametrize(("slowdown", "slower"), [(1.19, True), (1.02, False)])
-def test_graphs_at_the_slower_pace_are_a_warning(slowdown: float, slower: bool) -> None:
-    test = stored(*(0.1,) * 4, spec=replace(ALONE, execution="graph"))
-    test["samples"][0]["counters"] = {"graph_slowdown": [slowdown]}
-    (*found,) = warned(summary_lines(passed(test_a=test), width=200))
-    assert found == slower * [
-        "the CUDA graphs were replayed at the GPU's slower pace: a small kernel took 1.19 times as long"
-    ]
-
-
-def test_largest_drift_of_several_sets_is_shown() -> None:
-    test = stored(*RISING)
-    test["samples"] += stored(*(0.1 + 2 * (seconds - 0.1) for seconds in reversed(RISING)))["samples"]
-    assert warned(summary_lines(passed(test_a=test))) == [
-        "the rounds drift by -17% from the first to the last"
-    ]
-
-
 def test_warning_of_several_tests_is_explained_once() -> None:
     shared = warning("4 ranks share 2 cores")
     tests = {
@@ -497,24 +348,6 @@ def test_warning_of_several_tests_is_explained_once() -> None:
     assert lines.index(starting(lines, "  !")[0]) < lines.index(starting(lines, "OWN")[0])
 
 
-def test_sentence_leaves_out_its_last_figures_after_two_lines() -> None:
-    metrics = dict.fromkeys(EXPERIMENTS["test_comm_split"].metrics or (), 0.5)
-    lines = summary_lines(passed(test_comm_split=stored(*[0.1] * 4, spec=ALONE, metrics=metrics)))
-    (place,) = [number for number, line in enumerate(lines) if line.startswith("COMMUNICATION")]
-    assert "(difference) 500.0 ms, exposed (trace) 500.0 ms" in lines[place + 1]
-    assert lines[place + 2] == ""
-    assert "link used" not in " ".join(lines)
-
-
-def test_explanations_follow_the_tables_of_few_experiments() -> None:
-    note = info("1 spoiled round was measured again: process 7 also uses GPU 0")
-    run = passed(test_own=stored(*(0.1,) * 4, notes=(note,)))
-    assert f"  {note.text}" in summary_lines(run)
-    many = passed(**{f"test_{name}": stored(*(0.1,) * 4, notes=(note,)) for name in "abcd"})
-    assert f"  {note.text}" not in summary_lines(many)
-    assert f"{note.text}: 4 tests" in markdown(many, [])
-
-
 def test_skipped_tests_are_grouped_by_reason() -> None:
     run = passed(test_a=stored(*(0.1,) * 4))
     for test, reason in {
@@ -524,27 +357,6 @@ def test_skipped_tests_are_grouped_by_reason() -> None:
     }.items():
         run["ddpperf"]["outcomes"][FILE + test] = {"kind": "skipped", "reason": reason}
     assert labelled(summary_lines(run), "skipped") == ["it needs a GPU: 2 tests", "it needs two: test_f"]
-
-
-def test_columns_are_aligned() -> None:
-    tests = {
-        "test_own[a]": stored(0.1, spec=call(1024), metrics={"speedup": 2}),
-        "test_own[b]": stored(0.0123, spec=call(2**20), metrics={"speedup": 11}),
-    }
-    lines = summary_lines(passed(**tests))
-    place = next(number for number, line in enumerate(lines) if line.startswith("buffer"))
-    headings, first, second = lines[place : place + 3]
-    for heading, cells in {"call ms": ("100.0", "12.30"), "speedup": ("2.00x", "11.00x")}.items():
-        end = headings.index(heading) + len(heading)
-        assert (first[:end].rpartition("  ")[2], second[:end].rpartition("  ")[2]) == cells
-
-
-def test_noisy_references_share_one_warning() -> None:
-    test = stored(1.0, 1.0, 1.0, 1.0) | {
-        "references": {f"ref{number}": stored(1.0, 2.0, 1.0, 2.0) for number in range(3)}
-    }
-    spread = [text for text in warnings_of(test) if "spread by more than 25% (IQR)" in text]
-    assert spread == ["the rounds of reference measurements spread by more than 25% (IQR)"]
 
 
 # --- what is worth knowing, and what comes next
@@ -566,7 +378,7 @@ def test_worst_scaling_names_the_communication_of_its_step() -> None:
             "test_comm_split[a]": stored(*[0.1] * 4, spec=spec, metrics=exposed),
         }
     )
-    assert worth_knowing(run) == [
+    assert highlights(run) == [
         "Lowest efficiency: 45.0% (weak scaling, speedup 0.90x, slower than one device): 2 GPUs, "
         "batch 8 per rank, resnet18, eager, ddp.",
         "Exposed communication is 20% of this step by difference, 10% by trace, so it is not known well.",
@@ -585,35 +397,7 @@ def test_worst_scaling_names_the_communication_of_its_step() -> None:
 def test_faster_algorithm_is_named_beyond_the_error(ring: tuple[float, ...], sentence: str) -> None:
     test = stored(*[0.1] * 4, spec=call(2**20))
     test["references"] = {"ring": stored(*ring), "tree": stored(*[0.2] * 4)}
-    assert worth_knowing(passed(**{"test_fastest_all_reduce[a]": test})) == [sentence]
-
-
-def test_fastest_strategy_is_named() -> None:
-    zero1 = TrainingSpec(world_size=2, per_rank_batch_size=8, strategy="zero1")
-    test = stored(*[0.1] * 4, spec=zero1, metrics={"speedup_over_ddp": 1.3})
-    assert worth_knowing(passed(test_strategies=test)) == [
-        "The fastest strategy, zero1, is 1.30x as fast as plain DDP."
-    ]
-
-
-def test_price_of_an_epoch_is_worth_knowing() -> None:
-    costs = {
-        "device_seconds_per_epoch": 7200.0,
-        "saved_seconds_per_epoch": 1800.0,
-        "extra_device_seconds_per_epoch": 1800.0,
-    }
-    spec = TrainingSpec(world_size=2, per_rank_batch_size=8, strategy="ddp")
-    run = passed(test_step_breakdown=stored(*[0.1] * 4, spec=spec, metrics=costs))
-    assert worth_knowing(run) == []
-    run["ddpperf"]["options"]["gpu_hour_price"] = 3.0
-    (sentence,) = worth_knowing(run)
-    assert sentence.endswith("It costs 6.00, 1.50 more than on one device. A saved hour costs 3.00.")
-
-
-def test_noisiest_test_is_named_and_nothing_else() -> None:
-    run = passed(test_a=stored(*[0.1] * 4), test_b=stored(0.1, 0.1, 0.2, 0.2))
-    assert worth_knowing(run) == ["The rounds of test_b spread most, by 67% (IQR)."]
-    assert worth_knowing(passed(test_a=stored(*[0.1] * 4))) == []
+    assert highlights(passed(**{"test_fastest_all_reduce[a]": test})) == [sentence]
 
 
 def test_figures_of_an_ab_run_are_those_of_the_candidate() -> None:
@@ -625,23 +409,6 @@ def test_figures_of_an_ab_run_are_those_of_the_candidate() -> None:
     run["ddpperf"]["against"] = {"base": SIDE, "candidate": SIDE, "rows": []}
     (case,) = cases_of(run)
     assert (case.seconds, case.value("speedup")) == (0.2, 0.75)
-
-
-def test_training_by_several_seeds_names_no_seed() -> None:
-    spec = RunSpec(
-        world_size=1,
-        per_rank_batch_size=8,
-        strategy="single",
-        input="device",
-        epochs=1,
-        test_images=8,
-        rate=0.1,
-    )
-    test = stored(0.1, spec=spec)
-    test["references"] = {f"seed={seed}": stored(0.1, spec=replace(spec, seed=seed)) for seed in (1, 2)}
-    (line,) = starting(summary_lines(passed(test_large_batch=test), width=200), "WHOLE TRAININGS")
-    assert "3 seeds" in line
-    assert "seed 0" not in line
 
 
 @pytest.mark.parametrize(("count", "left"), [(1, 0), (9, 0), (10, 2), (100, 92)])
@@ -685,11 +452,6 @@ def test_verdict_ends_with_the_next_command(status: str, header: Json, command: 
     assert command in lines[1]
 
 
-@pytest.mark.parametrize(("columns", "width"), [(None, 110), (40, 80), (120, 120), (500, 200)])
-def test_width_follows_the_terminal(columns: int | None, width: int) -> None:
-    assert fitting_width(columns) == width
-
-
 @pytest.mark.parametrize(
     ("line", "look"),
     [
@@ -704,10 +466,3 @@ def test_width_follows_the_terminal(columns: int | None, width: int) -> None:
 )
 def test_verdict_warnings_and_titles_stand_out(line: str, look: dict[str, bool]) -> None:
     assert markup(line) == look
-
-
-def test_colours_are_for_terminals_only(canned_suite: CannedSuite) -> None:
-    assert "\x1b[" not in canned_suite.run("perf").output
-    assert "\x1b[1m\x1b[32mPASS: " in canned_suite.run("perf", "--color=yes").output.replace(
-        "\x1b[32m\x1b[1m", "\x1b[1m\x1b[32m"
-    )

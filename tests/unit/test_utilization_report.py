@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from ddpperf.report.cases import cases_of
-from ddpperf.report.page import page
 from ddpperf.report.plots import pictures_of
 from ddpperf.report.questions import report_tables
+from ddpperf.report.stored_cases import cases_of
 from ddpperf.results.metrics import find
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.results.usage import EnergySource, Usage
@@ -122,10 +121,6 @@ def test_source_besides_gpu_counters_is_said() -> None:
     assert note == "the energy comes from sampled power"
 
 
-def test_unknown_usage_has_no_metrics() -> None:
-    assert metrics_of(RUN, None).metrics == {}
-
-
 # --- reports of a stored run
 
 
@@ -155,12 +150,6 @@ def drawn(document: dict[str, Any]) -> list[str]:
     return [picture.name for picture in pictures_of(document) if picture.name.startswith("utilization-")]
 
 
-def test_older_runs_have_no_picture() -> None:
-    document = with_usage(None)
-    assert drawn(document) == []
-    assert "- Utilization and energy: `python" in report_tables(document)
-
-
 @pytest.mark.parametrize(("usage", "panels"), [(USAGE, 4), (ON_CPU, 2)], ids=["gpu", "cpu"])
 def test_picture_has_a_panel_for_each_unit(usage: Usage, panels: int) -> None:
     document = with_usage(usage)
@@ -179,11 +168,6 @@ def test_picture_has_a_panel_for_each_unit(usage: Usage, panels: int) -> None:
         counters = case.measured.samples[0].counters
         names = [f"epoch_seconds_{epoch}" for epoch in range(1, case.measured.spec.epochs + 1)]
         assert ends[-1] == pytest.approx(sum(counters[name][0] for name in names))
-
-
-def test_page_has_the_pictures() -> None:
-    plain, used = page(with_usage(None)), page(with_usage(USAGE))
-    assert used.count("<img") - plain.count("<img") == len(drawn(with_usage(USAGE))) > 0
 
 
 def test_table_has_means_peaks_and_energy() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-
 import pytest
 
 from ddpperf.report.markdown import markdown
@@ -113,27 +110,3 @@ def test_other_files_are_not_replaced(project: CannedSuite) -> None:
 def test_page_that_cannot_be_written_is_refused(project: CannedSuite, wrong: str) -> None:
     project.run("perf", f"--verdict={wrong}").assert_one_sentence(4, f"got {wrong!r}; name another")
     assert project.saved_runs() == []
-
-
-@pytest.mark.parametrize("wrong", ["--rounds=x", "--precision=tf32", "--spec=nothing=1"])
-def test_refused_option_removes_an_earlier_page(project: CannedSuite, wrong: str) -> None:
-    page = project.root / "verdict.md"
-    page.write_text("## ddpperf: PASS\n")
-    project.run("perf", f"--verdict={page}", wrong).assert_one_sentence(4, "ERROR: ")
-    assert not page.exists()
-
-
-@pytest.mark.parametrize("wrong", ["perf", "nowhere/run.json", "pipe"])
-def test_json_that_cannot_be_written_is_refused(project: CannedSuite, wrong: str) -> None:
-    os.mkfifo(project.root / "pipe")
-    project.run("perf", f"--benchmark-json={wrong}").assert_one_sentence(4)
-    assert (project.root / "pipe").is_fifo()
-    assert project.saved_runs() == []
-
-
-def test_json_follows_a_link(project: CannedSuite) -> None:
-    (project.root / "kept").mkdir()
-    (project.root / "link.json").symlink_to("kept/run.json")
-    project.run("perf", "--benchmark-json", "link.json").assert_one_sentence(0, "PASS: 1 test measured")
-    assert (project.root / "link.json").is_symlink()
-    assert json.loads((project.root / "kept" / "run.json").read_text()) == project.saved_runs()[0]

@@ -6,67 +6,35 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ddpperf.report.cases import cases_of, of_functions
 from ddpperf.report.experiments import WHOLE_TRAININGS
+from ddpperf.report.plots.bars import ab_ratios, accuracies, communication, messages, step_parts
+from ddpperf.report.plots.lines import all_reduce, batch_sizes, law, scaling
+from ddpperf.report.plots.over_time import History, accuracy_curves, kept_runs, loss_curves, utilization
 from ddpperf.report.plots.picture import FORMS, STYLE, Draw, Picture
-from ddpperf.report.plots.scaling import batch_sizes, law, scaling
-from ddpperf.report.plots.steps import all_reduce, bandwidth, communication, cost, messages, step_parts
-from ddpperf.report.plots.trainings import accuracies, accuracy_curves, loss_curves, utilization
-from ddpperf.report.plots.whole_run import History, ab_ratios, kept_runs
+from ddpperf.report.stored_cases import cases_of, of_functions
 from ddpperf.results.stored_runs import write_atomically
 
+SCALING = ("test_weak_scaling", "test_strong_scaling")
+SPLIT = ("test_comm_split", "test_data_parallel_split")
+ALL_REDUCE = ("test_all_reduce", "test_backend_model")
 CURVES = (*WHOLE_TRAININGS, "test_precision_accuracy")
+BY_EPOCH = "on the training and the test images by epoch, a panel for each training"
+LAW = "law up to 32 devices, and measured ones"
+BUSBW = "Bus bandwidth of all_reduce by buffer size and algorithm, with the fitted model and the link"
 # The name of a picture, its test functions, the function that draws it, and its description.
 DRAWN: tuple[tuple[str, tuple[str, ...], Draw, str], ...] = (
-    (
-        "scaling",
-        ("test_weak_scaling", "test_strong_scaling"),
-        scaling,
-        "Speedup of weak and strong scaling by number of devices",
-    ),
+    ("scaling", SCALING, scaling, "Speedup of weak and strong scaling by number of devices"),
     ("epoch_scaling", ("test_epoch_scaling",), scaling, "Speedup of an epoch by number of devices"),
-    ("amdahl", ("test_amdahl",), law, "Speedups by Amdahl's law up to 32 devices, and measured ones"),
-    (
-        "gustafson",
-        ("test_gustafson",),
-        law,
-        "Speedups by Gustafson's law up to 32 devices, and measured ones",
-    ),
+    ("amdahl", ("test_amdahl",), law, f"Speedups by Amdahl's {LAW}"),
+    ("gustafson", ("test_gustafson",), law, f"Speedups by Gustafson's {LAW}"),
     ("batch_size", ("test_batch_size",), batch_sizes, "Epoch time and images per second by batch size"),
-    (
-        "communication",
-        ("test_comm_split", "test_data_parallel_split"),
-        communication,
-        "Compute, overlapped and exposed communication",
-    ),
-    ("bandwidth", ("test_comm_split",), bandwidth, "Bus bandwidth of gradients while training"),
+    ("communication", SPLIT, communication, "Compute, overlapped and exposed communication"),
     ("step_parts", ("test_step_breakdown",), step_parts, "Time of the parts of a training step"),
-    (
-        "epoch_parts",
-        ("test_epoch_breakdown",),
-        step_parts,
-        "Time of the parts of a step with a DataLoader",
-    ),
-    ("cost", ("test_step_breakdown",), cost, "Device time of an epoch on all devices together"),
-    (
-        "all_reduce",
-        ("test_all_reduce", "test_backend_model"),
-        all_reduce,
-        "Bus bandwidth of all_reduce by buffer size and algorithm, with the fitted model and the link",
-    ),
+    ("epoch_parts", ("test_epoch_breakdown",), step_parts, "Time of the parts of a step with a DataLoader"),
+    ("all_reduce", ALL_REDUCE, all_reduce, BUSBW),
     ("messages", ("test_messages",), messages, "Bytes that a rank sends in a step, by kind"),
-    (
-        "loss_by_epoch",
-        CURVES,
-        loss_curves,
-        "Loss on the training and the test images by epoch, a panel for each training",
-    ),
-    (
-        "accuracy_by_epoch",
-        CURVES,
-        accuracy_curves,
-        "Accuracy on the training and the test images by epoch, a panel for each training",
-    ),
+    ("loss_by_epoch", CURVES, loss_curves, f"Loss {BY_EPOCH}"),
+    ("accuracy_by_epoch", CURVES, accuracy_curves, f"Accuracy {BY_EPOCH}"),
     ("accuracy", WHOLE_TRAININGS, accuracies, "Test accuracy by batch size and recipe"),
 )
 

@@ -1,14 +1,14 @@
-"""What all pictures have in common: their files, sizes, colours, labels and legends."""
+"""What all pictures share: their files, colours and labels, and one frame for lines and one for bars."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddpperf.report.cases import Case
-from ddpperf.report.facets import facets, in_words, usual_properties
+from ddpperf.report.spec_properties import in_words, properties_of, usual_properties
+from ddpperf.report.stored_cases import Case
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#F0E442")
 MARKERS = "osD^vPX*"
 LINES = ("-", "--", ":", "-.")
-HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo")
 WIDTH, ROW_HEIGHT, LEGEND_HEIGHT, LEAST_HEIGHT = 7.5, 0.32, 0.16, 2.6  # inches
 NOT_IN_LABELS = ("epochs", "seed", "seeds", "memory format")
-MOST_ROWS = 40  # of a picture with a bar for each case
+MOST_ROWS = 40  # of a picture with a row for each case
 STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "ddpperf", "font.size": 9}
 FORMS: dict[str, dict[str, Any]] = {
     "png": {"dpi": 150},
@@ -59,7 +58,7 @@ def label(case: Case, header: Mapping[str, Any], *, without: Sequence[str] = ())
     found = dict(case.properties)
     if case.experiment.kind == "strong":  # whose global batch is constant
         device = header["options"].get("device", "cpu")
-        own = facets(case.measured.spec, device=device, global_batch=True)
+        own = properties_of(case.measured.spec, device=device, global_batch=True)
         found |= {"batch": "", "global batch": own["global batch"]}
     if is_named(case, header):
         found = {name: found.get(name, "") for name in ("GPUs", "ranks", "recipe")}
@@ -75,15 +74,6 @@ def is_named(case: Case, header: Mapping[str, Any]) -> bool:
     return case.test in header.get("recipes", {})
 
 
-def new_figure(rows: int = 0, columns: int = 1, lines: int = 0) -> tuple[Figure, Any]:
-    """Return a figure for a number of bars, or for a number of lines with their legend."""
-    from matplotlib.figure import Figure
-
-    height = max(LEAST_HEIGHT, 1.2 + ROW_HEIGHT * rows) if rows else 3.4 + LEGEND_HEIGHT * lines
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    return figure, figure.subplots(1, columns)
-
-
 def line_look(number: int) -> dict[str, Any]:
     """Return colour, marker and line style of a line; the first 32 lines differ."""
     which = number % len(COLOURS)
@@ -94,10 +84,40 @@ def line_look(number: int) -> dict[str, Any]:
     }
 
 
-def legend(figure: Figure, *axes: Axes) -> None:
-    """Put the legend of the first axes below the figure, where it hides nothing."""
-    for part in axes:
+def line_frame(*, lines: int, columns: int = 1) -> tuple[Figure, list[Axes]]:
+    """Return a figure with axes side by side, and with room for a legend of so many lines below them."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, 3.4 + LEGEND_HEIGHT * lines), layout="constrained")
+    return figure, list(figure.subplots(1, columns, squeeze=False)[0])
+
+
+def bar_frame(names: Sequence[str], what: str) -> tuple[Figure, Axes]:
+    """Return a figure with a row for each name, the first on top. what: the horizontal axis."""
+    from matplotlib.figure import Figure
+
+    height = max(LEAST_HEIGHT, 1.2 + ROW_HEIGHT * len(names))
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    axes = figure.subplots()
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_xlabel(what)
+    axes.grid(alpha=0.3)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def draw_interval(axes: Axes, row: int, ends: tuple[float, float, float], **look: Any) -> None:
+    """Draw a value with its interval in a row of a bar frame. ends: the low end, the value, the high end."""
+    low, value, high = ends
+    axes.errorbar(value, row, xerr=[[max(0.0, value - low)], [max(0.0, high - value)]], capsize=3, **look)
+
+
+def legend(figure: Figure, axes: Iterable[Axes]) -> None:
+    """Put a grid into all axes, and the legend of the first below the figure, where it hides nothing."""
+    first, *others = axes
+    for part in (first, *others):
         part.grid(alpha=0.3)
         part.set_axisbelow(True)
-    handles, labels = axes[0].get_legend_handles_labels()
+    handles, labels = first.get_legend_handles_labels()
     figure.legend(handles, labels, fontsize=7, frameon=False, loc="outside lower left", ncols=1)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ddpperf.report.cases import cases_of
 from ddpperf.report.questions.accuracy import ACCURACY, SET_EPOCH
 from ddpperf.report.questions.communication import (
     BANDWIDTH,
@@ -20,13 +19,13 @@ from ddpperf.report.questions.communication import (
     MESSAGES,
     NODES,
 )
-from ddpperf.report.questions.costs import EPOCH_COST, TRAINING_COST
+from ddpperf.report.questions.costs import EPOCH_COST, TRAINING_COST, USAGE
 from ddpperf.report.questions.laws import LAWS
 from ddpperf.report.questions.parts import PARTS_SPEEDUP, STEP_PARTS
 from ddpperf.report.questions.precision import PRECISION, PRECISION_ACCURACY
 from ddpperf.report.questions.question import Question, answering, table_rows
-from ddpperf.report.questions.scaling import BATCH_SIZE, ONE_DEVICE_ENOUGH, SCALING
-from ddpperf.report.questions.usage import USAGE
+from ddpperf.report.questions.speedup import BATCH_SIZE, ONE_DEVICE_ENOUGH, SCALING
+from ddpperf.report.stored_cases import cases_of
 from ddpperf.report.text import markdown_table
 
 QUESTIONS: tuple[Question, ...] = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpperf.report.cases import Case, of_functions
 from ddpperf.report.experiments import WHOLE_TRAININGS
 from ddpperf.report.questions.question import (
     Cells,
@@ -14,6 +13,7 @@ from ddpperf.report.questions.question import (
     row_per_case,
     training_of,
 )
+from ddpperf.report.stored_cases import Case, of_functions
 from ddpperf.results import units
 from ddpperf.specs import SamplerSpec
 

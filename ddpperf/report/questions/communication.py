@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 from ddpperf.analysis.cost_models import REPORT_FORMULAS
-from ddpperf.report.cases import Case
 from ddpperf.report.questions.question import (
     Cells,
     Question,
@@ -16,6 +15,7 @@ from ddpperf.report.questions.question import (
     row_per_case,
     training_of,
 )
+from ddpperf.report.stored_cases import Case
 from ddpperf.results import units
 from ddpperf.results.metrics import MESSAGE_KINDS
 from ddpperf.specs import DATA_PARALLEL_PARTS, AllReduceSpec

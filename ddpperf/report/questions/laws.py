@@ -14,9 +14,9 @@ from ddpperf.analysis.scaling import (
     not_predictable,
     predicted_speedup,
 )
-from ddpperf.report.cases import Case
 from ddpperf.report.questions.question import NOTHING, Cells, Form, Question
-from ddpperf.report.questions.scaling import by_training
+from ddpperf.report.questions.speedup import by_training
+from ddpperf.report.stored_cases import Case
 from ddpperf.results import units
 
 SPEEDUP_BY: Mapping[str, Law] = {"Amdahl's law": amdahl_speedup, "Gustafson's law": gustafson_speedup}

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddpperf.analysis.scaling import strong_speedup, weak_speedup
-from ddpperf.report.cases import Case
-from ddpperf.report.facets import in_words
 from ddpperf.report.questions.question import (
     NOTHING,
     Cells,
@@ -16,6 +14,8 @@ from ddpperf.report.questions.question import (
     row_per_case,
     training_of,
 )
+from ddpperf.report.spec_properties import in_words
+from ddpperf.report.stored_cases import Case
 from ddpperf.results import units
 from ddpperf.specs import PARTS
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ddpperf.report.cases import Case
 from ddpperf.report.questions.accuracy import accuracies
 from ddpperf.report.questions.question import (
     Cells,
@@ -15,6 +14,7 @@ from ddpperf.report.questions.question import (
     row_per_case,
     training_of,
 )
+from ddpperf.report.stored_cases import Case
 from ddpperf.results import units
 from ddpperf.verdict.judged_work import LAUNCH_BOUND
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ddpperf.report.cases import Case, of_functions
+from ddpperf.report.stored_cases import Case, of_functions
 from ddpperf.report.tables import distinguished
 from ddpperf.specs import TrainingSpec
 

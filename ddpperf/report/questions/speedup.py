@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from ddpperf.report.cases import Case
-from ddpperf.report.facets import in_words
 from ddpperf.report.questions.question import (
     NOTHING,
     Cells,
@@ -16,6 +14,8 @@ from ddpperf.report.questions.question import (
     row_per_case,
     training_of,
 )
+from ddpperf.report.spec_properties import in_words
+from ddpperf.report.stored_cases import Case
 from ddpperf.results import units
 
 # More devices are worth it up to such an efficiency; one at 50% takes twice the device time of one device.

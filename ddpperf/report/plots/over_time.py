@@ -1,27 +1,29 @@
-"""Pictures of whole trainings: curves by epoch, accuracies, and utilization over time."""
+"""Pictures over time: trainings by epoch, the utilization of a training, and the times of all kept runs."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from statistics import mean
+from statistics import mean, median
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from ddpperf.report.cases import Case
 from ddpperf.report.curves import curve_points
 from ddpperf.report.plots.picture import (
     COLOURS,
+    LEAST_HEIGHT,
     MOST_ROWS,
+    ROW_HEIGHT,
     WIDTH,
     Picture,
     is_named,
     label,
     line_look,
-    new_figure,
 )
+from ddpperf.report.stored_cases import Case
 from ddpperf.report.text import without_file
 from ddpperf.results.samples import Measured
 from ddpperf.specs import RunSpec
@@ -32,41 +34,33 @@ if TYPE_CHECKING:
 
 PANELS_IN_A_ROW, CURVES_HEIGHT = 4, 1.5  # panels of curves by epoch; inches
 PANEL_HEIGHT = 1.3  # inches, of a panel of utilization
+OTHERS: dict[str, Any] = {"color": "lightgray", "linewidth": 0.8, "zorder": 1}  # the look of other trainings
+# The panels of utilization: for each unit, the quantities by their names in the legend, and their scale.
+PANELS: tuple[tuple[str, dict[str, str], float], ...] = (
+    ("utilization (%)", {"GPU": "gpu_utilization", "CPU cores, mean": "cpu_utilization"}, 100.0),
+    ("memory (GB)", {"GPU": "gpu_memory_bytes", "rank": "rank_memory_bytes"}, 1e-9),
+    ("power (W)", {"GPU": "power_watts"}, 1.0),
+    ("temperature (C)", {"GPU": "temperature_celsius"}, 1.0),
+)
+History = Sequence[tuple[str, Mapping[str, float]]]  # name and step seconds by test, oldest first
 
 
 def loss_curves(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
-    from matplotlib.ticker import LogLocator
-
-    def scale(axes: Axes) -> None:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter("")
-
-    return _curves(cases, header, "loss", scale)
+    return _curves(cases, header, "loss")
 
 
 def accuracy_curves(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
-    from matplotlib.ticker import PercentFormatter
-
-    def scale(axes: Axes) -> None:
-        axes.set_ylim(0, 1)
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-
-    return _curves(cases, header, "accuracy", scale)
+    return _curves(cases, header, "accuracy")
 
 
-def _curves(
-    cases: Sequence[Case], header: Mapping[str, Any], figure_name: str, scale: Callable[[Axes], None]
-) -> Figure | None:
+def _curves(cases: Sequence[Case], header: Mapping[str, Any], of: str) -> Figure | None:
     """Draw the loss or the accuracy of trainings by epoch, in a panel for each training.
 
     A panel has lines for the training images and for the test images: the mean over seeds, with a band
     from the least to the largest value. Gray lines are the test images of the other trainings with the
-    same batch size and number of epochs. scale: sets the vertical axis of a panel.
+    same batch size and number of epochs.
     """
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 
     runs = [(spec, case) for case in cases if isinstance(spec := case.measured.spec, RunSpec)]
     runs.sort(key=lambda run: (run[0].epochs, run[0].global_batch_size))
@@ -78,31 +72,42 @@ def _curves(
     panels = figure.subplots(rows, columns, sharey=True, squeeze=False).flatten()
     for axes in panels[len(runs) :]:
         axes.set_visible(False)
-    gray: dict[str, Any] = {"color": "lightgray", "linewidth": 0.8, "zorder": 1}
     for axes, (spec, case) in zip(panels, runs, strict=False):
         for other_spec, other in runs:
             alike = (other_spec.global_batch_size, other_spec.epochs) == (spec.global_batch_size, spec.epochs)
             if alike and other is not case:
-                _curve(axes, other, f"test_{figure_name}", **gray)
-        for number, (images, line) in enumerate((("train", "--"), ("test", "-"))):
-            look: dict[str, Any] = {"color": COLOURS[number], "linestyle": line}
-            _curve(axes, case, f"{images}_{figure_name}", **look, marker="." if spec.epochs <= 10 else "")
-        name = label(case, header, without=("model", "input", "batch"))
+                _curve(axes, other, f"test_{of}", **OTHERS)
+        marker = "." if spec.epochs <= 10 else ""
+        _curve(axes, case, f"train_{of}", color=COLOURS[0], linestyle="--", marker=marker)
+        _curve(axes, case, f"test_{of}", color=COLOURS[1], linestyle="-", marker=marker)
         batch = "" if is_named(case, header) else f"batch {spec.global_batch_size:,}"
-        title = ", ".join(filter(None, (batch, name)))
-        axes.set_title("\n".join(wrap(title, 36)), fontsize=6)
-        scale(axes)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
-        axes.tick_params(labelsize=6)
-        axes.grid(alpha=0.3)
+        name = ", ".join(filter(None, (batch, label(case, header, without=("model", "input", "batch")))))
+        axes.set_title("\n".join(wrap(name, 36)), fontsize=6)
+        _scale_panel(axes, of)
     figure.supxlabel("epoch", fontsize=8)
-    figure.supylabel(figure_name, fontsize=8)
+    figure.supylabel(of, fontsize=8)
     lines = panels[0].plot([], [], color=COLOURS[0], linestyle="--")
-    lines += panels[0].plot([], [], color=COLOURS[1]) + panels[0].plot([], [], **gray)
-    names = ["training images", "test images (band: range over seeds)", "test images, other trainings"]
-    names[-1] += " with this batch size"
+    lines += panels[0].plot([], [], color=COLOURS[1]) + panels[0].plot([], [], **OTHERS)
+    names = ["training images", "test images (band: range over seeds)"]
+    names.append("test images, other trainings with this batch size")
     figure.legend(lines, names, fontsize=7, frameon=False, loc="outside upper left", ncols=3)
     return figure
+
+
+def _scale_panel(axes: Axes, of: str) -> None:
+    from matplotlib.ticker import LogLocator, MaxNLocator, PercentFormatter
+
+    if of == "loss":
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("")
+    else:
+        axes.set_ylim(0, 1)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+    axes.tick_params(labelsize=6)
+    axes.grid(alpha=0.3)
 
 
 def _curve(axes: Axes, case: Case, name: str, **look: Any) -> None:
@@ -113,38 +118,9 @@ def _curve(axes: Axes, case: Case, name: str, **look: Any) -> None:
             by_epoch.setdefault(point.epoch, []).append(value)
     epochs = sorted(by_epoch)
     axes.plot(epochs, [mean(by_epoch[epoch]) for epoch in epochs], **look)
-    if look["color"] != "lightgray":
+    if look["color"] != OTHERS["color"]:
         low, high = ([end(by_epoch[epoch]) for epoch in epochs] for end in (min, max))
         axes.fill_between(epochs, low, high, color=look["color"], alpha=0.2, linewidth=0)
-
-
-def accuracies(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
-    from matplotlib.ticker import PercentFormatter
-
-    found = [case for case in cases if case.value("test_accuracy") is not None][:MOST_ROWS]
-    if len(found) < 2:
-        return None
-    figure, axes = new_figure(len(found))
-    for place, case in enumerate(found):
-        middle = case.metrics["test_accuracy"]["value"]
-        low, high = case.interval("test_accuracy") or (middle, middle)
-        ends = [[max(0.0, middle - low)], [max(0.0, high - middle)]]
-        axes.errorbar(middle, place, xerr=ends, fmt="o", color=COLOURS[0], capsize=3)
-    axes.set_yticks(range(len(found)), [label(case, header, without=("model", "input")) for case in found])
-    axes.invert_yaxis()
-    axes.xaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_xlabel("test accuracy (95% interval)")
-    axes.grid(alpha=0.3)
-    return figure
-
-
-# The panels: for each unit, the quantities by their names in the legend, and their scale.
-PANELS: tuple[tuple[str, dict[str, str], float], ...] = (
-    ("utilization (%)", {"GPU": "gpu_utilization", "CPU cores, mean": "cpu_utilization"}, 100.0),
-    ("memory (GB)", {"GPU": "gpu_memory_bytes", "rank": "rank_memory_bytes"}, 1e-9),
-    ("power (W)", {"GPU": "power_watts"}, 1.0),
-    ("temperature (C)", {"GPU": "temperature_celsius"}, 1.0),
-)
 
 
 def utilization(case: Case, header: Mapping[str, Any]) -> Picture | None:
@@ -164,22 +140,22 @@ def utilization(case: Case, header: Mapping[str, Any]) -> Picture | None:
             for number, row in enumerate(rows)
         ]
         for number, (name, row) in enumerate(lines):
-            values = [float("nan") if value is None else value * scale for value in row]
+            values = [math.nan if value is None else value * scale for value in row]
             look = {**line_look(number), "marker": "." if len(values) < 50 else ""}
             axes.plot(usage.seconds, values, label=name, linewidth=1, **look)
         for ended in _epoch_ends(case.measured):
             axes.axvline(ended, color="gray", linewidth=0.5, linestyle=":")
-        axes.set_ylabel(unit)
         known = [value * scale for _, row in lines for value in row if value is not None]
-        axes.set_ylim(0, 1.08 * max(known, default=1.0) or 1.0)
+        axes.set(ylabel=unit, ylim=(0, 1.08 * max(known, default=1.0) or 1.0))
         axes.grid(alpha=0.3)
         axes.legend(fontsize=6, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     places[-1].set_xlabel("seconds since the start of the training (dotted lines: ends of epochs)")
     figure.suptitle(label(case, header) or case.experiment.title, fontsize=8)
+    test = without_file(case.test)
     return Picture(
-        name=f"utilization-{re.sub(r'[^A-Za-z0-9.]+', '-', without_file(case.test)).strip('-')}",
+        name=f"utilization-{re.sub(r'[^A-Za-z0-9.]+', '-', test).strip('-')}",
         experiment=case.experiment.title,
-        description=f"Utilization over time while {without_file(case.test)} trained",
+        description=f"Utilization over time while {test} trained",
         figure=figure,
     )
 
@@ -187,7 +163,27 @@ def utilization(case: Case, header: Mapping[str, Any]) -> Picture | None:
 def _epoch_ends(measured: Measured) -> list[float]:
     """Return when each epoch of a training ended, with its evaluation."""
     spec, counters = measured.spec, measured.samples[0].counters
-    if not isinstance(spec, RunSpec):
-        return []
-    names = [f"epoch_seconds_{epoch}" for epoch in range(1, spec.epochs + 1)]
+    epochs = spec.epochs if isinstance(spec, RunSpec) else 0
+    names = [f"epoch_seconds_{epoch}" for epoch in range(1, epochs + 1)]
     return list(accumulate(counters[name][0] for name in names if name in counters))
+
+
+def kept_runs(history: History) -> Picture | None:
+    from matplotlib.figure import Figure
+
+    counts = Counter(test for _, seconds in history for test in seconds)
+    tests = [test for test, runs in counts.items() if runs > 1][: 2 * MOST_ROWS]
+    if not tests:
+        return None
+    usual = {test: median(seconds[test] for _, seconds in history if test in seconds) for test in tests}
+    ratios = [[seconds.get(test, math.nan) / usual[test] for _, seconds in history] for test in tests]
+    figure = Figure(
+        figsize=(WIDTH, max(LEAST_HEIGHT, 1.2 + ROW_HEIGHT * (len(tests) // 2))), layout="constrained"
+    )
+    axes = figure.subplots()
+    image = axes.imshow(ratios, aspect="auto", cmap="cividis", vmin=0.8, vmax=1.25, interpolation="none")
+    axes.set_yticks(range(len(tests)), [without_file(test) for test in tests], fontsize=5)
+    axes.set_xticks(range(len(history)), [name for name, _ in history], rotation=90, fontsize=6)
+    figure.colorbar(image, label="time over the median of all kept runs")
+    description = "Time of each test in each kept run, relative to the median of all kept runs"
+    return Picture(name="history", experiment="", description=description, figure=figure)

@@ -9,9 +9,9 @@ from statistics import median
 from typing import Any
 
 from ddpperf.report.experiments import Experiment, experiment_of
-from ddpperf.report.facets import facets, in_words
+from ddpperf.report.round_warnings import warnings_of
+from ddpperf.report.spec_properties import in_words, properties_of
 from ddpperf.report.text import function_of
-from ddpperf.report.warnings import warnings_of
 from ddpperf.results.notes import NoteKind
 from ddpperf.results.samples import CANDIDATE, Measured
 from ddpperf.specs import RETIRED_FIELDS
@@ -196,7 +196,7 @@ def _properties(
     """Return what a test measures, by name, with the kind of its experiment first."""
     device = header["options"].get("device", "cpu")
     found = {"kind": experiment.kind}
-    found |= facets(measured.spec, device=device, global_batch=experiment.global_batch)
+    found |= properties_of(measured.spec, device=device, global_batch=experiment.global_batch)
     if found.get("algorithm") == "backend":
         found["algorithm"] = header["environment"].get("backend") or "backend"
     seeds = sum(name.startswith(SEED) for name in references)

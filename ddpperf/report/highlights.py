@@ -9,12 +9,12 @@ from typing import Any
 
 from ddpperf.analysis.comm_split import AGREEMENT
 from ddpperf.analysis.statistics import not_longer
-from ddpperf.report.cases import Case, ab_of, cases_of, of_functions
-from ddpperf.report.facets import size
 from ddpperf.report.questions.costs import EPOCH_COST
 from ddpperf.report.questions.question import answering
+from ddpperf.report.round_warnings import NOISY_IQR, spread
+from ddpperf.report.spec_properties import size
+from ddpperf.report.stored_cases import Case, ab_of, cases_of, of_functions
 from ddpperf.report.text import interval, without_file
-from ddpperf.report.warnings import NOISY_IQR, spread
 from ddpperf.results import units
 from ddpperf.specs import AllReduceSpec
 
@@ -22,7 +22,7 @@ MOST = 5  # sentences
 LEAST_GAIN = 1.05  # a smaller speedup is not worth a sentence
 
 
-def worth_knowing(document: Mapping[str, Any]) -> list[str]:
+def highlights(document: Mapping[str, Any]) -> list[str]:
     """Return at most five sentences on a stored run, the most important first.
 
     An A/B run answers what changed, so its sentences say nothing else.

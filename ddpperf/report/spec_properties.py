@@ -22,7 +22,7 @@ from ddpperf.specs.strategy import strategy_words
 SPACED = ("KiB", "MiB", "GiB")
 
 
-def facets(spec: Spec, *, device: str, global_batch: bool = False) -> dict[str, str]:
+def properties_of(spec: Spec, *, device: str, global_batch: bool = False) -> dict[str, str]:
     """Return the properties of a spec that its id names, by name.
 
     The properties are in the order of the columns of a table. A property that does not apply, such

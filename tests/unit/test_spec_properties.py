@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpperf.report.facets import in_words
+from ddpperf.report.spec_properties import in_words
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,160 @@
+"""Pictures with lines: speedups, the laws of scaling, batch sizes, and all_reduce by buffer size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ddpperf.analysis.bandwidth import all_reduce_busbw
+from ddpperf.analysis.scaling import PREDICTED_DEVICES, over_sets
+from ddpperf.report.plots.picture import label, legend, line_frame, line_look
+from ddpperf.report.questions.laws import measured_speedups, predicted_by
+from ddpperf.report.stored_cases import Case, of_functions
+from ddpperf.specs import AllReduceSpec
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Points = list[tuple[float, float, Case]]  # x, y, and the case that was measured
+
+
+def _series(
+    cases: Sequence[Case],
+    header: Mapping[str, Any],
+    x: str,
+    y: Callable[[Case], float | None],
+    without: Sequence[str] = (),
+) -> dict[str, Points]:
+    """Return the points of each line by its label.
+
+    x: a property such as "batch", or "buffer" for its bytes. without: more properties that no label
+    has.
+    """
+    series: dict[str, Points] = {}
+    for case in cases:
+        spec = case.measured.spec
+        at = case.properties.get(x, "").replace(",", "")
+        if x == "buffer" and isinstance(spec, AllReduceSpec):
+            at = str(spec.nbytes)
+        if at.isdigit() and (value := y(case)) is not None:
+            name = label(case, header, without=(x, *without))
+            series.setdefault(name, []).append((float(at), value, case))
+    return {name: sorted(points, key=lambda point: point[:2]) for name, points in series.items()}
+
+
+def _draw(axes: Axes, series: Mapping[str, Points]) -> None:
+    for number, (name, points) in enumerate(series.items()):
+        at, values, _ = zip(*points, strict=True)
+        axes.plot(at, values, label=name or "all", **line_look(number))
+
+
+def scaling(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
+    x = "GPUs" if header["options"].get("device") == "cuda" else "ranks"
+    series = _series(cases, header, x, lambda case: case.value("speedup"))
+    if not series:
+        return None
+    figure, (axes,) = line_frame(lines=len(series))
+    ticks = sorted({1.0, *(at for points in series.values() for at, _, _ in points)})
+    axes.plot([1, ticks[-1]], [1, ticks[-1]], color="gray", linestyle="--", label="ideal")
+    floors = {
+        check["test"]: check["bound"]
+        for check in header.get("thresholds", {}).get("checks", ())
+        if check["metric"] == "efficiency"
+    }
+    for number, (name, points) in enumerate(series.items()):
+        at, speedups, measured = zip((1.0, 1.0, None), *points, strict=True)
+        errors = [0.0 if case is None else _half_width(case) for case in measured]
+        axes.errorbar(at, speedups, yerr=errors, **line_look(number), capsize=3, label=name)
+        bounds = [(N, floors[case.test] * N) for N, _, case in points if case.test in floors]
+        if bounds:
+            counts, values = zip(*bounds, strict=True)
+            axes.scatter(counts, values, marker="_", s=150, color="black")
+    axes.set(xlabel=f"{x} (black bars: thresholds)" if floors else x, ylabel="speedup", xticks=ticks)
+    legend(figure, [axes])
+    return figure
+
+
+def _half_width(case: Case) -> float:
+    """Return half of the speedup's 95% interval over process sets; 0 if there is a single process set."""
+    values = list(case.metrics["speedup"]["by_set"].values())
+    if len(values) < 2:
+        return 0.0
+    interval = over_sets(values)
+    return (interval.high - interval.low) / 2
+
+
+def law(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
+    """Draw measured speedups, and the fitted law with its 95% interval up to 32 devices."""
+    drawn = [case for case in cases if measured_speedups(case)]
+    if not drawn:
+        return None
+    figure, (axes,) = line_frame(lines=2 * len(drawn))
+    most = max([PREDICTED_DEVICES[-1], *(max(measured_speedups(case)) for case in drawn)])
+    axes.plot([1, most], [1, most], color="gray", linestyle="--", label="ideal")
+    for number, case in enumerate(drawn):
+        look, name = line_look(number), label(case, header, without=("GPUs", "ranks"))
+        points = measured_speedups(case)
+        axes.plot(list(points), list(points.values()), **look | {"linestyle": ""}, label=f"{name}, measured")
+        _draw_prediction(axes, case, most, label=f"{name}, fitted", **look | {"marker": ""})
+    ticks = [1, *PREDICTED_DEVICES]
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set(xlabel="devices (band: 95% interval)", ylabel="speedup")
+    axes.set_xticks(ticks, map(str, ticks))
+    axes.set_yticks(ticks, map(str, ticks))
+    least = min(min(measured_speedups(case).values()) for case in drawn)
+    axes.set_ylim(min(0.8, least / 1.2), 1.2 * most)
+    legend(figure, [axes])
+    return figure
+
+
+def _draw_prediction(axes: Axes, case: Case, most: float, **look: Any) -> None:
+    """Draw the speedups that a fitted law predicts for 1 to `most` devices, if it predicts any."""
+    curve = [most ** (step / 50) for step in range(51)]
+    predicted = [found for N in curve if (found := predicted_by(case, N)) is not None]
+    if not predicted:
+        return
+    axes.plot(curve, [found.value for found in predicted], **look)
+    low, high = [found.low for found in predicted], [found.high for found in predicted]
+    if all(map(math.isfinite, (*low, *high))):
+        axes.fill_between(curve, low, high, color=look["color"], alpha=0.15)
+
+
+def batch_sizes(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
+    epochs = _series(cases, header, "batch", lambda case: case.seconds)
+    speeds = _series(cases, header, "batch", lambda case: case.value("images_per_second"))
+    if sum(map(len, speeds.values())) < 2:
+        return None
+    figure, panels = line_frame(columns=2, lines=len(epochs))
+    for axes, series, what in zip(panels, (epochs, speeds), ("epoch (s)", "images/s"), strict=True):
+        _draw(axes, series)
+        axes.set(xscale="log", xlabel="batch size", ylabel=what, ylim=(0, None))
+    legend(figure, panels)
+    return figure
+
+
+def all_reduce(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
+    def busbw(case: Case) -> float | None:
+        found = case.value("busbw_bytes_per_second")
+        return found / 1e9 if found else None
+
+    calls = _series(of_functions(cases, "test_all_reduce"), header, "buffer", busbw, ("collective",))
+    if not calls:
+        return None
+    figure, (axes,) = line_frame(lines=len(calls))
+    _draw(axes, calls)
+    sizes = sorted({nbytes for points in calls.values() for nbytes, _, _ in points})
+    for case in of_functions(cases, "test_backend_model"):
+        latency, best = case.value("latency_seconds"), case.value("asymptotic_busbw_bytes_per_second")
+        if latency and best and latency > 0:
+            N = case.measured.spec.world_size
+            scale = all_reduce_busbw(1, 1, N)
+            modelled = [size * scale / (latency + size * scale / best) / 1e9 for size in sizes]
+            axes.plot(sizes, modelled, color="gray", linestyle=":", label=f"model, {N} ranks")
+    for link in {round(link, -6) for case in cases if (link := case.link_bytes_per_second)}:
+        axes.axhline(link / 1e9, color="black", linestyle="--", label="link")
+    axes.set(xscale="log", yscale="log", xlabel="buffer (bytes)", ylabel="bus bandwidth (GB/s)")
+    legend(figure, [axes])
+    return figure
