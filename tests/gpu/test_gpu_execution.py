@@ -61,8 +61,17 @@ def losses(spec: TrainingSpec, *, frozen: bool = False) -> list[float]:
     return trajectory
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("execution", ["compile", "graph", "compile+graph"])
+@pytest.mark.parametrize(
+    ("execution", "precision"),
+    [
+        ("graph", "fp32"),
+        ("graph", "bf16"),
+        ("graph", "fp16"),
+        ("compile", "fp32"),
+        ("compile+graph", "bf16"),
+        pytest.param("compile+graph", "fp16", marks=pytest.mark.slow),
+    ],
+)
 def test_every_execution_trains_like_the_eager_one(execution: Execution, precision: Precision) -> None:
     eager = losses(replace(SPEC, precision=precision))
     assert losses(replace(SPEC, precision=precision, execution=execution)) == pytest.approx(
@@ -77,11 +86,10 @@ def test_a_captured_step_accumulates(input: Input) -> None:
     assert losses(replace(spec, execution="graph")) == pytest.approx(losses(spec), rel=TOLERANCE["fp32"])
 
 
-@pytest.mark.parametrize("precision", TOLERANCE)
-def test_a_frozen_rate_changes_the_loss(precision: Precision) -> None:
-    """The change is larger than the tolerance between executions."""
-    spec = replace(SPEC, precision=precision)
-    assert losses(spec, frozen=True) != pytest.approx(losses(spec), rel=2 * TOLERANCE[precision])
+def test_a_frozen_rate_changes_the_loss() -> None:
+    """The change is larger than the largest tolerance between executions."""
+    spec = replace(SPEC, precision="bf16")
+    assert losses(spec, frozen=True) != pytest.approx(losses(spec), rel=2 * TOLERANCE["bf16"])
 
 
 def test_every_execution_takes_each_image_once() -> None:

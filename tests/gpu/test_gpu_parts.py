@@ -97,8 +97,7 @@ SLOW = EpochPartsSpec(
 executions = pytest.mark.parametrize("execution", ["eager", "graph"])
 
 
-@executions
-@pytest.mark.parametrize("workers", [0, 4])
+@pytest.mark.parametrize(("execution", "workers"), [("eager", 0), ("graph", 4)])
 @pytest.mark.parametrize("spec", [ALONE, pytest.param(SPEC, marks=two_gpus)], ids=["single", "ddp"])
 def test_parts_add_up_to_an_epoch(pool: Pool, spec: TrainingSpec, workers: int, execution: Execution) -> None:
     plain = replace(spec, per_rank_batch_size=128, epoch_images=128 * 40, execution=execution)

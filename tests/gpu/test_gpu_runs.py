@@ -46,9 +46,16 @@ def losses(run: TrainingRun, epoch: int) -> list[float]:
     return run.record.losses[first : first + run.spec.epoch_steps[epoch - 1]].tolist()
 
 
-@pytest.mark.parametrize("execution", ["compile", "graph", "compile+graph"])
 @pytest.mark.parametrize(
-    ("optimizer", "rate"), [("sgd", 0.05), ("lars", 2.0), ("lamb", 0.01), ("muon", 0.05)]
+    ("execution", "optimizer", "rate"),
+    [
+        ("graph", "sgd", 0.05),
+        ("graph", "lars", 2.0),
+        ("graph", "lamb", 0.01),
+        ("graph", "muon", 0.05),
+        pytest.param("compile", "sgd", 0.05, marks=pytest.mark.slow),
+        pytest.param("compile+graph", "muon", 0.05, marks=pytest.mark.slow),
+    ],
 )
 def test_every_execution_learns_like_the_eager_one(
     execution: Execution, optimizer: OptimizerName, rate: float
@@ -85,8 +92,10 @@ def test_a_diverging_training_ends_in_a_graph() -> None:
     assert 0 <= run.history[-1]["test_accuracy"] < 0.4
 
 
-@pytest.mark.parametrize("execution", ["eager", "graph", "compile+graph"])
-@pytest.mark.parametrize("clip_norm", [0.0, 0.5])
+@pytest.mark.parametrize(
+    ("execution", "clip_norm"),
+    [("eager", 0.0), ("graph", 0.5), pytest.param("compile+graph", 0.5, marks=pytest.mark.slow)],
+)
 def test_fp16_skips_overflowing_steps_and_repeats(execution: Execution, clip_norm: float) -> None:
     """A CUDA graph must read the scale, and count skipped steps, at each replay."""
     fields: dict[str, Any] = {"precision": "fp16", "execution": execution, "clip_norm": clip_norm}

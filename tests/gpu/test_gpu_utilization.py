@@ -81,7 +81,16 @@ def busiest(lines: Sequence[Printed], seconds: float) -> list[Printed]:
     return max(spans, key=lambda span: mean(line.utilization for line in span))
 
 
-def test_training_agrees_with_nvidia_smi(pool: Pool) -> None:
+class Trained(NamedTuple):
+    """The usage and the seconds of RUN, and what nvidia-smi printed beside it."""
+
+    usage: Usage
+    seconds: float
+    printed: list[Printed]
+
+
+@pytest.fixture(scope="module")
+def trained(pool: Pool) -> Trained:
     if shutil.which("nvidia-smi") is None:
         pytest.skip("nvidia-smi is not installed")
     command = SMI.format(uuid=visible_gpus()[0].uuid).split()
@@ -90,8 +99,12 @@ def test_training_agrees_with_nvidia_smi(pool: Pool) -> None:
             usage, seconds = usage_of(pool, RUN)
         finally:
             beside.terminate()
-        printed = beside.communicate()[0]
-    theirs = [Printed.of(line) for line in printed.splitlines() if line.count(",") == 2]
+        lines = beside.communicate()[0].splitlines()
+    return Trained(usage, seconds, [Printed.of(line) for line in lines if line.count(",") == 2])
+
+
+def test_training_agrees_with_nvidia_smi(trained: Trained) -> None:
+    usage, seconds, theirs = trained
     # The first and the last second belong to the averaging of the driver.
     within = busiest(theirs, seconds - 2)
     ours = [value for value in usage.series["gpu_utilization"][0] if value is not None][10:-10]
@@ -103,8 +116,8 @@ def test_training_agrees_with_nvidia_smi(pool: Pool) -> None:
     assert usage.sampler_cpu_fraction < 2 * MOST_CPU
 
 
-def test_energy_is_the_integral_of_the_power(pool: Pool) -> None:
-    usage, seconds = usage_of(pool, RUN)
+def test_energy_is_the_integral_of_the_power(trained: Trained) -> None:
+    usage, seconds, _ = trained
     assert usage.source is EnergySource.COUNTER
     watts = usage.mean["power_watts"][0]
     assert watts is not None
@@ -112,8 +125,8 @@ def test_energy_is_the_integral_of_the_power(pool: Pool) -> None:
     assert usage.joules[0] == pytest.approx(watts * seconds, rel=0.05)
 
 
-def test_epochs_and_a_training_agree_in_energy(pool: Pool) -> None:
-    of_run, _ = usage_of(pool, RUN)
+def test_epochs_and_a_training_agree_in_energy(pool: Pool, trained: Trained) -> None:
+    of_run = trained.usage
     of_epoch, _ = usage_of(pool, EPOCH)
     assert of_epoch.source is EnergySource.COUNTER
     print(

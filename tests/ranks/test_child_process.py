@@ -64,12 +64,6 @@ def test_finished_child_has_status_and_output() -> None:
     assert (finished.returncode, finished.stdout, finished.stderr) == (3, "1\n", "problem\n")
 
 
-def test_temporary_files_of_the_child_are_removed() -> None:
-    finished = run_child(["sh", "-c", "touch $TMPDIR/file; echo $TMPDIR/file"], {}, 60)
-    assert finished.stdout.endswith("/file\n")
-    assert not Path(finished.stdout.strip()).parent.exists()
-
-
 def test_lines_are_passed_on_while_the_child_runs(tmp_path: Path) -> None:
     """The child waits until its first line has been passed on."""
     seen = tmp_path / "seen"
@@ -110,30 +104,12 @@ def test_ended_child_is_not_reaped_before_its_group() -> None:
     assert child.wait() == 3
 
 
-def test_reaped_child_is_never_killed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    killed: list[int] = []
-    monkeypatch.setattr(os, "killpg", lambda group, _: killed.append(group))
-    with subprocess.Popen(["true"], process_group=0) as child:
-        child_process.wait_for_exit(child, 10)
-        child_process.kill_group(child)
-        child.wait()
-        child_process.kill_group(child)
-    assert killed == [child.pid]
-
-
 @pytest.mark.parametrize("script", ["sleep 0.1; exit 5", "exit 5"])
 def test_exit_status_is_known_before_and_after_reaping(script: str) -> None:
     with subprocess.Popen(["sh", "-c", script]) as child:
         assert child_process.wait_for_exit(child, 10) == 5
         child.wait()
         assert child_process.wait_for_exit(child) == 5
-
-
-def test_running_child_has_no_exit_status() -> None:
-    with subprocess.Popen(["sleep", "60"]) as child:
-        assert child_process.wait_for_exit(child) is None
-        assert child_process.wait_for_exit(child, 0.05) is None
-        child.kill()
 
 
 @pytest.mark.parametrize(

@@ -128,11 +128,6 @@ def test_small_shared_memory_is_found(findings: dict[str, dict[str, Any]]) -> No
     assert " MB free, loaders of 2 ranks" in findings[Subject.SHARED_MEMORY]["text"]
 
 
-def test_two_ranks_run_on_the_faulty_machine(findings: dict[str, dict[str, Any]]) -> None:
-    assert findings[Subject.TWO_RANKS]["level"] == Level.GOOD, findings[Subject.TWO_RANKS]
-    assert "all_reduce of 1 MiB" in findings[Subject.TWO_RANKS]["text"]
-
-
 # --- the CPU
 
 

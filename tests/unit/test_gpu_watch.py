@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import replace
@@ -11,8 +10,6 @@ from typing import Any
 
 import pynvml
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ddpperf.machine import gpu_watch
 from ddpperf.machine.gpu_watch import (
@@ -24,7 +21,6 @@ from ddpperf.machine.gpu_watch import (
     read_state,
     throttled,
 )
-from tests.generated import BOUNDED
 
 
 def reading(
@@ -66,39 +62,6 @@ def test_counters_decide_before_momentary_reasons(before: GpuState, now: GpuStat
     assert throttled(before, now) == why
 
 
-counted = st.sampled_from(sorted(gpu_watch.COUNTERS.values()))
-counters = st.dictionaries(counted, st.integers(0, 2**40))
-pids = st.frozensets(st.integers(1, 9))
-
-
-def readings(monotonic_seconds: st.SearchStrategy[float]) -> st.SearchStrategy[GpuState]:
-    momentary = st.frozensets(st.sampled_from(sorted(gpu_watch.REASONS.values())))
-    return st.builds(
-        GpuState,
-        monotonic_seconds=monotonic_seconds,
-        violations_ns=counters,
-        reasons=momentary,
-        processes=pids,
-    )
-
-
-@BOUNDED
-@given(readings(st.floats(0, 1e3)), readings(st.floats(1e3, 1e6)))
-def test_unmoved_counters_do_not_throttle(before: GpuState, now: GpuState) -> None:
-    moved = {reason for reason, ns in now.violations_ns.items() if ns > before.violations_ns.get(reason, ns)}
-    assert throttled(before, now) <= moved | now.reasons
-
-
-@BOUNDED
-@given(readings(st.just(5.0)), st.floats(5.0, 1e6), st.sets(counted), st.floats(1.01, 100))
-def test_counter_throttles_from_its_fraction_up(
-    before: GpuState, then: float, moving: set[str], times: float
-) -> None:
-    step = int(gpu_watch.THROTTLED_FRACTION * (then - 5.0) * 1e9 * times) + 1
-    now = {reason: ns + step * (reason in moving) for reason, ns in before.violations_ns.items()}
-    assert throttled(before, GpuState(monotonic_seconds=then, violations_ns=now)) == moving & now.keys()
-
-
 # --- other processes
 
 
@@ -118,17 +81,6 @@ def test_process_is_foreign_if_it_cannot_be_ours(
     listed: set[int], own: set[int], before: set[int], others: set[int]
 ) -> None:
     assert foreign(listed, own, before) == others
-
-
-@BOUNDED
-@given(pids, pids, pids)
-def test_own_and_unlisted_processes_are_not_foreign(
-    listed: frozenset[int], own: frozenset[int], before: frozenset[int]
-) -> None:
-    others = foreign(listed, own, before)
-    assert others <= listed
-    assert not others & own
-    assert others >= (listed & before) - own
 
 
 # --- sentences
@@ -243,33 +195,8 @@ def test_chosen_clocks_are_not_throttled(
     assert read_state(bits).reasons == reasons
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("SwPowerCap", "power cap"),
-        ("HwSlowdown", "hardware slowdown"),
-        ("SyncBoost", "sync boost"),
-        ("SwThermalSlowdown", "temperature"),
-        ("HwThermalSlowdown", "hardware's temperature limit"),
-        ("HwPowerBrakeSlowdown", "power brake"),
-    ],
-)
-def test_bits_have_nvmls_meaning(monkeypatch: pytest.MonkeyPatch, name: str, reason: str) -> None:
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetCurrentClocksEventReasons", lambda handle: handle)
-    assert read_state(getattr(pynvml, f"nvmlClocksThrottleReason{name}")).reasons == {reason}
-
-
 def refused(*_: Any) -> Any:
     raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-
-
-def test_state_is_empty_if_the_driver_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in dir(pynvml):
-        if name.startswith("nvmlDeviceGet"):
-            monkeypatch.setattr(pynvml, name, refused)
-    empty = read_state(object())
-    assert empty.monotonic_seconds == pytest.approx(time.monotonic(), abs=60)
-    assert empty == GpuState(monotonic_seconds=empty.monotonic_seconds)
 
 
 @pytest.mark.parametrize(
@@ -370,12 +297,3 @@ def test_changed_clock_is_found(driver: dict[str, deque[GpuState]]) -> None:
         "GPU 0's clock was 1200 to 1980 MHz",
         "1 spoiled round was measured again: GPU 0's clock was 1200 MHz, of 1980",
     ]
-
-
-def test_each_gpu_has_its_own_disturbances(driver: dict[str, deque[GpuState]]) -> None:
-    driver["GPU-a"] = deque([reading(0.0, 0, processes=[9]), reading(1.0, 0, processes=[9, 1])])
-    driver["GPU-b"] = deque([reading(0.0, 0), reading(1.0, 500_000_000, ["temperature"], processes=[2])])
-    watch = GpuWatch(["GPU-a", "GPU-b"])
-    assert watch.look({1, 2}, 1) == "process 9 also used GPU 0; GPU 1 was throttled (temperature)"
-    throttled = "GPU 1 was throttled (power cap, temperature) during 1 of 1 round"
-    assert [note.text for note in watch.warnings()] == ["process 9 also uses GPU 0", throttled]

@@ -12,7 +12,7 @@ import pynvml
 import pytest
 
 from ddpperf.machine.hardware import Gpu, visible_gpus
-from ddpperf.machine.links import LinkRates, data_rate, gpu_link, nvlink, pcie_rate, rates_in_words
+from ddpperf.machine.links import LinkRates, data_rate, gpu_link, pcie_rate, rates_in_words
 from tests.fake_nvml import FakeGpu, healthy, install
 
 ADDRESSES = [f"00000000:{number}0:00.0" for number in range(1, 9)]
@@ -92,24 +92,6 @@ def test_rate_is_reported_or_nominal(
 ) -> None:
     (gpu,) = described(monkeypatch, driven(name, count, **answers))
     assert (gpu.nvlinks, gpu.nvlink_bytes_per_second) == (count or None, rate)
-
-
-def test_rate_is_asked_of_an_active_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = driven(
-        "NVIDIA Unheard Of",
-        6,
-        NvLinkState=per_link(lambda link: int(link >= 2), 6),
-        FieldValues=fields({(GET_SPEED, 2): 20000}),
-    )
-    (gpu,) = described(monkeypatch, fake)
-    assert (gpu.nvlinks, gpu.nvlink_bytes_per_second) == (4, 80e9)
-
-
-def test_generation_is_that_of_the_architecture() -> None:
-    assert nvlink("NVIDIA H100 PCIe", 7) == (4, 25e9), "its driver says 5.0"
-    assert nvlink("NVIDIA A100-SXM4-40GB", 5) == (3, 25e9), "5 stands for 3.1"
-    assert nvlink("Tesla P100-SXM2-16GB", None) == (1, 20e9)
-    assert nvlink("", 8) == nvlink("", None) == (None, None)
 
 
 def test_nvlink_rates_are_without_coding() -> None:
@@ -213,15 +195,6 @@ def test_bridged_pairs_have_a_link_by_size(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 # --- what is stored
-
-
-def test_only_used_rates_are_stored() -> None:
-    rates = LinkRates(joined({"switch": 12}, {"switch": 12}, {"switch": 12}))
-    assert rates.to_json() == []
-    rates.of(3), rates.of(2), rates.of(2), rates.of(1)
-    (stored,) = rates.to_json()
-    assert stored["world_sizes"] == [2, 3]
-    assert rates_in_words([stored]) == "link 300 GB/s (nominal, NVLink 3, 12 x 25 GB/s)"
 
 
 def test_stored_rate_of_a_loopback_is_still_printed() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -85,22 +84,6 @@ def test_older_driver_has_averaged_power(monkeypatch: pytest.MonkeyPatch) -> Non
     assert gpu_now(fake)["power_watts"] is None
 
 
-def test_older_driver_has_other_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    def memory(*version: int) -> SimpleNamespace:
-        return SimpleNamespace(used=21e9) if not version else refuses()()
-
-    install(monkeypatch, [fake := training(MemoryInfo=memory)])
-    assert gpu_now(fake)["gpu_memory_bytes"] == 21e9
-
-
-@pytest.mark.parametrize("handle", [None, "GPU-0"])
-def test_missing_driver_reports_nothing(monkeypatch: pytest.MonkeyPatch, handle: object) -> None:
-    install(monkeypatch, [])
-    assert set(gpu_now(handle).values()) == {None}
-    monkeypatch.setitem(sys.modules, "pynvml", None)  # it is not installed
-    assert set(gpu_now(handle).values()) == {None}
-
-
 def test_constants_are_those_of_nvml() -> None:
     ours = utilization.MEMORY_V2, utilization.TEMPERATURE_GPU, utilization.POWER_INSTANT
     assert ours == (pynvml.nvmlMemory_v2, pynvml.NVML_TEMPERATURE_GPU, pynvml.NVML_FI_DEV_POWER_INSTANT)
@@ -123,12 +106,6 @@ def test_busy_rank_keeps_a_core_busy() -> None:
     assert memory == pytest.approx(psutil.Process().memory_info().rss, rel=0.2)
     assert len(found["core_utilization"]) <= 2
     assert all(0 <= value <= 1 for value in found["core_utilization"] if value is not None)
-
-
-def test_core_that_is_offline_is_left_out() -> None:
-    sampler = cpu(cores=(0, 10**6))
-    sampler.begin()
-    assert len(sampler.now()["core_utilization"]) == 1
 
 
 def test_rank_that_ended_has_no_value() -> None:
@@ -181,11 +158,6 @@ def test_loader_workers_count_as_their_rank(monkeypatch: pytest.MonkeyPatch) -> 
         assert busy == pytest.approx(times * own / elapsed, rel=0.3)
 
 
-def test_children_that_begin_or_end_count_not() -> None:
-    assert utilization._difference({1: 5.0, 2: 9.0}, {1: 6.0, 3: 7.0}, 2.0) == 0.5
-    assert utilization._difference({2: 9.0}, {3: 7.0}, 2.0) is None
-
-
 # --- the thread
 
 
@@ -225,18 +197,6 @@ def failing_memory(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
         raise PermissionError(13, "Permission denied", "/proc/meminfo")
 
     monkeypatch.setattr(psutil, "virtual_memory", virtual_memory)
-
-
-def test_error_of_psutil_is_kept_as_problem(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    failing_memory(monkeypatch, after=1)
-    recorder = Recorder(sampler=(sampler := Sampler([], cpu())))
-    with recorder.round(1):
-        wait_for(lambda: bool(sampler.problem))
-    assert sampler.problem == "[Errno 13] Permission denied: '/proc/meminfo'"
-    assert len(sampler.samples) == 1
-    assert capfd.readouterr() == ("", "")
 
 
 def test_early_end_of_sampling_is_noted_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,15 +267,6 @@ def test_energy_of_rounds_is_that_of_a_step(monkeypatch: pytest.MonkeyPatch) -> 
     assert usage.source is EnergySource.COUNTER
 
 
-def test_only_devices_of_the_spec_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    meter = Meter(monkeypatch)
-    recorder = Recorder(meter.counters, devices=1)
-    meter.rounds(recorder, 10, seconds=0.05, pause=0.0)
-    usage = recorder.usage()
-    assert usage is not None
-    assert len(usage.joules) == 1
-
-
 def test_process_sets_in_turn_need_long_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     meter = Meter(monkeypatch)
     of_steps, of_epochs = (Recorder(meter.counters, 2, alone=False) for _ in range(2))
@@ -376,13 +327,6 @@ def test_incomplete_samples_are_no_utilization(monkeypatch: pytest.MonkeyPatch) 
             time.sleep(0.01)
     assert len(sampler.samples) == 1
     assert sampler.problem
-    assert recorder.usage() is None
-
-
-def test_nothing_recorded_is_none() -> None:
-    recorder = Recorder()
-    with recorder.round(1):
-        pass
     assert recorder.usage() is None
 
 
