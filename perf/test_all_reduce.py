@@ -18,7 +18,7 @@ from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
 from ddpperf.specs import AllReduceSpec, CollectiveKind, CollectiveSpec, format_bytes
-from perf.common.calls import (
+from perf.common.all_reduces import (
     backend_sizes,
     between_nodes,
     captured,
@@ -34,7 +34,7 @@ from perf.common.calls import (
     too_few,
     warn_if_undetermined,
 )
-from perf.common.sides import SIDES
+from perf.common.base_and_candidate import SIDES
 
 ONE_RANK = "a collective needs two ranks or more; pass --world-sizes 1,2"
 COLLECTIVE_SIZES, GPU_COLLECTIVE_SIZES = (2**24,), (2**20, 2**24, 2**28)

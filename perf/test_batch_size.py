@@ -14,8 +14,8 @@ from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
 from ddpperf.specs import EpochSpec, TrainingSpec, is_custom_model
-from perf.common.sides import sets_by_side
-from perf.common.training_metrics import training_metrics
+from perf.common.base_and_candidate import sets_by_side
+from perf.common.step_metrics import training_metrics
 
 CPU_BATCHES, GPU_BATCHES = (32, 128, 512), (32, 128, 512, 2048)  # images per step of the epochs
 WORKERS = (0, 1, 2, 4, 8)

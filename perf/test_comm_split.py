@@ -29,10 +29,10 @@ from ddpperf.specs import (
     TrainingSpec,
     measured_as,
 )
-from perf.common.calls import link_utilization
+from perf.common.all_reduces import link_utilization
 from perf.common.nodes import node_spread
-from perf.common.training_metrics import training_metrics
-from perf.common.trainings import measured_also_as, resnet50, resnet50_step, training
+from perf.common.step_metrics import training_metrics
+from perf.common.step_specs import measured_also_as, resnet50, resnet50_step, training
 
 TRACED = ("compute_seconds", "copy_seconds", "idle_seconds", "traced_step_seconds")
 NO_TRACE = "no trace: the profiler saw no communication; --worker-logs DIR keeps its messages"

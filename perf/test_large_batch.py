@@ -18,8 +18,8 @@ from ddpperf.report.spec_properties import properties_of
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import RunSpec, is_custom_model
 from perf.common.recipes import Recipe, find_recipe, of_recipe, read_recipes
-from perf.common.training_metrics import cost_metrics, usage_metrics
-from perf.common.whole_trainings import by_seed, references, training_seconds
+from perf.common.seeds import by_seed, references, training_seconds
+from perf.common.step_metrics import cost_metrics, usage_metrics
 
 CONFIDENCE = 0.95
 FIGURES = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")

@@ -13,8 +13,8 @@ from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import Precision, RunSpec, TrainingSpec, is_custom_model
 from perf.common.recipes import Recipe, read_recipes
-from perf.common.training_metrics import speedup_over, training_metrics
-from perf.common.whole_trainings import by_seed, references, training_seconds
+from perf.common.seeds import by_seed, references, training_seconds
+from perf.common.step_metrics import speedup_over, training_metrics
 from perf.test_large_batch import compare, learned
 
 GPU_PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp16")

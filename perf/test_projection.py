@@ -32,8 +32,8 @@ from ddpperf.specs import (
     TrainingSpec,
     measured_as,
 )
-from perf.common.calls import backend_sizes, estimate_metric, too_few, warn_if_undetermined
-from perf.common.trainings import fewer, measured_also_as, too_few_world_sizes
+from perf.common.all_reduces import backend_sizes, estimate_metric, too_few, warn_if_undetermined
+from perf.common.step_specs import fewer, measured_also_as, too_few_world_sizes
 
 Times = Mapping[int, float]  # seconds of all-reduces by their bytes
 NORMAL = 1.4826  # the standard deviation of normal errors over the median of their absolute values

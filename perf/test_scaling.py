@@ -36,10 +36,10 @@ from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
 from ddpperf.specs import EpochSpec, Model, TrainingSpec, is_custom_model
 from ddpperf.specs.strategy import CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, DDP_OPTIONS
+from perf.common.base_and_candidate import sets_by_side
 from perf.common.nodes import node_spread
-from perf.common.sides import sets_by_side
-from perf.common.training_metrics import cost_metrics, training_metrics
-from perf.common.trainings import (
+from perf.common.step_metrics import cost_metrics, training_metrics
+from perf.common.step_specs import (
     RESNET50_BATCH,
     fewer,
     law_world_sizes,

@@ -31,8 +31,8 @@ from ddpperf.specs import (
     TrainingSpec,
     measured_as,
 )
-from perf.common.training_metrics import cost_metrics, training_metrics
-from perf.common.trainings import measured_also_as, resnet50, resnet50_step, training
+from perf.common.step_metrics import cost_metrics, training_metrics
+from perf.common.step_specs import measured_also_as, resnet50, resnet50_step, training
 
 AGREEMENT = 0.02  # the sum of the parts may differ from the step by this fraction without a note
 CPU_EPOCH_STEPS = 4  # on all ranks, in an epoch of test_epoch_breakdown without --epoch-images

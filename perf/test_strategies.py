@@ -12,7 +12,7 @@ from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import TrainingSpec
 from ddpperf.specs.strategy import NOT_CAPTURED
-from perf.common.training_metrics import speedup_over, training_metrics
+from perf.common.step_metrics import speedup_over, training_metrics
 
 CPU_VARIANTS: tuple[dict[str, Any], ...] = (
     {},

@@ -1,6 +1,6 @@
 """Writes the best learning rate of each training recipe to perf/recipes.json.
 
-The learning rates were measured by `pytest perf/tuning.py`. Pass the file of that test run:
+The learning rates were measured by `pytest perf/learning_rates.py`. Pass the file of that test run:
 
     python -m tools.update_recipes .ddpperf/runs/<hardware>/NNNN_....json
 
@@ -48,7 +48,7 @@ def found(document: dict[str, Any], device: str) -> dict[str, Any]:
                 )
             row[rate] = 0.0
     if not rows:
-        raise ValueError(f"the run holds no recipe of {device}; make one by pytest perf/tuning.py")
+        raise ValueError(f"the run holds no recipe of {device}; make one by pytest perf/learning_rates.py")
     best = {name: max(row, key=row.__getitem__) for name, row in rows.items()}
     return {
         name: {

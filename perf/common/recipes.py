@@ -35,51 +35,12 @@ OF_RECIPE = (
     *("recompute_statistics", "average_weights", "may_diverge"),
 )
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(RunSpec) if field.name in OF_RECIPE}
-OF_DEVICE = (*OF_DATA, "epochs", "seeds", "tuning_seeds")  # of [cpu] and [cuda]
-OF_RATE = ("rate", "rates", "rate_of")  # a recipe has one of these
+RECIPE_KEYS = (
+    *("name", "global_batch_size", "images_at_once", "devices", "model", "epochs", "seeds"),
+    *("rate", "rates", "rate_of", "scale", "reported_train_accuracy", "reported_test_accuracy"),
+    *OF_RECIPE,
+)
 IMAGENET_CLASSES = 1000
-
-
-def _is_whole(value: object) -> bool:
-    return type(value) is int and value > 0
-
-
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and 0 < float(str(value)) < math.inf
-
-
-def _are_numbers(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(_is_number, value))
-
-
-def _are_accuracies(value: object) -> bool:
-    return isinstance(value, dict) and all(_is_number(part) and part <= 1 for part in value.values())
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and value.isprintable() and bool(value.strip())
-
-
-# The keys that are no fields of RunSpec: the check of a value, and what it accepts
-CHECKS: dict[str, tuple[Callable[[object], bool], str]] = {
-    "name": (_is_text, "a text of one line"),
-    "global_batch_size": (_is_whole, "a whole number of at least 1"),
-    "images_at_once": (_is_whole, "a whole number of at least 1"),
-    "devices": (_is_whole, "a whole number of at least 1"),
-    "model": (_is_text, "the name of a model"),
-    "epochs": (_is_whole, "a whole number of at least 1"),
-    "epoch_images": (_is_whole, "a whole number of at least 1"),
-    "test_images": (_is_whole, "a whole number of at least 1"),
-    "seeds": (_is_whole, "a whole number of at least 1"),
-    "tuning_seeds": (_is_whole, "a whole number of at least 1"),
-    "rate": (_is_number, "a number above 0"),
-    "rates": (_are_numbers, "a list of numbers above 0"),
-    "rate_of": (_is_text, "the name of a recipe"),
-    "scale": (lambda value: value in tuple(SCALES), "linear or sqrt"),
-    "reported_train_accuracy": (_are_accuracies, "fractions by report, such as { A = 0.85 }"),
-    "reported_test_accuracy": (_are_accuracies, "fractions by report, such as { A = 0.85 }"),
-}
-RECIPE_KEYS = [*(name for name in CHECKS if name not in (*OF_DATA, "tuning_seeds")), "model", *OF_RECIPE]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,40 +149,51 @@ def read_recipes(device: str, kind: str = "recipe") -> list[Recipe]:
     document = _document()
     of_device, common = document[device], document[KINDS[kind]]
     tuned_rates = {name: found["rate"] for name, found in tuned().get(device, {}).items()}
-    names = [row.get("name") for other in KINDS for row in of_device.get(other, ())]
     recipes: dict[str, Recipe] = {}
     for row in of_device.get(kind, ()):
         what = f"recipe {row.get('name', len(recipes) + 1)!r} of {device} in recipes.toml"
-        _check(row, what, RECIPE_KEYS, ("name", "global_batch_size"))
-        if names.count(row["name"]) > 1:
-            raise ValueError(f"{what} stands there twice; rename one")
-        values = {"epochs": of_device["epochs"], "seeds": of_device["seeds"]} | common | row
-        if len(rates := [name for name in OF_RATE if name in row]) > 1:
-            raise ValueError(f"{what} has {' and '.join(rates)}, which exclude each other; remove one")
-        if "scale" in row and "rate_of" not in row:
-            raise ValueError(f"{what} has scale, but no rate_of that it scales; add rate_of")
-        if rates:
-            values = {name: value for name, value in values.items() if name not in OF_RATE or name in rates}
-        recipe = Recipe(
-            name=row["name"],
-            global_batch_size=row["global_batch_size"],
-            images_at_once=row.get("images_at_once"),
-            devices=row.get("devices"),
-            model=row.get("model"),
-            seeds=values["seeds"],
-            rates=tuple(map(float, row.get("rates", ()))),
-            rate=float(_rate(values, recipes, tuned_rates, what)),
-            data={name: of_device[name] for name in OF_DATA if name in of_device},
-            fields={**DEFAULTS, **_fields(values, row), "epochs": values["epochs"]},
-            reported={
-                name: row[f"reported_{name}"]
-                for name in ("train_accuracy", "test_accuracy")
-                if f"reported_{name}" in row
-            },
-        )
-        _require_trainable(recipe, what)
+        _require_known(row, what, RECIPE_KEYS)
+        try:
+            recipe = _recipe(row, of_device, common, recipes, tuned_rates)
+            _require_trainable(recipe)
+        except KeyError as error:
+            raise ValueError(f"{what} has no {error}; add it") from error
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{what} cannot be trained: {error}") from error
         recipes[recipe.name] = recipe
     return list(recipes.values())
+
+
+def _recipe(
+    row: Mapping[str, Any],
+    of_device: Mapping[str, Any],
+    common: Mapping[str, Any],
+    earlier: Mapping[str, Recipe],
+    tuned_rates: Mapping[str, float],
+) -> Recipe:
+    """Return the recipe of a row in perf/recipes.toml.
+
+    of_device, common: values of all recipes of the device type and of the kind. earlier: the
+    recipes above the row, whose learning rates it may use.
+    """
+    values = {"epochs": of_device["epochs"], "seeds": of_device["seeds"], **common, **row}
+    fields = {name: value for name, value in values.items() if name in OF_RECIPE}
+    if fields.get("optimizer", "sgd") != "sgd":  # other optimizers have none of SGD's options
+        fields = {name: value for name, value in fields.items() if name in row or name not in SGD_ONLY}
+    reported = {name: row.get(f"reported_{name}") for name in ("train_accuracy", "test_accuracy")}
+    return Recipe(
+        name=row["name"],
+        global_batch_size=row["global_batch_size"],
+        images_at_once=row.get("images_at_once"),
+        devices=row.get("devices"),
+        model=row.get("model"),
+        seeds=values["seeds"],
+        rates=tuple(map(float, row.get("rates", ()))),
+        rate=_rate(values, earlier, tuned_rates),
+        data={name: of_device[name] for name in OF_DATA if name in of_device},
+        fields={**DEFAULTS, **fields, "epochs": values["epochs"]},
+        reported={name: by_report for name, by_report in reported.items() if by_report is not None},
+    )
 
 
 def find_recipe(device: str, name: str) -> Recipe:
@@ -230,67 +202,42 @@ def find_recipe(device: str, name: str) -> Recipe:
     return next(recipe for recipe in recipes if recipe.name == name)
 
 
-def _check(row: Mapping[str, Any], what: str, known: Sequence[str], needed: Sequence[str] = ()) -> None:
-    """Raise ValueError for a missing key, an unknown key, or a value of the wrong kind."""
-    for name in needed:
-        if name not in row:
-            raise ValueError(f"{what} has no {name}; add it")
-    for name, value in row.items():
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            advice = f"correct it to {near[0]}" if near else "remove it"
-            raise ValueError(f"{what} has the unknown key {quoted(name)}; {advice}")
-        if name in CHECKS and not CHECKS[name][0](value):
-            raise ValueError(f"{name} of {what} must be {CHECKS[name][1]}, got {quoted(value)}")
+def _require_known(table: Mapping[str, Any], what: str, known: Sequence[str]) -> None:
+    """Raise ValueError for an unknown key, which would change nothing."""
+    for name in table.keys() - set(known):
+        near = difflib.get_close_matches(name, known, 1)
+        advice = f"correct it to {near[0]}" if near else "remove it"
+        raise ValueError(f"{what} has the unknown key {quoted(name)}; {advice}")
 
 
 def _rate(
-    values: Mapping[str, Any], recipes: Mapping[str, Recipe], tuned_rates: Mapping[str, float], what: str
+    values: Mapping[str, Any], earlier: Mapping[str, Recipe], tuned_rates: Mapping[str, float]
 ) -> float:
     """Return the learning rate of a recipe, which may depend on an earlier recipe."""
-    if "rate_of" in values:
-        name = values["rate_of"]
-        if name not in recipes:
-            raise ValueError(
-                f"rate_of of {what} is {name!r}, no earlier recipe of its kind; name an earlier one"
-            )
-        ratio = values["global_batch_size"] / recipes[name].global_batch_size
-        return (
-            recipes[name].rate * SCALES[values["scale"]](ratio) if "scale" in values else recipes[name].rate
-        )
-    if "rates" in values:
-        return tuned_rates.get(values["name"], values["rates"][0])
-    if "rate" not in values:
-        raise ValueError(f"{what} has no learning rate; add rate, rates or rate_of")
+    if name := values.get("rate_of"):
+        if name not in earlier:
+            raise ValueError(f"rate_of is {name!r}, no earlier recipe of its kind; name an earlier one")
+        scale = SCALES[values["scale"]] if "scale" in values else lambda ratio: 1.0
+        return earlier[name].rate * scale(values["global_batch_size"] / earlier[name].global_batch_size)
+    if rates := values.get("rates"):
+        return float(tuned_rates.get(values["name"], rates[0]))
     return float(values["rate"])
 
 
-def _fields(values: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a RunSpec; another optimizer than SGD has none of SGD's options."""
-    found = {name: value for name, value in values.items() if name in OF_RECIPE}
-    if found.get("optimizer", "sgd") != "sgd":
-        found = {name: value for name, value in found.items() if name in row or name not in SGD_ONLY}
-    return found
-
-
-def _require_trainable(recipe: Recipe, what: str) -> None:
+def _require_trainable(recipe: Recipe) -> None:
     """Raise ValueError if a recipe contradicts itself, such as a warm-up longer than the training."""
     if recipe.images_at_once and recipe.fields["grow_from"]:
-        raise ValueError(f"{what} has images_at_once and grow_from, which exclude each other; remove one")
+        raise ValueError("images_at_once and grow_from exclude each other; remove one")
     world_size = recipe.devices or 1
-    model = recipe.model or recipe.data.get("model", RunSpec.model)
-    try:
-        for rate in (recipe.rate, *recipe.rates):
-            RunSpec(
-                model=model,
-                strategy="single" if world_size == 1 else "ddp",
-                input="device",
-                epoch_images=recipe.global_batch_size,
-                test_images=1,
-                **recipe._work(world_size, rate),
-            )
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{what} cannot be trained: {error}") from error
+    for rate in (recipe.rate, *recipe.rates):
+        RunSpec(
+            model=recipe.model or recipe.data.get("model", RunSpec.model),
+            strategy="single" if world_size == 1 else "ddp",
+            input="device",
+            epoch_images=recipe.global_batch_size,
+            test_images=1,
+            **recipe._work(world_size, rate),
+        )
 
 
 def rate_id(recipe: Recipe, rate: float) -> str:
@@ -310,25 +257,19 @@ def tuning_seeds(device: str) -> int:
 
 
 def _document() -> dict[str, Any]:
+    """Return the content of perf/recipes.toml. Raises ValueError if it cannot be read."""
     path = FOLDER / "recipes.toml"
     try:
         document: dict[str, Any] = tomllib.loads(read_text(path))
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise ValueError(f"{path.name} cannot be read ({first_line(error)}); correct it") from error
-    devices, common = ("cpu", "cuda"), tuple(dict.fromkeys(KINDS.values()))
-    _check(document, path.name, [*common, *devices])
-    for name in (*common, *devices):
-        what, table = f"[{name}] in {path.name}", document.get(name)
-        if not isinstance(table, dict):
+    known: dict[str, Sequence[str]] = dict.fromkeys(KINDS.values(), (*OF_RECIPE, "rate", "seeds"))
+    known |= dict.fromkeys(("cpu", "cuda"), (*OF_DATA, "epochs", "seeds", "tuning_seeds", *KINDS))
+    _require_known(document, path.name, tuple(known))
+    for name, keys in known.items():
+        if name not in document:
             raise ValueError(f"{path.name} has no table [{name}]; add it")
-        if name in common:
-            _check(table, what, [*OF_RECIPE, "rate", "seeds"])
-            continue
-        _check(table, what, [*OF_DEVICE, *KINDS], OF_DEVICE[len(OF_DATA) :])
-        for kind in KINDS:
-            rows = table.get(kind, [])
-            if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-                raise ValueError(f"{kind} of {what} must be tables; write [[{name}.{kind}]] above a recipe")
+        _require_known(document[name], f"[{name}] in {path.name}", keys)
     return document
 
 
@@ -336,17 +277,11 @@ def tuned() -> dict[str, Any]:
     """Return the tuning results in perf/recipes.json, or an empty dict if the file does not exist.
 
     The result of each device type and recipe has the best learning rate and the test accuracy of
-    every learning rate that was tried.
-    Raises ValueError for a damaged file.
+    every learning rate that was tried. Raises ValueError for a file that is not JSON.
     """
     path = FOLDER / "recipes.json"
     try:
-        found: dict[str, Any] = json.loads(read_text(path)) if path.exists() else {}
-        if all(_is_number(row["rate"]) for rows in found.values() for row in rows.values()):
-            return found
-        problem = "a rate is no number above 0"
-    except (OSError, ValueError, RecursionError) as error:
-        problem = first_line(error)
-    except (AttributeError, KeyError, TypeError):
-        problem = "a recipe has no rate"
-    raise ValueError(f"{path.name} cannot be read ({problem}); restore it, or remove it to tune again")
+        return json.loads(read_text(path)) if path.exists() else {}
+    except (OSError, ValueError) as error:
+        problem = f"{path.name} cannot be read ({first_line(error)})"
+        raise ValueError(f"{problem}; restore it, or remove it to tune again") from error

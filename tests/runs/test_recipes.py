@@ -20,10 +20,10 @@ from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import RunSpec, to_json
 from ddpperf.training.run import TrainingRun
 from perf.common import recipes
-from perf.common.recipes import KINDS, find_recipe, read_recipes, require_outputs, tuning_seeds
+from perf.common.recipes import KINDS, find_recipe, rate_id, read_recipes, require_outputs, tuning_seeds
+from perf.learning_rates import FIRST_SEED, grid
 from perf.test_large_batch import compare_with_reports, largest_tuned, remedies, reports
 from perf.test_large_batch import recipes as together
-from perf.tuning import FIRST_SEED, grid
 from tests.canned import CannedSuite
 from tests.experiments import canned_counters, with_experiments
 from tests.project import REPOSITORY, Finished, Project, script
@@ -175,7 +175,7 @@ def test_best_rate_of_the_grid_is_kept(
     ]
     *others, diverged = sorted(set(small.rates) - reached.keys())
     outcomes = {
-        f"perf/tuning.py::test_rates[{small.name}, rate={rate:g}]": {"kind": "failed"}
+        f"perf/learning_rates.py::test_rates[{rate_id(small, rate)}]": {"kind": "failed"}
         for rate in (*others, diverged)
     }
     run = tmp_path / "run.json"
@@ -207,7 +207,8 @@ def test_best_rate_of_the_grid_is_kept(
         update.main(str(run))
     del benchmarks[0]  # 0.05: then 0.2 is the best, and the one that is left
     outcomes |= {
-        f"perf/tuning.py::test_rates[{small.name}, rate={rate:g}]": {"kind": "failed"} for rate in (0.05, 0.1)
+        f"perf/learning_rates.py::test_rates[{rate_id(small, rate)}]": {"kind": "failed"}
+        for rate in (0.05, 0.1)
     }
     run.write_text(json.dumps({"ddpperf": header, "benchmarks": benchmarks}))
     update.main(str(run))
@@ -216,7 +217,7 @@ def test_best_rate_of_the_grid_is_kept(
         json.dumps({"ddpperf": {"environment": {"backend": "nccl"}, "outcomes": {}}, "benchmarks": []})
     )
     with pytest.raises(
-        ValueError, match=r"the run holds no recipe of cuda; make one by pytest perf/tuning\.py"
+        ValueError, match=r"the run holds no recipe of cuda; make one by pytest perf/learning_rates\.py"
     ):
         update.main(str(run))
 
@@ -260,38 +261,20 @@ NAME, BATCH = 'name = "64, warm-up"\n', "global_batch_size = 64\n"
     [
         (NAME, f"{NAME}device = 1\n", "has the unknown key 'device'; correct it to devices"),
         (NAME, f"{NAME}clip_norm = -1.0\n", "clip_norm must be a number from 0 to 1e+06, got -1.0"),
-        (NAME, f"{NAME}momentum = -0.9\n", "momentum must be a number from 0 to 1, got -0.9"),
-        (NAME, f'{NAME}rate = "fast"\n', "must be a number above 0, got 'fast'"),
-        (NAME, f"{NAME}rate = nan\n", "must be a number above 0, got nan"),
-        (NAME, f"{NAME}rates = []\n", "must be a list of numbers above 0, got []"),
-        (NAME, f"{NAME}seeds = 0\n", "must be a whole number of at least 1, got 0"),
-        (NAME, f"{NAME}epochs = true\n", "must be a whole number of at least 1, got True"),
+        (NAME, f'{NAME}rate = "fast"\n', "cannot be trained: could not convert string to float: 'fast'"),
+        (NAME, f"{NAME}rate = nan\n", "rate must be a number from 0 to 1000, got nan"),
         (NAME, f'{NAME}rate_of = "64, warm-up"\n', "no earlier recipe of its kind; name an earlier one"),
-        (NAME, f'{NAME}scale = "cubic"\n', "must be linear or sqrt, got 'cubic'"),
-        (NAME, f'{NAME}schedule = "slow"\n', "schedule must be one of constant, step"),
         (NAME, f'{NAME}optimizer = "lars"\nnesterov = false\n', "nesterov=False is an option of sgd"),
         (NAME, f"{NAME}grow_from = 8\nimages_at_once = 8\n", "exclude each other; remove one"),
-        (NAME, f"{NAME}reported_train_accuracy = {{ A = 84.9 }}\n", "must be fractions by report"),
         (f"{NAME}{BATCH}warmup_epochs = 1", f"{NAME}{BATCH}warmup_epochs = 9",
          "a warm-up of 9 epochs is longer than the run of 4; shorten it"),
-        (f"{NAME}{BATCH}", NAME, "'64, warm-up' of cpu in recipes.toml has no global_batch_size"),
-        (NAME, 'name = "64, cosine"\n', "recipe '64, cosine' of cpu in recipes.toml stands there twice"),
+        (f"{NAME}{BATCH}", NAME, "'64, warm-up' of cpu in recipes.toml has no 'global_batch_size'; add it"),
         (NAME, "name = \n", "recipes.toml cannot be read (Invalid value"),
-        (NAME, 'name = "64, warm-up + linear decay"\n', "stands there twice"),  # of another kind
-        (NAME, 'name = "64\\nwarm-up"\n', "must be a text of one line, got '64\\nwarm-up'"),
         (NAME, f'{NAME}model = "resnet11"\n', "cannot be trained: model must be one of resnet18"),
         (NAME, f"{NAME}devices = 3\n", "batch 64 does not divide over 3 devices; use a divisor"),
-        (NAME, f"{NAME}images_at_once = 5\n", "does not divide into parts of 5 images; use a divisor"),
         (NAME, f"{NAME}rates = [0.1, 1e9]\n", "rate must be a number from 0 to 1000, got 1000000000.0"),
-        (NAME, f"{NAME}rate = 0.1\nrates = [0.1]\n", "has rate and rates, which exclude each other"),
-        (NAME, f'{NAME}scale = "linear"\n', "has scale, but no rate_of that it scales; add rate_of"),
         ("[plain]\n", "[plane]\n", "recipes.toml has the unknown key 'plane'; correct it to plain"),
         ("[plain]\n", "[plain]\nmomentun = 1\n", "[plain] in recipes.toml has the unknown key 'momentun'"),
-        ("[plain]\n", "[plain]\nlabel_smoothing = 2\n", "label_smoothing must be a number from 0 to 1"),
-        ("rate = 0.1\n", 'rate = "fast"\n', "rate of [plain] in recipes.toml must be a number above 0"),
-        ("epochs = 4\n", "", "[cpu] in recipes.toml has no epochs; add it"),
-        ("epoch_images = 256\n", "epoch_images = 0\n", "epoch_images of [cpu] in recipes.toml must be"),
-        ("epochs = 4\n", 'epochs = 4\nlong = "x"\n', "must be tables; write [[cpu.long]] above a recipe"),
         (f"[[cpu.remedy]]\n{NAME}", f"[[cpu.remedies]]\n{NAME}", "correct it to remedy"),
     ],
 )  # fmt: skip
@@ -307,29 +290,11 @@ def test_wrong_recipe_is_refused(
     assert "\n" not in str(refused.value)
 
 
-def test_empty_recipes_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "recipes.toml").write_text("")
-    monkeypatch.setattr(recipes, "FOLDER", tmp_path)
-    with pytest.raises(ValueError, match=r"^recipes\.toml has no table \[tuned\]; add it$"):
-        read_recipes("cpu")
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("{", "recipes.json cannot be read (Expecting property name"),
-        ("[]", "recipes.json cannot be read (a recipe has no rate); restore it, or remove it"),
-        ('{"cpu": {"16": {}}}', "recipes.json cannot be read (a recipe has no rate); restore it"),
-        ('{"cpu": {"16": {"rate": "x"}}}', "(a rate is no number above 0); restore it, or remove it"),
-    ],
-)
-def test_damaged_tuning_results_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, sentence: str
-) -> None:
+def test_damaged_tuning_results_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "recipes.toml").write_text((REPOSITORY / "perf" / "recipes.toml").read_text())
-    (tmp_path / "recipes.json").write_text(text)
+    (tmp_path / "recipes.json").write_text("{")
     monkeypatch.setattr(recipes, "FOLDER", tmp_path)
-    with pytest.raises(ValueError, match=re.escape(sentence)):
+    with pytest.raises(ValueError, match=r"recipes\.json cannot be read \(Expecting property name"):
         read_recipes("cpu")
 
 
@@ -440,14 +405,14 @@ def assert_remedy(name: str, stored: dict[str, Any], accuracies: Callable[[dict[
     references = stored["references"]
     batches = {"accuracy_over_baseline": ("baseline", 16), "accuracy_over_as_it_is": ("as_it_is", 64)}
     for metric, (reference, batch) in batches.items():
-        if name == "test_remedies[16, as it is]" or (batch == 64 and "as it is" in name):
+        if name == "test_remedies[16-as-it-is]" or (batch == 64 and "as-it-is" in name):
             assert metric not in values
             continue
         other = references[f"{reference}, seed=0"]
         spec = other["spec"]
         assert values[metric] == pytest.approx(accuracies(stored) - accuracies(other))
         assert spec["world_size"] * spec["per_rank_batch_size"] == batch
-        plain = (spec["nesterov"], spec["decay_vectors"], spec["schedule"], spec["accumulation_steps"])
+        plain = (spec["nesterov"], spec["decay_vectors"], spec["schedule"], spec.get("accumulation_steps", 1))
         assert plain == (False, True, "constant", 1)
 
 

@@ -17,7 +17,7 @@ from ddpperf.results.notes import NoteKind
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec, CollectiveSpec
 from ddpperf.specs.collective import CollectiveKind
-from perf.common.calls import as_fast, link_metric, link_utilization, the_fastest, warn_if_undetermined
+from perf.common.all_reduces import as_fast, link_metric, link_utilization, the_fastest, warn_if_undetermined
 from perf.test_all_reduce import call_metrics, model_metrics
 from perf.test_all_reduce import test_fastest_all_reduce as fastest_all_reduce
 

@@ -12,7 +12,7 @@ from ddpperf.machine.hardware import Links, Machine
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec
-from perf.common.calls import modelled
+from perf.common.all_reduces import modelled
 from perf.test_all_reduce import test_cost_model as cost_model
 
 SIZES = (2**16, 2**20, 2**22, 2**24)

@@ -12,7 +12,7 @@ from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.cases import Case, parameters
 from ddpperf.plugin.options.options import Options, read_options
 from perf import test_comm_split, test_scaling, test_step_breakdown
-from perf.common.trainings import RESNET50
+from perf.common.step_specs import RESNET50
 from tests.command_line import specs_of
 
 pytest_plugins = ["pytester"]

@@ -9,7 +9,7 @@ import pytest
 from ddpperf.machine.hardware import Machine
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import EpochSpec, TrainingSpec
-from perf.common.training_metrics import FEWEST_STEPS, speedup_over, training_metrics
+from perf.common.step_metrics import FEWEST_STEPS, speedup_over, training_metrics
 from perf.test_scaling import scaling_metrics
 
 BATCH = 4

@@ -15,7 +15,7 @@ from ddpperf.results.metrics import find
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.results.usage import EnergySource, Usage
 from ddpperf.specs import EpochSpec, RunSpec, TrainingSpec
-from perf.common.training_metrics import usage_metrics
+from perf.common.step_metrics import usage_metrics
 from tests.project import REPOSITORY
 
 CPU = REPOSITORY / "perf" / "baselines" / "cpu2-epyc-25-17-1" / "0014_core.json"

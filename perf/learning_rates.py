@@ -1,6 +1,6 @@
-"""Tuning: which learning rate is the best for each training recipe in perf/recipes.toml?
+"""Learning rates: which one is the best for each training recipe in perf/recipes.toml?
 
-pytest collects this file only if it is named: pytest perf/tuning.py. tools/update_recipes.py writes
+pytest collects this file only if it is named: pytest perf/learning_rates.py. tools/update_recipes.py writes
 the best learning rates to perf/recipes.json.
 """
 
@@ -15,7 +15,7 @@ from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import RunSpec
 from perf.common.recipes import of_recipe, rate_id, read_recipes, tuning_seeds
-from perf.common.whole_trainings import by_seed
+from perf.common.seeds import by_seed
 from perf.test_large_batch import learned
 
 FIRST_SEED = 1000  # not a seed of the tests, because the best of several rates is partly luck
