@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from ddpperf.doctor.checks import run_findings
+from ddpperf.doctor.examination import run_findings
 from ddpperf.doctor.findings import Finding
 from ddpperf.machine.hardware import Gpu
 from ddpperf.machine.network import find_interface

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -17,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from ddpperf.doctor import system
-from ddpperf.doctor.checks import run_findings
+from ddpperf.doctor.examination import run_findings
 from ddpperf.doctor.findings import Level, Subject
 from ddpperf.doctor.two_ranks import rank_findings
 from tests.canned import CannedSuite
@@ -131,20 +128,6 @@ def test_small_shared_memory_is_found(findings: dict[str, dict[str, Any]]) -> No
 # --- the CPU
 
 
-def test_busy_process_is_named(spinning: int) -> None:
-    before = system.cpu_times()
-    time.sleep(0.5)
-    now = system.cpu_times()
-    finding = system.judged_load(before, now)
-    assert finding.level is Level.WARNING
-    named = re.search(r", mostly (\d+) \(python", finding.text)
-    assert named is not None, finding
-    used = {
-        pid: seconds - before.process_seconds.get(pid, 0.0) for pid, seconds in now.process_seconds.items()
-    }
-    assert used[int(named[1])] >= used[spinning] > 0.05, "other users of this machine can be busier"
-
-
 def test_run_finds_the_busy_core_and_not_itself(spinning: int, canned_suite: CannedSuite) -> None:
     canned_suite.run_findings = run_findings
     run = canned_suite.run()
@@ -155,37 +138,6 @@ def test_run_finds_the_busy_core_and_not_itself(spinning: int, canned_suite: Can
     assert load["text"].startswith("other processes use ")
     assert f" {os.getpid()} (" not in load["text"]
     assert [line for line in run.sentences if line.startswith("machine ") and load["text"] in line]
-
-
-@contextlib.contextmanager
-def cgroup_of_half_a_core() -> Iterator[Path]:
-    """Make a real control group with a quota; skip the test where the kernel does not allow it."""
-    with contextlib.ExitStack() as stack:
-        for parent, quota in (
-            ("cpu", {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "50000"}),
-            ("", {"cpu.max": "50000 100000"}),
-        ):
-            folder = Path("/sys/fs/cgroup") / parent / f"ddpperf-test-{os.getpid()}"
-            with contextlib.suppress(OSError):
-                folder.mkdir()
-                stack.callback(folder.rmdir)
-                for name, text in quota.items():
-                    (folder / name).write_text(text)
-                yield folder
-                return
-        pytest.skip("no control group with a quota can be made here")
-
-
-def test_half_a_core_is_bad() -> None:
-    program = "import sys; sys.stdin.read(1); from ddpperf.doctor.system import cores; print(cores())"
-    with cgroup_of_half_a_core() as group:
-        command = [sys.executable, "-c", program]
-        pipe = subprocess.PIPE
-        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=REPOSITORY)
-        (group / "cgroup.procs").write_text(str(process.pid))
-        output, _ = process.communicate("x", timeout=HANG_SECONDS)
-    assert "Level.BAD" in output
-    assert "quota is 0.5 cores" in output
 
 
 # --- imports that fail

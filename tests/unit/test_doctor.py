@@ -13,10 +13,10 @@ import pynvml
 import pytest
 
 from ddpperf.doctor import __main__ as command
-from ddpperf.doctor import checks, gpus, software, system
-from ddpperf.doctor.checks import run_findings, what_can_be_measured
+from ddpperf.doctor import cpu_and_memory, examination, gpus, software
+from ddpperf.doctor.cpu_and_memory import CpuTimes, judged_load
+from ddpperf.doctor.examination import run_findings, what_can_be_measured
 from ddpperf.doctor.findings import WIDTH, Finding, Level, Subject, bad, finding_lines, good, warn
-from ddpperf.doctor.system import CpuTimes, judged_load
 from ddpperf.machine.hardware import Gpu
 from tests.canned import CannedSuite
 from tests.fake_nvml import FakeGpu, healthy, install
@@ -73,9 +73,9 @@ def test_quota_and_cores_are_judged(
     monkeypatch: pytest.MonkeyPatch, quota: float | None, allowed: int, level: Level
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(allowed)))
-    monkeypatch.setattr(system, "cpu_quota", lambda: quota)
-    monkeypatch.setattr(system, "core_count", lambda: min(allowed, int(quota or allowed)))
-    assert system.cores().level is level
+    monkeypatch.setattr(cpu_and_memory, "cpu_quota", lambda: quota)
+    monkeypatch.setattr(cpu_and_memory, "core_count", lambda: min(allowed, int(quota or allowed)))
+    assert cpu_and_memory.cores().level is level
 
 
 @pytest.mark.parametrize(
@@ -89,19 +89,19 @@ def test_quota_and_cores_are_judged(
 def test_governor_is_judged(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, governors: Sequence[str], level: Level, text: str
 ) -> None:
-    monkeypatch.setattr(system, "CPUS", tmp_path)
+    monkeypatch.setattr(cpu_and_memory, "CPUS", tmp_path)
     for core, name in enumerate(governors):
         folder = tmp_path / f"cpu{core}" / "cpufreq"
         folder.mkdir(parents=True)
         (folder / "scaling_governor").write_text(f"{name}\n")
-    finding = system.governor()
+    finding = cpu_and_memory.governor()
     assert (finding.level, finding.text) == (level, text)
 
 
 def test_memory_of_the_control_group_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     for left, level in ((1_900_000_000, Level.WARNING), (0, Level.WARNING)):
-        monkeypatch.setattr(system, "memory_left", lambda left=left: left)
-        assert system.memory(2).level is level
+        monkeypatch.setattr(cpu_and_memory, "memory_left", lambda left=left: left)
+        assert cpu_and_memory.memory(2).level is level
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,8 @@ def test_huge_pages_are_judged(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, enabled: str, device: str, level: Level
 ) -> None:
     (tmp_path / "enabled").write_text(enabled)
-    monkeypatch.setattr(system, "HUGE_PAGES", tmp_path / "enabled")
-    assert system.huge_pages(device).level is level
+    monkeypatch.setattr(cpu_and_memory, "HUGE_PAGES", tmp_path / "enabled")
+    assert cpu_and_memory.huge_pages(device).level is level
 
 
 @pytest.mark.parametrize(
@@ -134,16 +134,16 @@ def test_shared_memory_is_judged(
     monkeypatch: pytest.MonkeyPatch, free: float, device: str, level: Level
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
-    assert system.shared_memory(2, device).level is level
+    assert cpu_and_memory.shared_memory(2, device).level is level
 
 
 def test_missing_shared_memory_is_bad(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(system, "SHARED_MEMORY", tmp_path / "shm")
-    assert system.shared_memory(2, "cpu").level is Level.BAD
+    monkeypatch.setattr(cpu_and_memory, "SHARED_MEMORY", tmp_path / "shm")
+    assert cpu_and_memory.shared_memory(2, "cpu").level is Level.BAD
 
 
 def test_folder_without_a_commit_is_a_warning(tmp_path: Path) -> None:
-    assert system.repository(tmp_path).level is Level.WARNING
+    assert cpu_and_memory.repository(tmp_path).level is Level.WARNING
 
 
 # --- software
@@ -227,7 +227,7 @@ def found(monkeypatch: pytest.MonkeyPatch, *fakes: FakeGpu) -> dict[Subject, Fin
         *gpus.gpu_settings(described),
         *gpus.gpu_disturbances(described),
     ]
-    return {finding.subject: finding for finding in checks.one_for_each_subject(findings)}
+    return {finding.subject: finding for finding in examination.one_for_each_subject(findings)}
 
 
 def not_good(findings: dict[Subject, Finding]) -> list[Subject]:

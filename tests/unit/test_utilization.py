@@ -171,21 +171,6 @@ def test_samples_come_ten_times_a_second(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not samplers()
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_interrupted_round_leaves_no_thread(error: type[BaseException]) -> None:
-    recorder = Recorder(sampler=Sampler([], cpu()))
-    running = []
-
-    def interrupted() -> None:
-        running.extend(samplers())
-        raise error("ended")
-
-    with pytest.raises(error, match="ended"), recorder.round(1):
-        interrupted()
-    assert len(running) == 1
-    assert not samplers()
-
-
 def failing_memory(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     """Let psutil raise an error of the system after some calls."""
     calls = itertools.count()
@@ -212,15 +197,6 @@ def test_early_end_of_sampling_is_noted_once(monkeypatch: pytest.MonkeyPatch) ->
         "the utilization is unknown, as sampling ended early: [Errno 13] Permission denied"
     )
     assert devices.warnings(recorded) == []
-
-
-def test_core_that_goes_offline_has_no_later_value() -> None:
-    recorder = Recorder(sampler=(sampler := Sampler([], cpu())))
-    with recorder.round(1):
-        pass
-    sampler.samples = [(1.0, {"core_utilization": [0.5, 1.0]}), (2.0, {"core_utilization": [0.7]})]
-    assert (usage := recorder.usage()) is not None
-    assert usage.mean["core_utilization"] == (0.6, 1.0)
 
 
 def test_costly_samples_become_rarer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from ddpperf.doctor import cpu_and_memory
 from ddpperf.doctor import gpus as gpu_checks
-from ddpperf.doctor import system
 from ddpperf.doctor.findings import Finding, Level, Subject, warn
 from ddpperf.doctor.software import compiler_finding, torchvision_finding, variables_finding
 from ddpperf.doctor.two_ranks import rank_findings
@@ -32,7 +32,7 @@ def all_findings(gpus: Sequence[Gpu], seconds: float) -> list[Finding]:
         gpu_checks.present_gpus(gpus),
         *gpu_checks.gpu_disturbances(gpus),
         *_quick(device, gpus, WATCH_SECONDS),
-        system.repository(Path.cwd()),
+        cpu_and_memory.repository(Path.cwd()),
         torchvision_finding(),
     ]
     try:
@@ -57,14 +57,14 @@ def _quick(device: str, gpus: Sequence[Gpu], watch_seconds: float) -> list[Findi
     """Return the findings that start no process, the most important subject first."""
     ranks = max(len(gpus), RANKS)
     return [
-        system.cpu_load(watch_seconds),
-        system.cores(),
-        system.memory(ranks),
-        system.shared_memory(ranks, device),
+        cpu_and_memory.cpu_load(watch_seconds),
+        cpu_and_memory.cores(),
+        cpu_and_memory.memory(ranks),
+        cpu_and_memory.shared_memory(ranks, device),
         variables_finding(),
         *gpu_checks.gpu_settings(gpus),
-        system.governor(),
-        system.huge_pages(device),
+        cpu_and_memory.governor(),
+        cpu_and_memory.huge_pages(device),
     ]
 
 
