@@ -222,17 +222,6 @@ def test_largest_world_size_is_measured_first(test: Callable[..., None]) -> None
     ]
 
 
-@pytest.mark.parametrize(
-    ("test", "constant"),
-    [(test_scaling.test_gustafson, "per_rank_batch_size"), (test_scaling.test_amdahl, "global_batch_size")],
-)
-def test_laws_are_about_one_batch_size(test: Callable[..., None], constant: str) -> None:
-    measure = FakeMeasure()
-    test(measure, EIGHT)
-    assert {getattr(spec, constant) for spec in measure.specs} == {getattr(EIGHT, constant)}
-    assert len(measure.specs) == 4
-
-
 EIGHT = TrainingSpec(world_size=8, per_rank_batch_size=8, strategy="ddp")
 TESTS = [
     (test_scaling.test_gustafson, gustafson_speedup, lambda N: N),

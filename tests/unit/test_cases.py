@@ -43,14 +43,6 @@ def project(canned_suite: CannedSuite) -> CannedSuite:
     return canned_suite
 
 
-def test_skipped_case_has_id_and_reason() -> None:
-    case = skipped("world_size=8", "it needs 8 GPUs, found 4")
-    assert case.id == "world_size=8"
-    assert [(mark.name, mark.kwargs) for mark in case.marks] == [
-        ("skip", {"reason": "it needs 8 GPUs, found 4"})
-    ]
-
-
 TRAINING: dict[str, Any] = {"world_size": 2, "per_rank_batch_size": 8, "strategy": "ddp"}
 
 
@@ -263,14 +255,6 @@ def test_skipped_case_is_listed_and_passes(
     without.assert_one_sentence(125, f"{TEST}[{CASE}] is in 0001_first.json but was not measured")
 
 
-def test_two_cases_with_one_id_are_refused(project: CannedSuite) -> None:
-    project.experiment.write_text(CASES.replace("2rank-two", CASE))
-    run = project.run("perf")
-    run.assert_one_sentence(
-        4, f"ERROR: test_it has two cases with the id {CASE}, which names what is stored; measure each once"
-    )
-
-
 def test_slow_down_reaches_every_case(project: CannedSuite) -> None:
     project.experiment.write_text(CASES)
     slowed = project.run("perf", "--spec", "delay_seconds=0.05", "--benchmark-save=slowed")
@@ -298,16 +282,3 @@ def test_cases_must_be_specs(project: CannedSuite, cases: str, sentence: str) ->
         "@pytest.mark.specs(cases=cases)\ndef test_it(measure, spec):\n    measure(spec)\n"
     )
     project.run("perf").assert_one_sentence(4, f"ERROR: {sentence}")
-
-
-def test_slow_down_reaches_marked_cases(project: CannedSuite) -> None:
-    project.experiment.write_text(
-        "import pytest\nfrom ddpperf.specs import AllReduceSpec\n\n"
-        "def cases(options):\n"
-        "    yield pytest.param(AllReduceSpec(world_size=2, nbytes=1024), id='mine', marks=[])\n\n"
-        "@pytest.mark.specs(cases=cases)\ndef test_it(measure, spec):\n    measure(spec)\n"
-    )
-    run = project.run("perf", "--spec", "delay_seconds=0.01", "--rounds", "1")
-    assert run.status == 0, run.output
-    (stored,) = project.measured().values()
-    assert stored["spec"]["delay_seconds"] == 0.01

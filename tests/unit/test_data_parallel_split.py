@@ -209,10 +209,3 @@ def test_report_has_the_parts_beside_ddp(monkeypatch: pytest.MonkeyPatch) -> Non
     }
     assert "By trace, reduce takes the longest of the four parts." in text
     assert "DataParallel communicates up to 2.00x as long as DDP (2 GPUs, batch 32" in text
-
-
-def test_data_parallel_stands_beside_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = table(report_tables(document(monkeypatch)), "Q3: computation and communication in an epoch")
-    (row,) = (row for row in rows if row.get("strategy", "").startswith("data_parallel"))
-    assert (row["communication"], row["exposed, by trace"]) == ("60.00 ms", "50.00 ms")
-    assert len(rows) > 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpperf.analysis.batch_size import LEAST_FRACTION, enough_workers, loading_fraction
@@ -13,7 +12,6 @@ from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import EpochSpec, Spec
 from perf.test_batch_size import test_batch_size as batch_size
 from perf.test_batch_size import test_loader_workers as loader_workers
-from tests.generated import BOUNDED, seconds
 
 shares = st.dictionaries(st.integers(0, 64), st.floats(-1, 1))
 
@@ -24,14 +22,6 @@ shares = st.dictionaries(st.integers(0, 64), st.floats(-1, 1))
 )
 def test_the_share_is_of_the_epoch_with_loading(with_loading: float, without: float, share: float) -> None:
     assert loading_fraction(with_loading, without) == pytest.approx(share)
-
-
-@BOUNDED
-@given(seconds, seconds)
-def test_loading_fraction_is_of_the_longer_epoch(without: float, loading: float) -> None:
-    share = loading_fraction(without + loading, without)
-    assert 0 <= share < 1
-    assert share * (without + loading) == pytest.approx(loading, rel=1e-6, abs=1e-9 * (without + loading))
 
 
 @pytest.mark.parametrize(
@@ -47,21 +37,6 @@ def test_loading_fraction_is_of_the_longer_epoch(without: float, loading: float)
 )
 def test_enough_is_the_fewest_sufficient_workers(by_workers: dict[int, float], enough: int | None) -> None:
     assert enough_workers(by_workers) == enough
-
-
-@BOUNDED
-@given(shares)
-def test_fewer_than_enough_workers_are_insufficient(
-    by_workers: dict[int, float],
-) -> None:
-    enough = enough_workers(by_workers)
-    assert all(
-        share < LEAST_FRACTION
-        for workers, share in by_workers.items()
-        if enough is not None and workers >= enough
-    )
-    fewer = [workers for workers in by_workers if enough is None or workers < enough]
-    assert not fewer or by_workers[max(fewer)] >= LEAST_FRACTION
 
 
 class FakeMeasure:

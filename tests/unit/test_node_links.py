@@ -74,14 +74,6 @@ def test_one_rank_per_node_has_one_link() -> None:
     assert not measure.record.notes
 
 
-def test_one_node_has_one_link() -> None:
-    measure = Nodes(4, (1, 2, 4), by_two_links)
-    cost_model(measure, AllReduceSpec(world_size=4, nbytes=2**24, algorithm="ring"))
-    assert "latency_seconds" in measure.metrics
-    assert "between_message_seconds" not in measure.metrics
-    assert {spec.world_size for spec in measure.measured_specs} == {4}
-
-
 def test_algorithms_of_one_node_are_all_modelled() -> None:
     assert len(modelled(4, 2**20, Links(node=4))) == 5
     assert [call.algorithm for call in modelled(4, 2**20, Links(node=1))] == ["ring"]

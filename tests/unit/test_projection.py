@@ -46,19 +46,6 @@ def test_more_devices_scale_slopes_and_starts() -> None:
     )
 
 
-def test_number_between_measured_ones_takes_time() -> None:
-    """A line of long messages may start at 0, and the shift to fewer devices is below that."""
-    from_zero = Envelope(lines=((0.0, 1 / 300e9), (20e-6, 1 / 400e9)))
-    measured = {2: lines(2), 4: from_zero}
-    for nbytes in (0, 1000, MB):
-        assert all_reduce_seconds(measured, 3, nbytes, node=8) >= 0
-    growing = {2: lines(2), 4: lines(4)}
-    assert lines(2).seconds(0) < all_reduce_seconds(growing, 3, 0, node=8) < lines(4).seconds(0)
-    negative = {2: Envelope(lines=((5e-6, 1e-11),)), 4: Envelope(lines=((0.0, 1e-11), (40e-6, 1e-12)))}
-    negative[8] = Envelope(lines=((90e-6, 1e-11),))
-    assert all_reduce_seconds(negative, 3, 0, node=8) == 0
-
-
 @pytest.mark.parametrize("nbytes", [2**20, 2**24, 2**28])
 def test_nccl_on_8_gpus_is_predicted_from_2_and_4(nbytes: int) -> None:
     measured = {
@@ -152,14 +139,6 @@ def test_doubling_error_covers_h200s(known: tuple[int, ...], N: int) -> None:
     assert math.sqrt(sum(error**2 for error in errors) / len(errors)) < DOUBLING_ERROR
 
 
-def test_error_grows_with_each_doubling() -> None:
-    missed = {2: 0.03, 4: 0.04}
-    assert sending_error(missed, 4, node=8) == pytest.approx(0.04)
-    assert sending_error(missed, 8, node=8) == pytest.approx(math.hypot(0.04, DOUBLING_ERROR))
-    assert sending_error(missed, 1024, node=8) == pytest.approx(math.hypot(0.04, DOUBLING_ERROR))
-    assert sending_error(missed, 1024, node=4) == pytest.approx(0.04)
-
-
 def test_network_counts_beyond_a_node() -> None:
     measured = {2: lines(2), 4: lines(4)}
     network = Network(latency=10e-6, bandwidth=50e9)
@@ -204,16 +183,6 @@ def test_several_nodes_are_projected_from_several() -> None:
     assert projected_from((6, 2, 4), 8, node=2) == [4, 6]
     assert projected_from((2, 4, 6), 2, node=2) == [2]
     assert projected_from((2, 4), 1024, node=8) == [2, 4], "of one node, and of an assumed network"
-
-
-@pytest.mark.parametrize(("smaller", "N", "node"), [((2, 3), 4, 1), ((2, 4, 6), 8, 2)])
-def test_all_reduce_on_4_nodes_is_predicted(smaller: tuple[int, ...], N: int, node: int) -> None:
-    across = tuple(projected_from(smaller, N, node=node))
-    for seed in range(20):
-        measured = measured_on_nodes(across, node, seed)
-        for nbytes in (*SIZES, 2**22, 25 * MB):
-            predicted = all_reduce_seconds(measured, N, nbytes, node=node)
-            assert predicted == pytest.approx(on_nodes(N, node, nbytes), rel=0.15)
 
 
 @pytest.mark.parametrize("fraction", [0.2, 0.9, 1.2])
