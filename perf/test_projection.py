@@ -8,16 +8,14 @@ from functools import partial
 
 import pytest
 
-from ddpperf.analysis.library_cost_model import FEWEST_SIZES, Chosen, choose_envelope
+from ddpperf.analysis.library_cost_model import FEWEST_SIZES, choose_envelope
 from ddpperf.analysis.logarithmic_fit import Estimate
 from ddpperf.analysis.projection import (
     NCCL_PAIR_BANDWIDTH,
+    AllReduces,
     Excess,
-    all_reduce_seconds,
     project,
     projected_from,
-    sending_error,
-    sending_seconds,
 )
 from ddpperf.analysis.statistics import median_and_error
 from ddpperf.plugin.cases import Case, case, size_id, skipped
@@ -126,10 +124,6 @@ def backend_times(measure: Measure, N: int, spec: TrainingSpec) -> dict[str, Tim
     return {name: {nbytes: seconds[name] for nbytes, seconds in references.items()} for name in names}
 
 
-def lines(times: Times) -> Chosen:
-    return choose_envelope(list(times), list(times.values()))
-
-
 def excess(longer: Measured, one_device: Measured, name: str) -> Excess:
     """Return one process set's extra step time compared with one device, and its standard error.
 
@@ -162,20 +156,21 @@ def projection(
     """
     links = measure.machine.links
     measured = {other: measured[other] for other in projected_from(measured, N, node=links.node)}
-    times = {other: times[other] for other in measured}
-    missed = {other: NORMAL * lines(found).held_out_error for other, found in times.items()}
-    pair = NCCL_PAIR_BANDWIDTH if measure.machine.device == "cuda" else 1.0
-    envelopes = {other: lines(found).envelope for other, found in times.items()}
-    all_reduce = partial(all_reduce_seconds, envelopes, node=links.node, pair_bandwidth=pair)
+    chosen = {other: choose_envelope(list(times[other]), list(times[other].values())) for other in measured}
+    all_reduces = AllReduces(
+        lines={other: found.envelope for other, found in chosen.items()},
+        node=links.node,
+        network=links.network,
+        pair_bandwidth=NCCL_PAIR_BANDWIDTH if measure.machine.device == "cuda" else 1.0,
+    )
+    errors = {other: NORMAL * found.held_out_error for other, found in chosen.items()}
     return project(
         measured,
         bucket_copies,
-        lambda devices: sending_seconds(
-            all_reduce, measured, buckets, devices, node=links.node, network=links.network
-        ),
+        {devices: all_reduces.sending(buckets, devices) for devices in (*measured, N)},
         N,
         hideable=hideable,
-        error=sending_error(missed, N, node=links.node),
+        error=all_reduces.sending_error(errors, N),
     )
 
 

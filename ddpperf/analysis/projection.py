@@ -2,11 +2,10 @@
 
 The extra time is excess(N) = bucket_copies + exposed(N). Filling DDP's buckets hardly depends on N.
 exposed(N) is the part of sending that computation does not hide. sending(N) is the sum of the
-all-reduces of the step's buckets. A function predicts the seconds of an all-reduce for a number of
-devices and of bytes. It uses lines fitted to the backend's times, or on several nodes with gloo the
-cost of gloo's ring. The exposed fraction is that on the measured numbers of devices. Where sending
-takes long, all is exposed that does not fit behind the backward pass: max(fraction * sending(N),
-sending(N) - hideable). The fraction is above 1 where sending slows computation down, too.
+all-reduces of the step's buckets. The exposed fraction is that on the measured numbers of devices.
+Where sending takes long, all is exposed that does not fit behind the backward pass:
+max(fraction * sending(N), sending(N) - hideable). The fraction is above 1 where sending slows
+computation down, too.
 
 Where several nodes were measured, larger numbers of nodes are projected from these measurements
 alone. Otherwise the user's figures describe the network between nodes, of whose time at most all is
@@ -17,7 +16,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ddpperf.analysis.cost_models import Undetermined, counts
@@ -42,50 +41,6 @@ def projected_from(measured: Iterable[int], N: int, *, node: int) -> list[int]:
     numbers = sorted(measured)
     across = [number for number in numbers if number > node]
     return across if node < N and across else [number for number in numbers if number <= node]
-
-
-AllReduce = Callable[[int, float], float]  # the seconds on a number of devices, for a number of bytes
-
-
-def all_reduce_seconds(
-    measured: Mapping[int, Envelope], N: int, nbytes: float, *, node: int, pair_bandwidth: float = 1.0
-) -> float:
-    """Return the predicted seconds of one all-reduce on N devices, by lines.
-
-    Either all measured numbers of devices and N are on one node of `node` devices, or all are on
-    several nodes. For a number that was not measured, the lines of the nearest number are scaled.
-    Their slopes grow as a ring's bytes do. Inside a node, two devices reach `pair_bandwidth` times
-    the bus bandwidth of more devices. The starts of the lines grow inside a node with each doubling,
-    and on several nodes with each message of a ring, by as much as between the smallest and the
-    largest measured number. With only one measured number, the starts stay inside a node, and grow in
-    proportion to a ring's messages on several nodes.
-    """
-    if N in measured:
-        return measured[N].seconds(nbytes)
-    least, greatest, nearest = min(measured), max(measured), _nearest(measured, N)
-    steps, volume = _steps_and_volume(N, node, pair_bandwidth)
-    nearest_steps, nearest_volume = _steps_and_volume(nearest, node, pair_bandwidth)
-    growth = 0.0
-    if least != greatest:
-        more = measured[greatest].seconds(0) - measured[least].seconds(0)
-        growth = more / (_steps_and_volume(greatest, node)[0] - _steps_and_volume(least, node)[0])
-    elif node < N:
-        growth = measured[nearest].seconds(0) / nearest_steps
-    shift, slope_factor = max(0.0, growth) * (steps - nearest_steps), volume / nearest_volume
-    lines = tuple((max(0.0, start + shift), slope * slope_factor) for start, slope in measured[nearest].lines)
-    return Envelope(lines=lines).seconds(nbytes)
-
-
-def _steps_and_volume(N: int, node: int, pair_bandwidth: float = 1.0) -> tuple[float, float]:
-    """Return by what the start and the slope of an all-reduce on N devices grow."""
-    if node >= N:
-        return math.log2(N), counts("ring", N).volume / (pair_bandwidth if N == 2 else 1.0)
-    load = two_link_counts(LIBRARY_ALGORITHM, N, node).between
-    return load.messages, load.volume
-
-
-def _nearest(numbers: Iterable[int], N: int) -> int:
-    return min(numbers, key=lambda number: abs(math.log2(N / number)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,47 +75,84 @@ class Sending:
         return self.measured + self.assumed
 
 
-def sending_seconds(
-    all_reduce: AllReduce,
-    measured: Iterable[int],
-    buckets: Sequence[float],
-    N: int,
-    *,
-    node: int,
-    network: Network | None,
-) -> Sending:
-    """Return the seconds to all-reduce all gradient buckets of a step on N devices.
+@dataclass(frozen=True, kw_only=True)
+class AllReduces:
+    """Measured all-reduces, from which those on more devices are predicted.
 
-    `measured` is the numbers of devices that `all_reduce` was fitted to. A node has `node` devices.
-    Beyond one node, N is a multiple of `node`. `network` counts if no measured number of devices
-    has several nodes. Raises Undetermined if there is no network then.
+    `lines` are fitted to the times of each measured number of devices. All these numbers are on one
+    node of `node` devices, or all are on several nodes. `network` counts if none is on several nodes.
+    Inside a node, two devices reach `pair_bandwidth` times the bus bandwidth of more devices.
     """
-    size, assumed = _measured_size(measured, N, node=node), 0.0
-    if size != N:
-        if network is None:
-            raise Undetermined(
-                f"no all-reduce on several nodes of {node} devices was measured on fewer than {N} devices; "
-                "measure one node more, or pass --node-link"
-            )
-        assumed = sum(network.all_reduce_seconds(nbytes, N // node, node) for nbytes in buckets)
-    return Sending(measured=sum(all_reduce(size, nbytes) for nbytes in buckets), assumed=assumed)
 
+    lines: Mapping[int, Envelope]
+    node: int
+    network: Network | None = None
+    pair_bandwidth: float = 1.0
 
-def _measured_size(measured: Iterable[int], N: int, *, node: int) -> int:
-    """Return N, or a whole node if N has several nodes and all measured devices are on one."""
-    return min(N, node) if max(measured) <= node else N
+    def seconds(self, N: int, nbytes: float) -> float:
+        """Return the predicted seconds of one all-reduce on N devices, on measured links.
 
+        For a number that was not measured, the lines of the nearest number are scaled. Their slopes
+        grow as a ring's bytes do. The starts of the lines grow inside a node with each doubling, and
+        on several nodes with each message of a ring, by as much as between the smallest and the
+        largest measured number. With only one measured number, the starts stay inside a node, and
+        grow in proportion to a ring's messages on several nodes.
+        """
+        if N in self.lines:
+            return self.lines[N].seconds(nbytes)
+        least, greatest, nearest = min(self.lines), max(self.lines), self._nearest(N)
+        steps, volume = self._steps_and_volume(N)
+        nearest_steps, nearest_volume = self._steps_and_volume(nearest)
+        growth = 0.0
+        if least != greatest:
+            more = self.lines[greatest].seconds(0) - self.lines[least].seconds(0)
+            growth = more / (self._steps_and_volume(greatest)[0] - self._steps_and_volume(least)[0])
+        elif self.node < N:
+            growth = self.lines[nearest].seconds(0) / nearest_steps
+        shift, factor = max(0.0, growth) * (steps - nearest_steps), volume / nearest_volume
+        scaled = ((max(0.0, start + shift), slope * factor) for start, slope in self.lines[nearest].lines)
+        return Envelope(lines=tuple(scaled)).seconds(nbytes)
 
-def sending_error(measured: Mapping[int, float], N: int, *, node: int) -> float:
-    """Return the relative standard error of a step's predicted all-reduce time on measured links.
+    def sending(self, buckets: Sequence[float], N: int) -> Sending:
+        """Return the seconds to all-reduce all gradient buckets of a step on N devices.
 
-    The input `measured` holds errors by number of devices. The result combines the error for the
-    nearest measured number with `DOUBLING_ERROR` for each doubling from there to N, or to a whole
-    node if no several nodes were measured. The user's figures for a network count as exact.
-    """
-    size = _measured_size(measured, N, node=node)
-    nearest = _nearest(measured, size)
-    return math.hypot(measured[nearest], DOUBLING_ERROR * abs(math.log2(size / nearest)))
+        Beyond one node, N is a multiple of `node`. Raises Undetermined if neither several nodes were
+        measured nor the network is known.
+        """
+        size, assumed = self._measured_size(N), 0.0
+        if size != N:
+            if self.network is None:
+                raise Undetermined(
+                    f"no all-reduce on several nodes of {self.node} devices was measured on fewer than {N} "
+                    "devices; measure one node more, or pass --node-link"
+                )
+            nodes = N // self.node
+            assumed = sum(self.network.all_reduce_seconds(nbytes, nodes, self.node) for nbytes in buckets)
+        return Sending(measured=sum(self.seconds(size, nbytes) for nbytes in buckets), assumed=assumed)
+
+    def sending_error(self, errors: Mapping[int, float], N: int) -> float:
+        """Return the relative standard error of a step's predicted all-reduce time on measured links.
+
+        errors: those of the lines. The error of the nearest measured number is combined with
+        `DOUBLING_ERROR` for each doubling from there. The figures of a network count as exact.
+        """
+        size = self._measured_size(N)
+        nearest = self._nearest(size)
+        return math.hypot(errors[nearest], DOUBLING_ERROR * abs(math.log2(size / nearest)))
+
+    def _measured_size(self, N: int) -> int:
+        """Return N, or a whole node if N has several nodes and all measured devices are on one."""
+        return min(N, self.node) if max(self.lines) <= self.node else N
+
+    def _nearest(self, N: int) -> int:
+        return min(self.lines, key=lambda number: abs(math.log2(N / number)))
+
+    def _steps_and_volume(self, N: int) -> tuple[float, float]:
+        """Return by what the start and the slope of an all-reduce on N devices grow."""
+        if self.node >= N:
+            return math.log2(N), counts("ring", N).volume / (self.pair_bandwidth if N == 2 else 1.0)
+        load = two_link_counts(LIBRARY_ALGORITHM, N, self.node).between
+        return load.messages, load.volume
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,21 +171,19 @@ class Excess:
 def project(
     excess: Mapping[int, Excess],
     bucket_copies: Excess,
-    sending: Callable[[int], Sending],
+    sent: Mapping[int, Sending],
     N: int,
     *,
     hideable: float,
     error: float,
 ) -> Estimate:
-    """Project the extra step time compared with one device to another number of devices N, in
-    seconds.
+    """Project the extra step time compared with one device to N devices, in seconds.
 
-    The 95% interval covers the errors of the measured times and of the all-reduce model. `hideable`
-    is the seconds of the backward pass, behind which sending may hide. `error` is the relative
-    standard error of sending(N) on measured links. Raises Undetermined where sending is fitted to take
-    no time.
+    The 95% interval covers the errors of the measured times and of the all-reduce model. `sent` is
+    the time of sending on the measured numbers of devices and on N, and `error` its relative
+    standard error on N. `hideable` is the seconds of the backward pass, behind which sending may
+    hide. Raises Undetermined where sending is fitted to take no time.
     """
-    sent = {devices: sending(devices) for devices in (*excess, N)}
     if not all(time.seconds > 0 for time in sent.values()):
         raise Undetermined(
             "the measured all-reduces do not show how long sending a step's gradients takes; measure more "

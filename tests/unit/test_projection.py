@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from functools import partial
 
 import pytest
 
@@ -14,14 +13,12 @@ from ddpperf.analysis.node_cost_model import two_link_counts
 from ddpperf.analysis.projection import (
     DOUBLING_ERROR,
     NCCL_PAIR_BANDWIDTH,
+    AllReduces,
     Excess,
     Network,
     Sending,
-    all_reduce_seconds,
     project,
     projected_from,
-    sending_error,
-    sending_seconds,
 )
 from tests.unit.test_cost_models import H200
 
@@ -39,9 +36,11 @@ def lines(N: int) -> Envelope:
 def test_more_devices_scale_slopes_and_starts() -> None:
     measured = {2: lines(2), 4: lines(4)}
     for nbytes in (0, 1000, MB, 100 * MB):
-        assert all_reduce_seconds(measured, 4, nbytes, node=8) == lines(4).seconds(nbytes)
-        assert all_reduce_seconds(measured, 8, nbytes, node=8) == pytest.approx(lines(8).seconds(nbytes))
-    assert all_reduce_seconds({2: lines(2)}, 8, 0, node=8) == lines(2).seconds(0), (
+        assert AllReduces(lines=measured, node=8).seconds(4, nbytes) == lines(4).seconds(nbytes)
+        assert AllReduces(lines=measured, node=8).seconds(8, nbytes) == pytest.approx(
+            lines(8).seconds(nbytes)
+        )
+    assert AllReduces(lines={2: lines(2)}, node=8).seconds(8, 0) == lines(2).seconds(0), (
         "of one number it is not known"
     )
 
@@ -51,7 +50,9 @@ def test_nccl_on_8_gpus_is_predicted_from_2_and_4(nbytes: int) -> None:
     measured = {
         N: choose_envelope(list(H200[N]), [each / 1e6 for each in H200[N].values()]).envelope for N in (2, 4)
     }
-    assert all_reduce_seconds(measured, 8, nbytes, node=8) == pytest.approx(H200[8][nbytes] / 1e6, rel=0.15)
+    assert AllReduces(lines=measured, node=8).seconds(8, nbytes) == pytest.approx(
+        H200[8][nbytes] / 1e6, rel=0.15
+    )
 
 
 @pytest.mark.parametrize(("N", "most"), [(4, 0.05), (8, 0.12)])
@@ -60,15 +61,14 @@ def test_nccl_on_more_gpus_is_predicted_from_two(N: int, most: float) -> None:
     pair = choose_envelope(list(H200[2]), [t / 1e6 for t in H200[2].values()]).envelope
     for nbytes in (2**22, 2**24, 2**26, 2**28):
         measured = H200[N][nbytes] / 1e6
-        found = all_reduce_seconds({2: pair}, N, nbytes, node=8, pair_bandwidth=NCCL_PAIR_BANDWIDTH)
+        found = AllReduces(lines={2: pair}, node=8, pair_bandwidth=NCCL_PAIR_BANDWIDTH).seconds(N, nbytes)
         assert found == pytest.approx(measured, rel=most)
 
 
 def sending_by_lines(
     measured: dict[int, Envelope], buckets: list[float], N: int, *, node: int, network: Network | None
 ) -> Sending:
-    all_reduce = partial(all_reduce_seconds, measured, node=node)
-    return sending_seconds(all_reduce, measured, buckets, N, node=node, network=network)
+    return AllReduces(lines=measured, node=node, network=network).sending(buckets, N)
 
 
 def sending(N: int) -> Sending:
@@ -90,7 +90,7 @@ BOOKKEEPING = Excess(seconds=100e-6, error=1e-6, one_device_error=1e-6)
 
 def test_known_excess_is_projected() -> None:
     measured = {N: Excess(seconds=known(N), error=1e-6, one_device_error=1e-6) for N in (2, 4)}
-    found = project(measured, BOOKKEEPING, sending, 8, hideable=1.0, error=0.02)
+    found = project(measured, BOOKKEEPING, {N: sending(N) for N in (2, 4, 8)}, 8, hideable=1.0, error=0.02)
     assert found.value == pytest.approx(known(8))
     assert found.low < known(8) < found.high
     assert abs(found.value - known(8)) < abs(known(4) - known(8))
@@ -105,7 +105,9 @@ def test_nineteen_of_twenty_intervals_hold_the_excess() -> None:
         measured = {N: Excess(seconds=known(N) + drawn.gauss(0, 8e-6) - t1, **errors) for N in (2, 4)}
         bookkeeping = Excess(seconds=100e-6 + drawn.gauss(0, 8e-6) - t1, **errors)
         off = 1 + drawn.gauss(0, 0.05)  # what the model makes of sending on 8
-        found = project(measured, bookkeeping, partial(sending_off, off), 8, hideable=1.0, error=0.05)
+        found = project(
+            measured, bookkeeping, {N: sending_off(off, N) for N in (2, 4, 8)}, 8, hideable=1.0, error=0.05
+        )
         held += found.low <= known(8) <= found.high
     assert 0.90 < held / 300 < 0.99
 
@@ -118,10 +120,10 @@ def test_sending_hides_only_behind_backward() -> None:
         return Sending(measured=1e-3 if N == 2 else 10e-3)
 
     measured = {2: Excess(seconds=200e-6, error=1e-6, one_device_error=1e-6)}
-    found = project(measured, BOOKKEEPING, sends, 64, hideable=backward, error=0.0)
+    found = project(measured, BOOKKEEPING, {N: sends(N) for N in (2, 64)}, 64, hideable=backward, error=0.0)
     assert found.value == pytest.approx(100e-6 + 10e-3 - backward)
     assert found.low == pytest.approx(found.value, abs=10e-6)
-    slow = project(measured, BOOKKEEPING, sends, 64, hideable=1.0, error=0.0)
+    slow = project(measured, BOOKKEEPING, {N: sends(N) for N in (2, 64)}, 64, hideable=1.0, error=0.0)
     assert slow.value == pytest.approx(100e-6 + 1e-3), (
         "a backward pass that is long enough hides the same share of it"
     )
@@ -135,7 +137,9 @@ def test_doubling_error_covers_h200s(known: tuple[int, ...], N: int) -> None:
         for each in known
     }
     large = [nbytes for nbytes in H200[N] if nbytes >= 2**20]
-    errors = [all_reduce_seconds(chosen, N, nbytes, node=8) / (H200[N][nbytes] / 1e6) - 1 for nbytes in large]
+    errors = [
+        AllReduces(lines=chosen, node=8).seconds(N, nbytes) / (H200[N][nbytes] / 1e6) - 1 for nbytes in large
+    ]
     assert math.sqrt(sum(error**2 for error in errors) / len(errors)) < DOUBLING_ERROR
 
 
@@ -147,7 +151,7 @@ def test_network_counts_beyond_a_node() -> None:
     nodes = 256
     ring = 2 * (nodes - 1) * 3 * 10e-6 + 2 * (nodes - 1) / nodes * sum(BUCKETS) / 4 / 50e9
     assert alone == Sending(
-        measured=sum(all_reduce_seconds(measured, 4, nbytes, node=8) for nbytes in BUCKETS)
+        measured=sum(AllReduces(lines=measured, node=8).seconds(4, nbytes) for nbytes in BUCKETS)
     )
     assert found.measured == alone.measured
     assert found.assumed == pytest.approx(ring)
@@ -207,19 +211,19 @@ def test_step_on_4_nodes_is_predicted(smaller: tuple[int, ...], N: int, node: in
         found = project(
             excess,
             Excess(seconds=local - t1, **errors),
-            partial(sending_by_lines, lines, TEN_BUCKETS, node=node, network=None),
+            {M: sending_by_lines(lines, TEN_BUCKETS, M, node=node, network=None) for M in (*across, N)},
             N,
             hideable=BACKWARD,
-            error=sending_error(dict.fromkeys(lines, 0.03), N, node=node),
+            error=AllReduces(lines=lines, node=node).sending_error(dict.fromkeys(lines, 0.03), N),
         )
         assert t1 + found.value == pytest.approx(step(N), rel=0.15)
 
 
 def test_one_measured_number_of_nodes_grows_by_messages() -> None:
     measured = {2: Envelope(lines=((2e-3, 8e-9),))}
-    assert all_reduce_seconds(measured, 4, 0, node=1) == pytest.approx(6e-3)
-    assert all_reduce_seconds(measured, 4, 0, node=4) == pytest.approx(2e-3)
-    assert all_reduce_seconds(measured, 4, 1e9, node=1) == pytest.approx(6e-3 + 12)
+    assert AllReduces(lines=measured, node=1).seconds(4, 0) == pytest.approx(6e-3)
+    assert AllReduces(lines=measured, node=4).seconds(4, 0) == pytest.approx(2e-3)
+    assert AllReduces(lines=measured, node=1).seconds(4, 1e9) == pytest.approx(6e-3 + 12)
 
 
 def test_measured_nodes_need_no_network_figures() -> None:
@@ -228,7 +232,7 @@ def test_measured_nodes_need_no_network_figures() -> None:
     found = sending_by_lines(measured, BUCKETS, 4, node=1, network=assumed)
     assert found.assumed == 0
     assert found == sending_by_lines(measured, BUCKETS, 4, node=1, network=None)
-    assert sending_error({2: 0.03, 3: 0.04}, 4, node=1) == pytest.approx(
+    assert AllReduces(lines=measured, node=1).sending_error({2: 0.03, 3: 0.04}, 4) == pytest.approx(
         math.hypot(0.04, DOUBLING_ERROR * math.log2(4 / 3))
     )
 
@@ -252,7 +256,7 @@ def test_network_is_exposed_at_most_once(exposed: float, of_network: float) -> N
     def sends(N: int) -> Sending:
         return Sending(measured=within, assumed=between if N == 64 else 0.0)
 
-    found = project(measured, known, sends, 64, hideable=10.0, error=0.1)
+    found = project(measured, known, {N: sends(N) for N in (2, 64)}, 64, hideable=10.0, error=0.1)
     assert found.value == pytest.approx(100e-6 + exposed * within + of_network * between)
     assert found.high - found.low == pytest.approx(2 * 1.96 * 0.1 * exposed * within, rel=0.1), (
         "of what is within the node"
@@ -265,4 +269,4 @@ def test_free_sending_cannot_be_projected() -> None:
     with pytest.raises(
         Undetermined, match="do not show how long sending a step's gradients takes; measure more --rounds"
     ):
-        project(excess, BOOKKEEPING, lambda devices: Sending(measured=0.0), 8, hideable=1.0, error=0)
+        project(excess, BOOKKEEPING, dict.fromkeys((2, 8), Sending(measured=0.0)), 8, hideable=1.0, error=0)
