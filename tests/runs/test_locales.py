@@ -63,4 +63,3 @@ def test_ascii_locale_writes_every_output(project: Project) -> None:
     )
     assert made.returncode == 0, (made.stdout, made.stderr)
     assert "::test_passes," in (project.root / "all.csv").read_text(encoding="utf-8")
-    assert "test_passes" in (project.root / "all.prom").read_text(encoding="utf-8")
