@@ -187,9 +187,8 @@ def call_metrics(measure: Measure, call: Measured, busbw_of: Callable[[float], f
     measure.metric("algbw_bytes_per_second", {name: algbw(nbytes, t) for name, t in seconds.items()})
     measure.metric("busbw_bytes_per_second", busbw)
     kind = call.spec.kind if isinstance(call.spec, CollectiveSpec) else call.spec.algorithm
-    rates = measure.machine.link_rates
     factor: float | None = 1.0
-    if rates is not None and rates.cross_nodes(N):
+    if measure.machine.crosses_nodes(N):
         factor = crossing_factor(kind, N, measure.machine.links.node)
     if factor is not None:
         link_utilization(measure, {name: factor * rate for name, rate in busbw.items()}, N)

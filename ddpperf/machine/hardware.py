@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from ddpperf.io.secret_values import shown_value
 from ddpperf.machine.cgroup import cpu_quota
 from ddpperf.machine.git import commit
-from ddpperf.machine.links import CPU, SWITCH, UNKNOWN, LinkRate, LinkRates, data_rate, link_between, nvlink
+from ddpperf.machine.links import CPU, SWITCH, UNKNOWN, LinkRate, data_rate, gpu_link, link_between, nvlink
 from ddpperf.specs import Spec
 
 if TYPE_CHECKING:  # the imports take numpy and psutil, and the doctor runs where they cannot be imported
@@ -210,7 +210,8 @@ class Machine:
     links: the links as the user describes them. world_sizes: the numbers of devices that the test run
     uses. unmapped: the indices of the first two GPUs that cannot read each other's memory.
     interface: the network interface to the other nodes; None in a run on one node.
-    link_rates: the rates of the links by the number of devices.
+    gpus: the GPUs in the order of the ranks; empty on the CPU, whose links have no known rate.
+    between: the rate of the link between two nodes.
     """
 
     device: str = "cpu"
@@ -219,11 +220,17 @@ class Machine:
     world_sizes: tuple[int, ...] = ()
     unmapped: tuple[int, int] | None = None
     interface: Interface | None = None
-    link_rates: LinkRates | None = field(default=None, compare=False)
+    gpus: tuple[Gpu, ...] = field(default=(), compare=False)
+    between: LinkRate | None = field(default=None, compare=False)
 
     def link(self, world_size: int) -> LinkRate | None:
-        """Return the rate at which one of so many devices can send to the others, or None."""
-        return self.link_rates.of(world_size) if self.link_rates is not None else None
+        """Return the rate of the link that the first `world_size` devices share, or None if unknown.
+
+        Across nodes, this is the rate of a whole node's link, not a device's part of it. In a flat
+        ring, consecutive ranks are on one node, so each node sends the bytes of one rank: 2(N-1)/N
+        times the buffer. Their rate is busbw as in nccl-tests, and the link is its upper bound.
+        """
+        return self.between if self.crosses_nodes(world_size) else gpu_link(self.gpus[:world_size])
 
     def crosses_nodes(self, world_size: int) -> bool:
         """Return whether so many ranks are on several nodes."""
@@ -259,10 +266,9 @@ def machine(
     The rate between nodes from the user overrides the nominal rate. interface: the network interface
     to the other nodes of a run. CPU nodes that loopback connects are one machine.
     """
-    node_size, between = None, None
+    between = None
     if interface is not None:
-        node_size = links.node
-        between = link_between(interface, node_size, links.network.bandwidth if links.network else None)
+        between = link_between(interface, links.node, links.network.bandwidth if links.network else None)
     alike = device == "cuda" and len({gpu.name for gpu in gpus}) == 1
     return Machine(
         device=device,
@@ -271,7 +277,8 @@ def machine(
         world_sizes=world_sizes,
         unmapped=first_unmapped(gpus) if device == "cuda" else None,
         interface=interface,
-        link_rates=LinkRates(gpus if device == "cuda" else (), node_size=node_size, between=between),
+        gpus=tuple(gpus) if device == "cuda" else (),
+        between=between,
     )
 
 

@@ -57,45 +57,13 @@ def _in_words(fields: Mapping[str, Any]) -> str:
     return f"{units.bandwidth(fields['bytes_per_second'])} ({fields['kind']}, {fields['source']}{spread})"
 
 
-class LinkRates:
-    """Finds the link rate of each number of devices in a run, and keeps which rates were used.
-
-    gpus: the GPUs in the order of the ranks; empty for ranks on the CPU, whose links have no known
-    rate. node_size: the number of devices of each node; None if all devices are in one machine.
-    between: the rate of the link between two nodes, or None if unknown.
-    """
-
-    def __init__(
-        self, gpus: Sequence[Gpu], *, node_size: int | None = None, between: LinkRate | None = None
-    ) -> None:
-        self._gpus = gpus
-        self._node_size = node_size
-        self._between = between
-        self._used: dict[int, LinkRate | None] = {}
-
-    def of(self, world_size: int) -> LinkRate | None:
-        """Return the rate of the link that the first `world_size` devices share, or None if unknown.
-
-        Across nodes, this is the rate of a whole node's link, not a device's part of it. In a flat
-        ring, consecutive ranks are on one node, so each node sends the bytes of one rank: 2(N-1)/N
-        times the buffer. Their rate is busbw as in nccl-tests, and the link is its upper bound.
-        """
-        if world_size not in self._used:
-            crosses = self.cross_nodes(world_size)
-            self._used[world_size] = self._between if crosses else gpu_link(self._gpus[:world_size])
-        return self._used[world_size]
-
-    def cross_nodes(self, world_size: int) -> bool:
-        """Return whether the link of so many devices is the one between nodes."""
-        return self._node_size is not None and world_size > self._node_size
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """Return the used rates, each with the numbers of devices that it belongs to."""
-        sizes: dict[LinkRate, list[int]] = {}
-        for world_size, rate in self._used.items():
-            if rate is not None:
-                sizes.setdefault(rate, []).append(world_size)
-        return [{"world_sizes": sorted(those)} | asdict(rate) for rate, those in sizes.items()]
+def rates_to_json(rates: Mapping[int, LinkRate | None]) -> list[dict[str, Any]]:
+    """Return link rates by the number of devices, each once with the numbers that it belongs to."""
+    sizes: dict[LinkRate, list[int]] = {}
+    for world_size, rate in rates.items():
+        if rate is not None:
+            sizes.setdefault(rate, []).append(world_size)
+    return [{"world_sizes": sorted(those)} | asdict(rate) for rate, those in sizes.items()]
 
 
 def rates_in_words(stored: Sequence[Mapping[str, Any]]) -> str:

@@ -15,6 +15,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from ddpperf.errors import Refused
 from ddpperf.machine import hardware
 from ddpperf.machine.compiler import compiler_cache
+from ddpperf.machine.links import rates_to_json
 from ddpperf.plugin.ab_run import ABRun
 from ddpperf.plugin.base_checkout import require_stored_code
 from ddpperf.plugin.collected_tests import Collection, Outcomes
@@ -279,7 +280,7 @@ class Session:
         for measuring in self.passes[:1]:
             if ranks := measuring.pool.environment():
                 environment |= ranks | self.resources.devices.pinning.environment()
-            rates = self.machine.link_rates
-            if links := rates.to_json() if rates is not None else []:
+            rates = {world_size: self.machine.link(world_size) for world_size in self.machine.world_sizes}
+            if links := rates_to_json(rates):
                 environment["links"] = links  # the rates that utilizations of this run refer to
         return environment | self.resources.environment()

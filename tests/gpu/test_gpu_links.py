@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ddpperf.machine.hardware import visible_gpus
-from ddpperf.machine.links import PCIE_LANE_RATES, LinkRates, gpu_link, nvlink
+from ddpperf.machine.links import PCIE_LANE_RATES, gpu_link, nvlink
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -39,7 +39,7 @@ def test_driver_describes_links_quickly() -> None:
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_copy_between_gpus_is_near_the_rate() -> None:
-    link = LinkRates(visible_gpus()).of(2)
+    link = gpu_link(visible_gpus()[:2])
     assert link is not None
     source, target = (torch.zeros(NBYTES, dtype=torch.uint8, device=f"cuda:{index}") for index in (0, 1))
     seconds = []

@@ -11,7 +11,8 @@ import pytest
 from ddpperf.analysis.cost_models import LinkModel, choose_links
 from ddpperf.analysis.logarithmic_fit import Estimate
 from ddpperf.machine.hardware import Links, Machine
-from ddpperf.machine.links import LinkRate, LinkRates
+from ddpperf.machine.links import LinkRate
+from ddpperf.machine.network import Interface
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.results.notes import NoteKind
 from ddpperf.results.samples import Measured, Sample
@@ -20,17 +21,19 @@ from ddpperf.specs.collective import CollectiveKind
 from perf.common.all_reduces import as_fast, link_metric, link_utilization, the_fastest, warn_if_undetermined
 from perf.test_all_reduce import call_metrics, model_metrics
 from perf.test_all_reduce import test_fastest_all_reduce as fastest_all_reduce
+from tests.fake_nvml import healthy
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
 LINK_OF_NODES = LinkRate(bytes_per_second=2048.0, source="eth10")
 
 
-class Known(LinkRates):
-    """Devices that are joined by a link of 450 GB/s inside a node."""
-
-    def of(self, world_size: int) -> LinkRate | None:
-        inside = LinkRate(bytes_per_second=450e9, source="a link")
-        return super().of(world_size) if self.cross_nodes(world_size) else inside
+GPUS = tuple(healthy(number).gpu for number in range(2))  # joined by a link of 450 GB/s
+NODES = Machine(
+    links=Links(node=2),
+    gpus=GPUS,
+    interface=Interface(name="eth0", address="10.0.0.1", link="eth10"),
+    between=LINK_OF_NODES,
+)
 
 
 def call(*rounds: float, kernels: tuple[float, ...] = ()) -> Measured:
@@ -59,8 +62,7 @@ def test_link_between_nodes_carries_a_nodes_bytes(kind: Any, bytes_of_node: int)
     else:
         size = 2 if kind == "hierarchical" else 0
         spec = AllReduceSpec(world_size=4, nbytes=1024, algorithm=kind, node_size=size)
-    rates = LinkRates([], node_size=2, between=LINK_OF_NODES)
-    measure = measure_on(Machine(links=Links(node=2), link_rates=rates))
+    measure = measure_on(NODES)
     factor = 1.5 if isinstance(spec, AllReduceSpec) else 0.75
     call_metrics(measure, dataclasses.replace(call(1.0), spec=spec), lambda t: 1024 * factor / t)
     assert measure.metrics["link_utilization"]["value"] == pytest.approx(bytes_of_node / 2048)
@@ -69,9 +71,8 @@ def test_link_between_nodes_carries_a_nodes_bytes(kind: Any, bytes_of_node: int)
 @pytest.mark.parametrize("algorithm", ["gather_broadcast", "recursive_doubling", "halving_doubling", "tree"])
 def test_unknown_bytes_between_nodes_use_no_link(algorithm: Any) -> None:
     """In a tree on two nodes of two ranks the busiest node sends 2/3 of what busbw says."""
-    rates = Known([], node_size=2, between=LINK_OF_NODES)
     for world_size, known in ((2, True), (4, False)):
-        measure = measure_on(Machine(links=Links(node=2), link_rates=rates))
+        measure = measure_on(NODES)
         spec = AllReduceSpec(world_size=world_size, nbytes=1024, algorithm=algorithm)
         call_metrics(measure, dataclasses.replace(call(1.0), spec=spec), lambda t: 1024 / t)
         assert "busbw_bytes_per_second" in measure.metrics
@@ -129,7 +130,7 @@ def test_framework_time_excludes_the_kernel() -> None:
 
 def test_link_utilization_needs_a_known_link() -> None:
     known, unknown = (
-        measure_on(Machine(device="cuda", link_rates=Known([]))),
+        measure_on(Machine(device="cuda", gpus=GPUS)),
         measure_on(Machine(device="cuda")),
     )
     for measure in (known, unknown):
@@ -140,7 +141,7 @@ def test_link_utilization_needs_a_known_link() -> None:
 
 @pytest.mark.parametrize(("busbw", "warns"), [(451e9, True), (450e9, False)])
 def test_bandwidth_above_the_link_is_a_warning(busbw: float, warns: bool) -> None:
-    measure = measure_on(Machine(link_rates=Known([])))
+    measure = measure_on(Machine(gpus=GPUS))
     link_utilization(measure, {"A1": busbw}, 2)
     assert measure.metrics["link_utilization"]["value"] == pytest.approx(busbw / 450e9)
     assert [
@@ -178,7 +179,7 @@ def test_reports_formulas_use_the_known_link(link: float | None, notes: int) -> 
     model = LinkModel(
         latency=Estimate(value=1e-5, low=9e-6, high=1.1e-5), byte_seconds=free, reduce_seconds=None
     )
-    measure = measure_on(Machine(device="cuda", link_rates=Known([]) if link else LinkRates([])))
+    measure = measure_on(Machine(device="cuda", gpus=GPUS if link else ()))
     spec = AllReduceSpec(world_size=2, nbytes=2**24, algorithm="ring")
     model_metrics(measure, spec, {spec: {"A1": 1e-3}}, {"A1": (model, 0.1)})
     executions = {

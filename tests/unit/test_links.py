@@ -11,8 +11,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from ddpperf.machine.hardware import Gpu, visible_gpus
-from ddpperf.machine.links import LinkRates, data_rate, gpu_link, pcie_rate, rates_in_words
+from ddpperf.machine.hardware import Gpu, Links, machine, visible_gpus
+from ddpperf.machine.links import data_rate, gpu_link, pcie_rate, rates_in_words, rates_to_json
 from tests.fake_nvml import FakeGpu, healthy, install
 
 ADDRESSES = [f"00000000:{number}0:00.0" for number in range(1, 9)]
@@ -184,11 +184,12 @@ def test_bridged_pairs_have_a_link_by_size(monkeypatch: pytest.MonkeyPatch) -> N
         )
         for number in range(4)
     ]
-    rates = LinkRates(described(monkeypatch, *fakes))
-    assert str(rates.of(2)) == "300 GB/s (nominal, NVLink 3, 12 x 25 GB/s)"
-    assert str(rates.of(4)) == "31.5 GB/s (nominal, PCIe 4.0 x16)", "which is not slow when it works"
-    assert rates.of(1) is None
-    assert rates_in_words(json.loads(json.dumps(rates.to_json()))) == (
+    found = machine("cuda", described(monkeypatch, *fakes), Links())
+    rates = {world_size: found.link(world_size) for world_size in (1, 2, 4)}
+    assert str(rates[2]) == "300 GB/s (nominal, NVLink 3, 12 x 25 GB/s)"
+    assert str(rates[4]) == "31.5 GB/s (nominal, PCIe 4.0 x16)", "which is not slow when it works"
+    assert rates[1] is None
+    assert rates_in_words(json.loads(json.dumps(rates_to_json(rates)))) == (
         "link of 2 devices 300 GB/s (nominal, NVLink 3, 12 x 25 GB/s); "
         "link of 4 devices 31.5 GB/s (nominal, PCIe 4.0 x16)"
     )
@@ -203,7 +204,3 @@ def test_stored_rate_of_a_loopback_is_still_printed() -> None:
     assert rates_in_words([{"world_sizes": [2]} | stored]) == (
         "link 2.9 GB/s (measured, loopback, 9 copies, IQR 4%)"
     )
-
-
-def test_cpu_has_no_link() -> None:
-    assert LinkRates([]).of(2) is None
