@@ -35,7 +35,7 @@ from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
 from ddpperf.specs import EpochSpec, Model, TrainingSpec, is_custom_model
-from ddpperf.specs.strategy import CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, DDP_OPTIONS
+from ddpperf.specs.strategy_fields import CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, DDP_OPTIONS
 from perf.common.base_and_candidate import sets_by_side
 from perf.common.nodes import node_spread
 from perf.common.step_metrics import cost_metrics, training_metrics

@@ -11,7 +11,7 @@ from ddpperf.plugin.cases import Case, case, if_valid, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import TrainingSpec
-from ddpperf.specs.strategy import NOT_CAPTURED
+from ddpperf.specs.strategy_fields import NOT_CAPTURED
 from perf.common.step_metrics import speedup_over, training_metrics
 
 CPU_VARIANTS: tuple[dict[str, Any], ...] = (

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddpperf.specs import TrainingSpec
+from ddpperf.training import model_and_data
 from ddpperf.training import step as training
-from ddpperf.training import task
 from ddpperf.training.measured_step import MeasuredStep
 from ddpperf.training.step import TrainingStep
 from ddpperf.training.strategies import synchronization
@@ -102,7 +102,10 @@ def train(build: Callable[[str], nn.Module], rank: int, **fields: Any) -> Traine
         gradients.append(None if gradient is None else whole(gradient))
 
     calls, parts = dynamo.counters["stats"]["calls_captured"], dynamo.counters["aot_autograd"]["ok"]
-    with mock.patch.object(task, "build", build), mock.patch.object(training, "synchronization", watched):
+    with (
+        mock.patch.object(model_and_data, "build", build),
+        mock.patch.object(training, "synchronization", watched),
+    ):
         step = TrainingStep(spec, rank=rank, device=torch.device("cpu"))
         measured = MeasuredStep(step)
         for module in step.model.modules():

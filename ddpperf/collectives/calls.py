@@ -13,10 +13,10 @@ from torch import Tensor
 
 from ddpperf.collectives.algorithms import ALGORITHMS, Transport, hierarchical
 from ddpperf.collectives.symmetric_memory import CopyEngines, one_shot, symmetric_buffer, two_shot
-from ddpperf.compile_and_capture import capture
 from ddpperf.errors import CannotTrain
-from ddpperf.instruments.measurement import Measurement
-from ddpperf.instruments.trace import communication_seconds, load_profiler, trace_of
+from ddpperf.measuring.compile_and_capture import capture
+from ddpperf.measuring.repeated_work import Measurement
+from ddpperf.measuring.trace import communication_seconds, load_profiler, trace_of
 from ddpperf.specs import (
     FLOAT32_BYTES,
     GRAPH_CALLS,

@@ -1,1 +1,1 @@
-"""Timers, profiler traces and message counters for training steps."""
+"""Look at training steps from above: traces, parts, messages, replays of buckets, kernels."""

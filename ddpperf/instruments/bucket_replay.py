@@ -8,11 +8,11 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from ddpperf.compile_and_capture import capture
-from ddpperf.instruments.measurement import Measurement
+from ddpperf.measuring.compile_and_capture import capture
+from ddpperf.measuring.repeated_work import Measurement
 from ddpperf.specs import BucketReplaySpec
+from ddpperf.training.comm_hooks import BucketMessage
 
-BucketMessage = tuple[int, torch.dtype]  # number of elements and their data type
 ROOM = {torch.float16: 12}  # exponents below and above 0 that sums may reach; 120 for other types
 # A missing all_reduce is an error of at least 2/5 (the first one, on 3 ranks: 3 for 5).
 MOST_ROUNDED, MOST_TOLERATED = 0.25, 0.375

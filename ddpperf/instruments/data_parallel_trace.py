@@ -10,14 +10,13 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddpperf.analysis.intervals import Interval, length, overlap, split
-from ddpperf.instruments.trace import COPIES, Event, TracedSteps, counters_of, interval, of_categories
+from ddpperf.instruments.traced_steps import TracedSteps, counters_of
+from ddpperf.measuring.trace import COPIES, Event, interval, of_categories
 from ddpperf.specs import DATA_PARALLEL_PARTS
-
-if TYPE_CHECKING:
-    from ddpperf.training.measured_step import MeasuredStep
+from ddpperf.training.measured_step import MeasuredStep
 
 RANGE = "ddpperf:"  # how the ranges of the forward pass begin in a trace
 # Each range of the forward pass and each autograd node of the backward pass, with the part it belongs to.

@@ -6,7 +6,7 @@ import mmap
 
 import torch
 
-from ddpperf.instruments.measurement import Measurement
+from ddpperf.measuring.repeated_work import Measurement
 from ddpperf.specs import CopySpec
 
 

@@ -10,16 +10,13 @@ from collections import deque
 from collections.abc import Callable
 from itertools import cycle, pairwise
 from statistics import mean, median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ddpperf.instruments.measurement import TrainingMeasurement
 from ddpperf.specs import PARTS
-
-if TYPE_CHECKING:
-    from ddpperf.training.measured_step import MeasuredStep
+from ddpperf.training.measured_step import MeasuredStep, TrainingMeasurement
 
 Mark = tuple[str, Any]  # a part, and its begin in seconds or as a GPU's event
 

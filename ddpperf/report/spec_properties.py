@@ -17,7 +17,7 @@ from ddpperf.specs import (
     TrainingSpec,
     format_bytes,
 )
-from ddpperf.specs.strategy import strategy_words
+from ddpperf.specs.strategy_fields import strategy_words
 
 SPACED = ("KiB", "MiB", "GiB")
 

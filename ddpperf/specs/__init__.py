@@ -9,7 +9,6 @@ import dataclasses
 from typing import Any, get_args
 
 from ddpperf.errors import first_line, quoted, short
-from ddpperf.specs.base import Fault, FaultCommand, FaultKind
 from ddpperf.specs.collective import (
     CAPTURED_ALGORITHMS,
     FLOAT32_BYTES,
@@ -38,8 +37,8 @@ from ddpperf.specs.instruments import (
     measured_as,
 )
 from ddpperf.specs.run import OptimizerName, RunSpec, ScheduleName
-from ddpperf.specs.sampling import SamplerSpec, Shard
-from ddpperf.specs.strategy import CommHook, Execution, MemoryFormat, Precision, Strategy, gpu_reason
+from ddpperf.specs.shard import SamplerSpec, Shard
+from ddpperf.specs.strategy_fields import CommHook, Execution, MemoryFormat, Precision, Strategy, gpu_reason
 from ddpperf.specs.training import (
     DATA_VARIABLE,
     EpochSpec,
@@ -49,6 +48,7 @@ from ddpperf.specs.training import (
     is_custom_model,
     require_model,
 )
+from ddpperf.specs.work import Fault, FaultCommand, FaultKind
 
 Spec = (
     TrainingSpec

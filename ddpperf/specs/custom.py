@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
 from ddpperf.errors import quoted
-from ddpperf.specs.base import Positive, Work
 from ddpperf.specs.collective import Call, CallExecution
+from ddpperf.specs.work import Positive, Work
 
 # An environment variable of the ranks with the functions that the ranks may import, joined by commas. A
 # rank imports no other module that a message names.

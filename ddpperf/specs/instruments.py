@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import ClassVar, TypeVar
 
-from ddpperf.specs.strategy import DDP_STRATEGIES, DELAYED_HOOKS
+from ddpperf.specs.strategy_fields import DDP_STRATEGIES, DELAYED_HOOKS
 from ddpperf.specs.training import EpochSpec, TrainingSpec
 
 # The parts of a training step. Only a step with a DataLoader has the part loading.

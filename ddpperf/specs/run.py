@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from ddpperf.specs.base import Fraction, Positive
 from ddpperf.specs.training import TrainingSpec
+from ddpperf.specs.work import Fraction, Positive
 
 OptimizerName = Literal["sgd", "lars", "lamb", "muon"]
 ScheduleName = Literal["constant", "step", "multistep", "cosine", "linear", "cyclic", "one_cycle"]

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, get_args
 
 from ddpperf.errors import quoted
-from ddpperf.specs.base import Positive
 from ddpperf.specs.custom import is_function
-from ddpperf.specs.sampling import Shard
-from ddpperf.specs.strategy import PLAIN_DDP, StrategyFields, strategy_words
+from ddpperf.specs.shard import Shard
+from ddpperf.specs.strategy_fields import PLAIN_DDP, StrategyFields, strategy_words
+from ddpperf.specs.work import Positive
 
 Model = Literal["resnet18", "resnet18_cifar", "resnet50", "resnet50_cifar", "resnet10_cifar"]
 IMAGENET_STEM: tuple[Model, ...] = ("resnet18", "resnet50")  # their last stage has one value per image

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpperf.collectives.symmetric_memory import KERNEL_TYPES, one_shot, symmetric_buffer, two_shot
-from ddpperf.instruments.bucket_replay import BucketMessage
-from ddpperf.instruments.timing import delayed
+from ddpperf.measuring.clock import delayed
 from ddpperf.specs import TrainingSpec
 
+BucketMessage = tuple[int, torch.dtype]  # number of elements and their data type
 Future = torch.futures.Future[torch.Tensor]
 SYMMETRIC_BYTES = 16 * 2**20  # for larger buckets NCCL's own algorithms are faster
 ONE_SHOT_BYTES = 2**18  # up to this size every rank reads the whole buffers of all others

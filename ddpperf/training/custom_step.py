@@ -8,10 +8,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ddpperf.compile_and_capture import capture
 from ddpperf.errors import CannotTrain
-from ddpperf.instruments.measurement import Measurement
-from ddpperf.instruments.message_ledger import Ledger
+from ddpperf.measuring.compile_and_capture import capture
+from ddpperf.measuring.message_ledger import Ledger
+from ddpperf.measuring.repeated_work import Measurement
 from ddpperf.specs import CustomStepSpec
 from ddpperf.specs.user_functions import import_function
 from ddpperf.training.measured_step import CAPTURE_WARMUP

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from ddpperf.instruments.measurement import Measurement, TrainingMeasurement
-from ddpperf.training.measured_step import MeasuredStep
+from ddpperf.measuring.repeated_work import Measurement
+from ddpperf.training.measured_step import MeasuredStep, TrainingMeasurement
 
 REPORT_SECONDS = 1.0
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ddpperf.data.images import Images
 from ddpperf.data.inputs import normalized
 from ddpperf.specs import RunSpec
-from ddpperf.training.task import MEMORY_FORMATS
+from ddpperf.training.model_and_data import MEMORY_FORMATS
 
 Autocast = Callable[[], AbstractContextManager[object]]
 BATCH_SIZE = 1000

@@ -10,10 +10,10 @@ from statistics import median
 
 import torch
 
-from ddpperf.compile_and_capture import capture
-from ddpperf.instruments import timing
-from ddpperf.instruments.measurement import Measurement
-from ddpperf.specs.strategy import EQUAL_STRATEGIES
+from ddpperf.measuring import clock
+from ddpperf.measuring.compile_and_capture import capture
+from ddpperf.measuring.repeated_work import Measurement
+from ddpperf.specs.strategy_fields import EQUAL_STRATEGIES
 from ddpperf.training.step import TrainingStep
 from ddpperf.training.strategies import gradient_bytes, require_equal_parameters
 
@@ -89,7 +89,7 @@ class MeasuredStep(Measurement):
         training.task.input.begin(self.epoch)
         training.task.input.load()
         training.optimizer.zero_grad()
-        timing.synchronize(device)
+        clock.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         began = time.perf_counter()
         self.run = arrange(lambda: capture(self.train, training.spec.execution).replay)
@@ -99,10 +99,10 @@ class MeasuredStep(Measurement):
         self.captured_bytes = peak - torch.cuda.memory_allocated(device)
 
     def _first_train(self) -> None:
-        timing.synchronize(self.training.device)
+        clock.synchronize(self.training.device)
         began = time.perf_counter()
         self.train()
-        timing.synchronize(self.training.device)
+        clock.synchronize(self.training.device)
         self.startup_seconds["compile_seconds"] = time.perf_counter() - began
         self.run = self.train
 
@@ -151,11 +151,30 @@ class MeasuredStep(Measurement):
             peak_bytes = self.captured_bytes + torch.cuda.memory_allocated(training.device)
         if not spec.maps_memory:
             counters["peak_memory_bytes"] = float(peak_bytes)
-        costs = timing.launch_cost(self.step, training.device, grouped=spec.grouped)
+        costs = clock.launch_cost(self.step, training.device, grouped=spec.grouped)
         counters["cpu_seconds"], device_seconds = costs
         if spec.input != "dataloader" and spec.comm_hook != "powersgd":
             counters["device_seconds"] = device_seconds
         return counters
+
+
+class TrainingMeasurement(Measurement):
+    """Base class of measurements whose steps consist of `training_steps` training steps each."""
+
+    training_steps = 1
+
+    def __init__(self, training: MeasuredStep) -> None:
+        self.training = training
+        self.spec = training.training.spec
+
+    def warm_up(self, steps: int) -> None:
+        self.training.warm_up(steps)
+
+    def start_round(self) -> None:
+        self.training.start_round()
+
+    def end_round(self, steps: int) -> None:
+        self.training.end_round(steps * self.training_steps)
 
 
 def sent_bytes(training: TrainingStep) -> dict[str, float]:

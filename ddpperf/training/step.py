@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddpperf.compile_and_capture import compiled
 from ddpperf.data.inputs import Input
+from ddpperf.measuring.compile_and_capture import compiled
 from ddpperf.specs import RunSpec, TrainingSpec, gpu_reason
+from ddpperf.training.model_and_data import make_task
 from ddpperf.training.models import Loss
 from ddpperf.training.optimizers import optimizer_of
 from ddpperf.training.schedules import Schedule, rates_of
 from ddpperf.training.strategies import AUTOCAST_DTYPES, gradient_bytes, parallelize, synchronization
-from ddpperf.training.task import make_task
 
 
 class TrainingStep:

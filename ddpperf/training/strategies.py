@@ -12,13 +12,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from ddpperf.instruments.bucket_replay import BucketMessage
 from ddpperf.specs import TrainingSpec, is_custom_model
-from ddpperf.specs.strategy import DDP_STRATEGIES
+from ddpperf.specs.strategy_fields import DDP_STRATEGIES
 from ddpperf.training import comm_hooks
+from ddpperf.training.model_and_data import make_task
 from ddpperf.training.models import trained_parameters
 from ddpperf.training.own_ddp import OwnDDP
-from ddpperf.training.task import make_task
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LEARNING_STEPS = 3  # DDP arranges its buckets again after the first step
@@ -140,7 +139,7 @@ def require_equal_parameters(model: nn.Module) -> None:
             raise RuntimeError(f"parameter {name} differs between ranks after training: {why}")
 
 
-def bucket_messages(spec: TrainingSpec, rank: int, device: torch.device) -> list[BucketMessage]:
+def bucket_messages(spec: TrainingSpec, rank: int, device: torch.device) -> list[comm_hooks.BucketMessage]:
     """Return the number of elements and the data type of each of DDP's gradient buckets."""
     task = make_task(spec, rank, device)
     hook = comm_hooks.OwnAverage(spec, device)

@@ -15,7 +15,7 @@ import math
 
 import torch
 
-from ddpperf.instruments.timing import keep_busy, seconds_of
+from ddpperf.measuring.clock import keep_busy, seconds_of
 from ddpperf.results.samples import SLOW_PACE
 
 KERNELS = 200  # in the timed graph

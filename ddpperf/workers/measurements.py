@@ -9,23 +9,24 @@ import torch
 
 from ddpperf import specs
 from ddpperf.collectives.calls import AllReduce, Collective, custom_collective
-from ddpperf.data.sampling import Sampling
+from ddpperf.data.sampler import Sampling
 from ddpperf.instruments.bucket_replay import BucketReplay
+from ddpperf.instruments.counted_steps import CountedSteps
 from ddpperf.instruments.data_parallel_trace import TracedDataParallel
-from ddpperf.instruments.measurement import Measurement
 from ddpperf.instruments.memory_copy import Copy
-from ddpperf.instruments.message_ledger import CountedSteps, Ledger
 from ddpperf.instruments.step_parts import PartedSteps, PartMarks
-from ddpperf.instruments.timing import delayed
-from ddpperf.instruments.trace import TracedSteps
+from ddpperf.instruments.traced_steps import TracedSteps
+from ddpperf.measuring.clock import delayed
+from ddpperf.measuring.message_ledger import Ledger
+from ddpperf.measuring.repeated_work import Measurement
 from ddpperf.specs import Spec
 from ddpperf.training.custom_step import CustomStep
 from ddpperf.training.data_parallel import training_step
 from ddpperf.training.epoch import TrainingEpoch
 from ddpperf.training.measured_step import MeasuredStep, sent_bytes
-from ddpperf.training.run import TrainingRun
 from ddpperf.training.step import TrainingStep
 from ddpperf.training.strategies import bucket_messages, gradient_bytes
+from ddpperf.training.whole_training import TrainingRun
 
 Report = Callable[[float], None]  # called with the fraction of a long step that is done
 KINDS: dict[type[Spec], Callable[..., Measurement]] = {

@@ -21,10 +21,10 @@ import torch
 import torch.distributed as dist
 
 from ddpperf import specs
-from ddpperf.compile_and_capture import forbid_compiling, forget_compiled, require_none_new
 from ddpperf.errors import first_line
 from ddpperf.instruments.kernels import digest, kernel_names
-from ddpperf.instruments.timing import keep_busy, seconds_of, synchronize
+from ddpperf.measuring.clock import keep_busy, seconds_of, synchronize
+from ddpperf.measuring.compile_and_capture import forbid_compiling, forget_compiled, require_none_new
 from ddpperf.workers.channel import Message
 from ddpperf.workers.gpu_pace import GpuPace
 from ddpperf.workers.measurements import Opened, open_measurement

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ddpperf.compile_and_capture import POOL_STREAMS, capture
 from ddpperf.data.inputs import DeviceInput
 from ddpperf.errors import CannotTrain
+from ddpperf.measuring.compile_and_capture import POOL_STREAMS, capture
 from ddpperf.specs import Execution, Input, Precision, TrainingSpec, to_json
-from ddpperf.training import task
+from ddpperf.training import model_and_data
 from ddpperf.training.epoch import TrainingEpoch
 from ddpperf.training.measured_step import CAPTURE_WARMUP, MeasuredStep
 from ddpperf.training.models import Stem
@@ -43,7 +43,7 @@ STEPS = 16  # to be compared, beginning in the middle of nowhere after those bef
 @pytest.fixture(autouse=True)
 def small_and_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use a model and a rate with which every step's rate shows in the loss."""
-    monkeypatch.setattr(task, "build", small_model)
+    monkeypatch.setattr(model_and_data, "build", small_model)
     monkeypatch.setattr("ddpperf.training.schedules.PEAK_RATE", 0.5)
 
 
@@ -180,7 +180,7 @@ def test_data_dependent_control_flow_is_refused(
             outputs: Tensor = self.inner(images)
             return outputs if outputs.sum().item() > 0 else outputs * 1.1
 
-    monkeypatch.setattr(task, "build", lambda name: Hesitant())
+    monkeypatch.setattr(model_and_data, "build", lambda name: Hesitant())
     training = MeasuredStep(TrainingStep(replace(SPEC, execution="graph"), rank=0, device=GPU))
     with pytest.raises(
         CannotTrain,
@@ -210,7 +210,7 @@ def test_ending_a_step_that_was_not_compiled_does_not_import_the_compiler() -> N
     """The import takes 2.5 s in each process."""
     program = (
         "import sys, torch, torch._dynamo; torch.ones(1, device='cuda');"
-        "from ddpperf.compile_and_capture import forget_compiled; forget_compiled();"
+        "from ddpperf.measuring.compile_and_capture import forget_compiled; forget_compiled();"
         "print('torch._inductor.cudagraph_trees' in sys.modules)"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

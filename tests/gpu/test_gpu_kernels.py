@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ddpperf.instruments.kernels import kernel_names
-from ddpperf.instruments.timing import seconds_of
+from ddpperf.measuring.clock import seconds_of
 from ddpperf.specs import Execution, TrainingSpec
 from ddpperf.training.measured_step import MeasuredStep
 from ddpperf.training.step import TrainingStep

@@ -14,7 +14,7 @@ from ddpperf.analysis.batch_size import loading_fraction
 from ddpperf.analysis.breakdown import parts_without_waiting
 from ddpperf.data.inputs import Batch, TransformedImages
 from ddpperf.specs import EpochPartsSpec, Execution, PartsSpec, TrainingSpec, measured_as, to_json
-from ddpperf.training import task
+from ddpperf.training import model_and_data
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
 from ddpperf.workers.rank import Rank
@@ -165,7 +165,7 @@ def test_slow_data_set_is_found_in_loading(slow_images: list[float], execution: 
 @executions
 def test_loading_hides_behind_a_slow_model(monkeypatch: pytest.MonkeyPatch, execution: Execution) -> None:
     """The GPU waits for an epoch's first batch only. The CPU waits for all."""
-    monkeypatch.setattr(task, "build", lambda _: Slow())
+    monkeypatch.setattr(model_and_data, "build", lambda _: Slow())
     counters, epoch = counted(replace(SLOW, execution=execution))
     a_batch = IMAGES_PER_STEP * IMAGE_SECONDS
     assert counters["loading_wait_seconds"] > a_batch

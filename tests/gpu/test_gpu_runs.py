@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ddpperf.specs import Execution, OptimizerName, RunSpec
-from ddpperf.training.run import TrainingRun
+from ddpperf.training.whole_training import TrainingRun
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddpperf.specs import Execution, TrainingSpec
-from ddpperf.specs.strategy import EQUAL_STRATEGIES
-from ddpperf.training import own_ddp, task
+from ddpperf.specs.strategy_fields import EQUAL_STRATEGIES
+from ddpperf.training import model_and_data, own_ddp
 from ddpperf.training.measured_step import CAPTURE_WARMUP, MeasuredStep
 from ddpperf.training.step import TrainingStep
 from ddpperf.training.strategies import require_equal_parameters
@@ -81,7 +81,7 @@ def train(rank: int, folder: str) -> None:
     dist.init_process_group(
         "nccl", init_method=f"file://{folder}/store", rank=rank, world_size=2, device_id=device
     )
-    vars(task)["build"] = model
+    vars(model_and_data)["build"] = model
     vars(own_ddp)["TWO_SHOT_BYTES"] = 2**12  # of a small model's buckets some go by copy engines, too
     stored: dict[str, list[Tensor] | str] = {}
     for name, spec in CASES.items():

@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch import nn
 
-from ddpperf.compile_and_capture import forget_compiled
 from ddpperf.data.images import load_images, synthetic_images
 from ddpperf.data.inputs import DeviceImages, DeviceInput
 from ddpperf.machine.compiler import compiler_reason
+from ddpperf.measuring.compile_and_capture import forget_compiled
 from ddpperf.specs import RunSpec
 from ddpperf.specs.run import OptimizerName
 from ddpperf.training.evaluation import Evaluation, recompute_statistics
+from ddpperf.training.model_and_data import epoch_batches
 from ddpperf.training.models import build
-from ddpperf.training.run import TrainingRun
 from ddpperf.training.schedules import rates_of
-from ddpperf.training.task import epoch_batches
+from ddpperf.training.whole_training import TrainingRun
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.pool import Pool
 from perf.common.recipes import find_recipe

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddpperf.training import evaluation
-from ddpperf.training import run as run_module
+from ddpperf.training import whole_training as run_module
 from tests.ranks.test_run import CPU, SMALL
 
 RANKS = 2

@@ -59,7 +59,7 @@ def test_missing_slow_down_is_no_verdict(project: Project, monkeypatch: pytest.M
     without = project.root / "without"
     without.mkdir()
     (without / "sitecustomize.py").write_text(
-        "import ddpperf.instruments.timing\nddpperf.instruments.timing.delayed = lambda step, *_: step\n"
+        "import ddpperf.measuring.clock\nddpperf.measuring.clock.delayed = lambda step, *_: step\n"
     )
     monkeypatch.setitem(project.environment, "PYTHONPATH", f"{without}:{project.environment['PYTHONPATH']}")
     compare_with(project).assert_one_sentence(125, "NO VERDICT: the positive control failed: ", "limit 1.125")

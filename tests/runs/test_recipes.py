@@ -18,7 +18,7 @@ from _pytest.mark import ParameterSet
 from ddpperf.plugin.options.options import Options, read_options
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import RunSpec, to_json
-from ddpperf.training.run import TrainingRun
+from ddpperf.training.whole_training import TrainingRun
 from perf.common import recipes
 from perf.common.recipes import KINDS, find_recipe, rate_id, read_recipes, require_outputs, tuning_seeds
 from perf.learning_rates import FIRST_SEED, grid

@@ -12,7 +12,7 @@ from torch import Tensor
 from ddpperf.data.images import Images
 from ddpperf.data.inputs import DeviceImages, DeviceInput, normalized
 from ddpperf.specs import RunSpec
-from ddpperf.training.task import augmentation_of, epoch_batches, make_task
+from ddpperf.training.model_and_data import augmentation_of, epoch_batches, make_task
 
 COUNT, HEIGHT, WIDTH = 1024, 7, 9
 IMAGES = Images(

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddpperf.instruments.data_parallel_trace import RANGES, mark_parts
-from ddpperf.instruments.trace import trace_of
+from ddpperf.measuring.trace import trace_of
 from ddpperf.specs import EpochSpec, TraceSpec, TrainingSpec, measured_as
 from ddpperf.training.data_parallel import SeparateReplicas, training_step
 from ddpperf.training.models import MODELS

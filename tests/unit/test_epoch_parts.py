@@ -18,9 +18,9 @@ from ddpperf.analysis.batch_size import loading_fraction
 from ddpperf.data.inputs import Batch, Input, TransformedImages
 from ddpperf.instruments import step_parts as parts
 from ddpperf.instruments.step_parts import PartedSteps, PartMarks
-from ddpperf.instruments.timing import seconds_of
+from ddpperf.measuring.clock import seconds_of
 from ddpperf.specs import PARTS, EpochPartsSpec, EpochSpec, from_json, measured_as, to_json
-from ddpperf.training import task
+from ddpperf.training import model_and_data
 from ddpperf.training.epoch import TrainingEpoch
 from ddpperf.training.measured_step import MeasuredStep
 from ddpperf.training.step import TrainingStep
@@ -87,7 +87,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     cuda = SimpleNamespace(Event=lambda **_: Event(gpu), current_stream=lambda _: "the stream")
     monkeypatch.setattr(parts, "torch", SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(parts, "time", SimpleNamespace(perf_counter=gpu))
-    monkeypatch.setattr(task, "build", lambda _: Slow(gpu))
+    monkeypatch.setattr(model_and_data, "build", lambda _: Slow(gpu))
     return gpu
 
 
@@ -217,7 +217,7 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         return image
 
     monkeypatch.setattr(TransformedImages, "__getitem__", slow)
-    monkeypatch.setattr(task, "build", lambda _: Sleeps())
+    monkeypatch.setattr(model_and_data, "build", lambda _: Sleeps())
     return slept
 
 

@@ -9,11 +9,16 @@ import torch
 import torch._dynamo
 from torch import Tensor, nn
 
-from ddpperf.compile_and_capture import compiled, forbid_compiling, forget_compiled, require_none_new
 from ddpperf.errors import CannotTrain
 from ddpperf.machine.compiler import compiler_reason
+from ddpperf.measuring.compile_and_capture import (
+    compiled,
+    forbid_compiling,
+    forget_compiled,
+    require_none_new,
+)
 from ddpperf.specs import Execution, TrainingSpec
-from ddpperf.training import task
+from ddpperf.training import model_and_data
 from ddpperf.training.measured_step import MeasuredStep
 from ddpperf.training.step import TrainingStep
 
@@ -31,7 +36,7 @@ def small_model(name: str) -> nn.Module:
 
 def losses(execution: Execution, steps: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return losses of epochs of 4 steps, with a rate so high that its changes show."""
-    monkeypatch.setattr(task, "build", small_model)
+    monkeypatch.setattr(model_and_data, "build", small_model)
     monkeypatch.setattr("ddpperf.training.schedules.PEAK_RATE", 0.5)
     spec = TrainingSpec(
         world_size=1,

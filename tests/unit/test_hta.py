@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ddpperf.instruments.trace import split_of
+from ddpperf.measuring.trace import split_of
 
 hta = pytest.importorskip("hta.trace_analysis", reason="HolisticTraceAnalysis is not installed")
 

@@ -13,8 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpperf.instruments import timing
 from ddpperf.instruments.kernels import digest, digest_of_ranks, kernel_names, other_kernels
+from ddpperf.measuring import clock as timing
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import TrainingSpec
 from tests.generated import BOUNDED

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from ddpperf.data.images import Images, synthetic_images
 from ddpperf.specs import DATA_VARIABLE, CommHook, EpochSpec, Strategy, TrainingSpec
-from ddpperf.training import task
+from ddpperf.training import model_and_data
 from ddpperf.training.epoch import TrainingEpoch
 from ddpperf.training.measured_step import MeasuredStep, sent_bytes
+from ddpperf.training.model_and_data import require_classifier
 from ddpperf.training.models import MODELS
 from ddpperf.training.step import TrainingStep
 from ddpperf.training.strategies import require_equal_parameters
-from ddpperf.training.task import require_classifier
 
 CPU = torch.device("cpu")
 
@@ -90,8 +90,10 @@ def test_nan_parameters_with_equal_bits_are_equal() -> None:
 @pytest.mark.parametrize(("hook", "each"), [("none", 8), ("bf16", 2), ("fp16", 2)])
 def test_sent_bytes_follow_the_hooks_type(hook: CommHook, each: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The parameters are float64; the hooks send them in 16 bits."""
-    monkeypatch.setattr(task, "build", lambda _: nn.Sequential(nn.Flatten(), nn.Linear(3072, 10)).double())
-    monkeypatch.setattr(task, "require_classifier", lambda *_: None)
+    monkeypatch.setattr(
+        model_and_data, "build", lambda _: nn.Sequential(nn.Flatten(), nn.Linear(3072, 10)).double()
+    )
+    monkeypatch.setattr(model_and_data, "require_classifier", lambda *_: None)
     spec = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="ddp", comm_hook=hook, epoch_images=4)
     assert sent_bytes(TrainingStep(spec, rank=0, device=CPU)) == {"gradient_bytes": each * 10 * 3073}
 
@@ -208,7 +210,7 @@ def test_an_epochs_cpu_seconds_are_per_step(monkeypatch: pytest.MonkeyPatch) -> 
 def test_compile_time_is_read_after_the_device_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     monkeypatch.setattr(
-        "ddpperf.training.measured_step.timing.synchronize", lambda device: done.append("synchronize")
+        "ddpperf.training.measured_step.clock.synchronize", lambda device: done.append("synchronize")
     )
 
     def read_clock() -> float:

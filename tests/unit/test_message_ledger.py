@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddpperf.instruments.message_ledger import Ledger, Message, totals
+from ddpperf.measuring.message_ledger import Ledger, Message, totals
 
 
 @pytest.fixture

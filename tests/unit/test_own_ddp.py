@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ddpperf import compile_and_capture as executions
 from ddpperf.errors import CannotTrain
 from ddpperf.machine.compiler import compiler_reason
+from ddpperf.measuring import compile_and_capture as executions
 from ddpperf.specs import Execution, TrainingSpec
 from ddpperf.training import own_ddp
 from ddpperf.training.own_ddp import Bucket, OwnDDP, all_reduce_of, divided

@@ -25,7 +25,7 @@ from ddpperf.specs import (
     from_json,
     to_json,
 )
-from ddpperf.specs.strategy import DDP_OPTIONS
+from ddpperf.specs.strategy_fields import DDP_OPTIONS
 from ddpperf.training.models import MODELS
 from tests.generated import BOUNDED, epoch_specs, specs, training_specs
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ddpperf.instruments import step_parts as parts
 from ddpperf.instruments.step_parts import PartedSteps, PartMarks
 from ddpperf.specs import PARTS, Execution, PartsSpec
-from ddpperf.training import task
+from ddpperf.training import model_and_data
 from ddpperf.training.measured_step import MeasuredStep
 from ddpperf.training.step import TrainingStep
 
@@ -70,7 +70,7 @@ class Slow(nn.Module):
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(parts, "time", SimpleNamespace(perf_counter=clock))
-    monkeypatch.setattr(task, "build", lambda _: Slow(clock))
+    monkeypatch.setattr(model_and_data, "build", lambda _: Slow(clock))
     return clock
 
 
@@ -189,7 +189,7 @@ def test_a_late_message_counts_as_gradient_sync(
 ) -> None:
     """It does not count as the backward pass, in which it was started."""
     layers = nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(1800, 10)
-    monkeypatch.setattr(task, "build", lambda _: nn.Sequential(*layers))
+    monkeypatch.setattr(model_and_data, "build", lambda _: nn.Sequential(*layers))
     spec = dataclasses.replace(SINGLE, strategy="ddp", comm_delay_seconds=DELAY_SECONDS, execution=execution)
     found = seconds(trained(spec))
     assert found["gradient_sync"] > 0.99 * DELAY_SECONDS
@@ -209,7 +209,7 @@ def test_an_accumulated_batch_synchronizes_once(clock: Clock) -> None:
 def test_flops_count_forward_and_backward(in_parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs, hidden, classes, batch = 3 * 32 * 32, 20, 10, SINGLE.per_rank_batch_size
     layers = nn.Flatten(), nn.Linear(inputs, hidden), nn.Linear(hidden, classes)
-    monkeypatch.setattr(task, "build", lambda _: nn.Sequential(*layers))
+    monkeypatch.setattr(model_and_data, "build", lambda _: nn.Sequential(*layers))
     forward = 2 * batch * (inputs * hidden + hidden * classes)
     of_weights, of_activations = forward, 2 * batch * hidden * classes  # none of the images
     counted = trained(dataclasses.replace(SINGLE, accumulation_steps=in_parts))["flops"]

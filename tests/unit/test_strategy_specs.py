@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ddpperf.specs import CommHook, EpochSpec, Execution, Strategy, TrainingSpec, gpu_reason
-from ddpperf.specs.strategy import DDP_OPTIONS, MOST_BUCKET_CAP_MB, NOT_CAPTURED
+from ddpperf.specs.strategy_fields import DDP_OPTIONS, MOST_BUCKET_CAP_MB, NOT_CAPTURED
 from ddpperf.training.step import TrainingStep
 
 TRAINING: dict[str, Any] = {"world_size": 4, "per_rank_batch_size": 128, "strategy": "ddp"}

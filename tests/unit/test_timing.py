@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddpperf.instruments import timing
-from ddpperf.instruments.timing import delayed, keep_busy, launch_cost, seconds_of
+from ddpperf.measuring import clock as timing
+from ddpperf.measuring.clock import delayed, keep_busy, launch_cost, seconds_of
 
 CPU = torch.device("cpu")
 

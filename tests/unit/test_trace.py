@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddpperf.instruments.trace import MARK, split_of, trace_of
+from ddpperf.measuring.trace import MARK, split_of, trace_of
 
 TRACES = Path(__file__).parents[1] / "traces"
 CPU = torch.device("cpu")
@@ -110,7 +110,7 @@ def test_a_profile_begins_and_ends_with_an_idle_device(
 ) -> None:
     """The trace would lack kernels that still run when the profile ends."""
     done: list[str] = []
-    monkeypatch.setattr("ddpperf.instruments.timing.synchronize", lambda device: done.append("synchronized"))
+    monkeypatch.setattr("ddpperf.measuring.clock.synchronize", lambda device: done.append("synchronized"))
     monkeypatch.setattr(torch.profiler.profile, "start", lambda profiler: done.append("started"))
     monkeypatch.setattr(torch.profiler.profile, "stop", lambda profiler: done.append("stopped"))
     trace_of(lambda: done.append("worked"), CPU, meet=lambda: done.append("met"))

@@ -23,8 +23,8 @@ import pytest
 from ddpperf.errors import quoted
 from ddpperf.io.secret_values import shown_word
 from ddpperf.specs import FLOAT32_BYTES, CommHook, Execution, Model, Precision, require_model
-from ddpperf.specs.base import MOST_DELAY_SECONDS
-from ddpperf.specs.strategy import GROUPED_STRATEGIES, MOST_BUCKET_CAP_MB
+from ddpperf.specs.strategy_fields import GROUPED_STRATEGIES, MOST_BUCKET_CAP_MB
+from ddpperf.specs.work import MOST_DELAY_SECONDS
 from ddpperf.verdict.two_stage_test import MOST_SETS
 from ddpperf.workers.launcher import launcher
 

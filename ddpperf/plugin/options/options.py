@@ -37,7 +37,7 @@ from ddpperf.specs import (
     gpu_reason,
     is_custom_model,
 )
-from ddpperf.specs.strategy import COMPILED_EXECUTIONS, DDP_OPTIONS, SHARDED_STRATEGIES
+from ddpperf.specs.strategy_fields import COMPILED_EXECUTIONS, DDP_OPTIONS, SHARDED_STRATEGIES
 from ddpperf.workers.interpreter import Side, rank_environment
 
 GPU_INDUCTOR = "combo_kernels"  # joins small kernels, which makes a step at batch size 32 8% faster

@@ -1,11 +1,6 @@
-"""Base classes of work that a rank repeats, times and checks."""
+"""The base class of work that a rank repeats, times and checks."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ddpperf.training.measured_step import MeasuredStep
 
 
 class Measurement:
@@ -37,22 +32,3 @@ class Measurement:
     def finish(self) -> dict[str, float]:
         """Check the final state of the measured work, and return the rank's counters by name."""
         return {}
-
-
-class TrainingMeasurement(Measurement):
-    """Base class of measurements whose steps consist of `training_steps` training steps each."""
-
-    training_steps = 1
-
-    def __init__(self, training: MeasuredStep) -> None:
-        self.training = training
-        self.spec = training.training.spec
-
-    def warm_up(self, steps: int) -> None:
-        self.training.warm_up(steps)
-
-    def start_round(self) -> None:
-        self.training.start_round()
-
-    def end_round(self, steps: int) -> None:
-        self.training.end_round(steps * self.training_steps)

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from ddpperf.instruments.measurement import TrainingMeasurement
-
-if TYPE_CHECKING:
-    from ddpperf.training.measured_step import MeasuredStep
 
 NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional", "symm_mem")
 # The kind of a collective in a phase. Every other combination has the kind "other".
@@ -95,48 +89,3 @@ def totals(messages: Iterable[Message]) -> dict[str, tuple[int, int]]:
         count, nbytes = found.get(message.kind, (0, 0))
         found[message.kind] = count + 1, nbytes + message.nbytes
     return found
-
-
-class CountedSteps(TrainingMeasurement):
-    """Measurement in which each step trains one batch and records every collective of the training.
-
-    Each step ends with an all_reduce that averages the loss over all ranks. DDP sends gradients
-    only, so that otherwise every rank would know only its own loss.
-    ledger: the ledger that has recorded how the training was built. The training tells this ledger
-    when each part of a step begins.
-    sizes: the counters parameter_bytes, and gradient_bytes if gradients are sent by all_reduces.
-    """
-
-    max_iterations = 1
-
-    def __init__(self, training: MeasuredStep, ledger: Ledger, sizes: dict[str, float]) -> None:
-        super().__init__(training)
-        self.ledger = ledger
-        self.start, ledger.messages = ledger.messages, []
-        self.sizes = sizes
-
-    def step(self) -> None:
-        self.ledger.messages, self.ledger.phase = [], "data"
-        with self.ledger:
-            self.training.step()
-            self.ledger.phase = "metrics"
-            dist.all_reduce(self.training.training.loss / dist.get_world_size())
-
-    def finish(self) -> dict[str, float]:
-        """Return how many messages and bytes of each kind the start and the last step sent.
-
-        The messages of the last step are also counted for each collective. The counters "bucket 0:
-        bytes", "bucket 1: bytes" and so on are the bytes of each message with gradients. The
-        counters in `sizes` are added.
-        """
-        messages = self.ledger.messages
-        counted = {f"start {kind}": total for kind, total in totals(self.start).items()}
-        counted |= totals(messages)
-        for collective in sorted({message.collective for message in messages}):
-            of_collective = totals(message for message in messages if message.collective == collective)
-            counted |= {f"{kind} by {collective}": total for kind, total in of_collective.items()}
-        counters = {f"{kind}: messages": float(count) for kind, (count, _) in counted.items()}
-        counters |= {f"{kind}: bytes": float(nbytes) for kind, (_, nbytes) in counted.items()}
-        buckets = [message.nbytes for message in messages if message.kind == "gradients"]
-        counters |= {f"bucket {number}: bytes": float(nbytes) for number, nbytes in enumerate(buckets)}
-        return counters | self.sizes

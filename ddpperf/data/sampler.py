@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from ddpperf.data.images import EpochBatches
-from ddpperf.instruments.measurement import Measurement
+from ddpperf.measuring.repeated_work import Measurement
 from ddpperf.specs import SamplerSpec
 
 

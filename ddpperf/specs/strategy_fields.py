@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ddpperf.errors import quoted
-from ddpperf.specs.base import Delay, Positive, Work
+from ddpperf.specs.work import Delay, Positive, Work
 
 Strategy = Literal["single", "ddp", "own_ddp", "data_parallel", "fsdp", "zero1"]
 Execution = Literal["eager", "compile", "graph", "compile+graph"]

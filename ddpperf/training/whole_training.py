@@ -15,16 +15,16 @@ from torch import Tensor, nn
 
 from ddpperf.data.images import load_images
 from ddpperf.data.inputs import DeviceInput
-from ddpperf.instruments.measurement import Measurement
-from ddpperf.instruments.timing import synchronize
+from ddpperf.measuring.clock import synchronize
+from ddpperf.measuring.repeated_work import Measurement
 from ddpperf.specs import RunSpec
 from ddpperf.training.averaging import AveragedWeights
 from ddpperf.training.epoch import reported
 from ddpperf.training.evaluation import STATISTICS_IMAGES, Evaluation, average_buffers, recompute_statistics
 from ddpperf.training.measured_step import CAPTURE_WARMUP, MeasuredStep
+from ddpperf.training.model_and_data import data_path, epoch_batches
 from ddpperf.training.step import TrainingStep
 from ddpperf.training.strategies import require_equal_parameters
-from ddpperf.training.task import data_path, epoch_batches
 
 Epoch = dict[str, float]
 
