@@ -126,13 +126,6 @@ def test_local_and_no_sync_steps_send_nothing(pool: Pool) -> None:
     assert max(ranks(pool.measure_once(late.no_sync()))) < DELAY_SECONDS, "no message that could be late"
 
 
-def test_measured_as_drops_the_delay() -> None:
-    """Else the messages alone, of a step that was slowed down, would take as long."""
-    replay = measured_as(BucketReplaySpec, dataclasses.replace(DDP, delay_seconds=1.0))
-    assert replay == measured_as(BucketReplaySpec, DDP)
-    assert (replay.delay_seconds, replay.per_rank_batch_size) == (0, DDP.per_rank_batch_size)
-
-
 # --- refused
 
 

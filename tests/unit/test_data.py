@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpperf.data.images import (
-    IMAGE_SHAPE,
     NUM_CLASSES,
     EpochBatches,
     load_images,
@@ -20,17 +19,6 @@ from ddpperf.data.images import (
 )
 from ddpperf.specs import EpochSpec, Shard, Strategy
 from tests.generated import BOUNDED
-
-
-@pytest.mark.parametrize("count", [1, 7, 32])
-def test_synthetic_images_have_the_shape_of_cifar10(count: int) -> None:
-    images = synthetic_images(count)
-    assert (images.pixels.shape, images.pixels.dtype) == ((count, *IMAGE_SHAPE), torch.uint8)
-    assert (images.labels.shape, images.labels.dtype) == ((count,), torch.int64)
-
-
-def test_labels_have_every_class() -> None:
-    assert synthetic_images(1000).labels.unique().tolist() == list(range(NUM_CLASSES))
 
 
 def test_same_count_gives_same_images() -> None:
@@ -42,21 +30,11 @@ def test_same_count_gives_same_images() -> None:
     assert torch.equal(first.labels, second.labels)
 
 
-def test_no_image_comes_twice() -> None:
-    assert len(synthetic_images(500).pixels.unique(dim=0)) == 500
-
-
 def test_synthetic_images_can_be_learned() -> None:
     images = synthetic_images(700)
     pixels, labels = images.pixels.float().flatten(1), images.labels
     means = torch.stack([pixels[:500][labels[:500] == label].mean(0) for label in range(NUM_CLASSES)])
     assert torch.equal(torch.cdist(pixels[500:], means).argmin(1), labels[500:])
-
-
-def test_images_of_a_class_differ_by_uniform_noise() -> None:
-    images = synthetic_images(1000)
-    of_one_class = images.pixels[images.labels == 0].float()
-    assert of_one_class.std(0).mean().item() == pytest.approx(128 / 12**0.5, rel=0.05)
 
 
 def test_callers_random_state_is_kept() -> None:
@@ -100,10 +78,6 @@ def test_file_is_mapped_instead_of_copied(
     images = load_images(str(path), 4)
     assert str(path) in Path("/proc/self/maps").read_text()
     assert len(images.pixels) == 4
-
-
-def test_without_a_file_the_images_are_synthetic() -> None:
-    assert load_images(None, 16) is synthetic_images(16, None)
 
 
 # --- an epoch's batches
@@ -191,13 +165,6 @@ def test_each_epoch_has_another_order() -> None:
     assert all(sorted(epoch) == list(range(64)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 4
     assert epochs[0] != list(range(64)), "the first is shuffled too"
-
-
-def test_order_repeats_without_set_epoch() -> None:
-    batches = EpochBatches(Shard(epoch_images=64, processes=2, batch_size=8, drop_last=True), 1)
-    assert list(batches) == list(batches)
-    batches.set_epoch(3)
-    assert list(batches) == list(batches) == batches_of_ranks(64, 2, 8, True, epoch=3)[1]
 
 
 def test_test_images_differ_and_share_coarse_patterns() -> None:

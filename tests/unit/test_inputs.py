@@ -23,7 +23,6 @@ from ddpperf.data.inputs import (
     Batch,
     DeviceImages,
     DeviceInput,
-    FixedInput,
     Input,
     LoaderInput,
     normalized,
@@ -158,17 +157,6 @@ def test_normalized_equals_torchvision(memory_format: torch.memory_format) -> No
     )
 
 
-def test_fixed_input_repeats_its_batch() -> None:
-    batch = torch.zeros(2, 3), torch.ones(2)
-    fixed = FixedInput(batch)
-    for epoch in range(2):
-        fixed.begin(epoch)
-        for _ in range(3):
-            fixed.load()
-            assert fixed.take() is batch
-        fixed.prepare(epoch + 1)
-
-
 def test_preparing_ahead_keeps_the_current_epoch() -> None:
     images, undisturbed = device_input(), epoch_of(device_input(), 3)
     images.begin(3)
@@ -271,15 +259,6 @@ def test_dataloader_batches_share_an_address(
 
 def parent_of(process: int) -> int:
     return int(Path("/proc", str(process), "stat").read_text().rpartition(")")[2].split()[1])
-
-
-def test_dataloader_crops_to_the_images_size(ways: Tensor) -> None:
-    pytest.importorskip("torchvision")
-    crop = transform(IMAGES.pixels.shape[2:])
-    batch = torch.stack([crop(IMAGES.pixels[3]) for _ in range(400)]), torch.full((400,), 3)
-    taken = ways_taken(batch, ways)
-    assert len(set(taken)) > 0.8 * WAYS
-    assert sum(way % 2 for way in taken) / 400 == pytest.approx(0.5, abs=0.1)
 
 
 def test_dataloader_without_torchvision_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

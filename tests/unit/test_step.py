@@ -108,19 +108,6 @@ def test_a_step_is_sgd_with_a_cosine_rate(
         torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
 
 
-def test_more_steps_learn_the_batch() -> None:
-    step = training_step()
-    step.step()
-    first = step.training.loss.item()
-    for _ in range(2):
-        step.start_round()
-        for _ in range(4):
-            step.step()
-        step.end_round(4)
-    assert first == pytest.approx(math.log(1000), abs=1)
-    assert early_loss(step) < first / 4
-
-
 @pytest.mark.parametrize(
     ("precision", "computed_in"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
 )
@@ -153,14 +140,6 @@ def test_lower_precision_has_nearly_the_same_losses(monkeypatch: pytest.MonkeyPa
     assert len(set(losses)) == 3, "they are not the same computation"
 
 
-def test_later_steps_do_not_change_the_early_loss() -> None:
-    few, many = training_step(), training_step()
-    for _ in range(LOSS_STEPS + 5):
-        many.step()
-    assert early_loss(few) == pytest.approx(early_loss(many), rel=1e-5)
-    assert many.training.loss.item() < early_loss(many) / 2
-
-
 def test_the_early_loss_follows_five_updates() -> None:
     step, losses = training_step(), []
     for _ in range(LOSS_STEPS + 2):
@@ -168,16 +147,6 @@ def test_the_early_loss_follows_five_updates() -> None:
         losses.append(step.training.loss.item())
     step.end_round(step.steps)
     assert step.finish()["loss_after_5_steps"] == losses[5], "the forward after the fifth update is the sixth"
-
-
-def test_fewer_steps_have_no_early_loss() -> None:
-    step = training_step()
-    for _ in range(LOSS_STEPS):
-        step.step()
-    step.end_round(LOSS_STEPS)
-    assert step.finish().keys() == {"cpu_seconds"}
-    step.step()
-    assert step.finish().keys() == {"cpu_seconds", "loss_after_5_steps"}
 
 
 def test_the_fixed_batch_is_the_shards_first() -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 
-from ddpperf.specs import CommHook, EpochSpec, Execution, Strategy, TrainingSpec, gpu_reason
+from ddpperf.specs import CommHook, EpochSpec, Strategy, TrainingSpec, gpu_reason
 from ddpperf.specs.strategy_fields import DDP_OPTIONS, MOST_BUCKET_CAP_MB, NOT_CAPTURED
 from ddpperf.training.step import TrainingStep
 
@@ -220,44 +219,6 @@ def test_an_id_names_changed_options(fields: dict[str, Any], part: str) -> None:
     assert TrainingSpec(**TRAINING | fields).id == f"world_size=4-batch=128-resnet18-{part}-fixed"
 
 
-def test_strategies_and_executions_have_different_ids() -> None:
-    ids = []
-    options = itertools.product(
-        get_args(Strategy),
-        get_args(Execution),
-        get_args(CommHook),
-        (1, 25),
-        *[(False, True)] * 4,
-        (1, 2),
-        ("", "a", "a+b"),
-    )
-    for strategy, execution, hook, bucket, view, static, synced, normed, parts, inductor in options:
-        fields: dict[str, Any] = {
-            "strategy": strategy,
-            "execution": execution,
-            "comm_hook": hook,
-            "bucket_cap_mb": bucket,
-        }
-        fields |= {
-            "gradient_as_bucket_view": view,
-            "static_graph": static,
-            "buffer_sync": synced,
-            "sync_batch_norm": normed,
-        }
-        try:
-            ids.append(
-                TrainingSpec(
-                    **(ALONE if strategy == "single" else TRAINING) | fields,
-                    accumulation_steps=parts,
-                    inductor=inductor,
-                ).id
-            )
-        except ValueError:
-            continue  # they do not go together
-    assert len(ids) > 2000
-    assert len(set(ids)) == len(ids)
-
-
 # --- the same work in another way
 
 
@@ -269,12 +230,6 @@ def test_ddp_has_no_options(strategy: str) -> None:
     assert TrainingSpec(**TRAINING | by | same).ddp() == TrainingSpec(**TRAINING | same)
     by |= {"static_graph": False, "accumulation_steps": 2}
     assert TrainingSpec(**TRAINING | by | same).ddp() == TrainingSpec(**TRAINING | same)
-
-
-def test_one_device_keeps_execution_and_accumulation() -> None:
-    same: dict[str, Any] = {"execution": "compile", "inductor": "a", "accumulation_steps": 2}
-    by: dict[str, Any] = {**CHANGED, "static_graph": False, "sync_batch_norm": True}
-    assert TrainingSpec(**TRAINING | same | by).one_device() == TrainingSpec(**ALONE | same)
 
 
 # --- what the CPU cannot do
