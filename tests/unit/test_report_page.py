@@ -273,6 +273,7 @@ def test_what_is_no_file_is_refused(command: Command, tmp_path: Path, what: str)
         assert len(refused.stderr.splitlines()) == 1, refused.stderr
 
 
+@pytest.mark.slow
 def test_damaged_values_are_refused_in_one_sentence(command: Command, tmp_path: Path) -> None:
     run = tmp_path / "run.json"
     for path, value in (
