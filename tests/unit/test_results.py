@@ -153,7 +153,7 @@ def stored(**change: Any) -> dict[str, Any]:
     ("fields", "sentence"),
     [
         ({}, r"cannot be read: KeyError\('spec'\)"),
-        (stored(spec=None), "cannot be read: TypeError"),
+        (stored(spec=None), "cannot be read: AttributeError"),
         (stored(samples=[]), "at least one set's sample"),
         *(
             (stored(iterations=each), "iterations must be a whole number from 1 to 1000000000, got")
