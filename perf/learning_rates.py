@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddpperf.plugin.cases import Case, if_valid, named
+from ddpperf.plugin.cases import Case, case, if_valid
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import RunSpec
@@ -30,7 +30,7 @@ def grid(options: Options) -> Iterator[Case]:
                 training = if_valid(
                     identity, recipe.spec, options, rate, seed=FIRST_SEED, execution=execution
                 )
-                yield of_recipe(recipe, named(identity, training))
+                yield of_recipe(recipe, case(training, id=identity))
 
 
 @pytest.mark.specs(cases=grid)

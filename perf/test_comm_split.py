@@ -14,7 +14,6 @@ from ddpperf.analysis.comm_split import (
     Traced,
     difference,
     disagreement,
-    explained_disagreement,
     last_rank,
     traced,
 )
@@ -64,7 +63,7 @@ def test_comm_split(measure: Measure, spec: TrainingSpec) -> None:
     replay of the messages alone. Beside them stands t(N) - t(1), the extra step time on N devices.
     """
     step = measure(spec)
-    spec = dataclasses.replace(spec, delay_seconds=0.0)  # the delay of --slow-down is no part of the step
+    spec = dataclasses.replace(spec, delay_seconds=0.0)  # a delay is no part of the step
     undelayed = measure.reference("ddp", spec)
     ddp, no_sync = by_rank(undelayed), by_rank(measure.reference("no_sync", spec.no_sync()))
     sends_nothing = measure.reference("local", spec.local())
@@ -189,7 +188,16 @@ def compared(
     measurement explains a large difference. tN: the seconds of a step in each process set.
     """
     profiled = trace.counter("traced_step_seconds")
-    apart = {name: disagreement(differences[name], traces[name], tN[name], profiled[name]) for name in traces}
+    apart = {
+        name: disagreement(
+            differences[name].exposed - split.exposed,
+            differences[name].bucket_copies,
+            "bucket copies",
+            tN[name],
+            profiled[name],
+        )
+        for name, split in traces.items()
+    }
     store_disagreement(measure, apart)
 
 
@@ -249,7 +257,7 @@ def test_data_parallel_split(measure: Measure, spec: TrainingSpec) -> None:
     profiler trace, in which each kernel and copy belongs to the part that launched it.
     """
     step = measure(spec)
-    spec = dataclasses.replace(spec, delay_seconds=0.0)  # the delay of --slow-down is no part of the step
+    spec = dataclasses.replace(spec, delay_seconds=0.0)  # a delay is no part of the step
     undelayed = measure.reference("data_parallel", spec)
     exposed = exposed_by_difference(undelayed, measure.reference("no_sync", spec.no_sync()))
     trace = measure.reference("trace", measured_as(TraceSpec, spec))
@@ -308,9 +316,7 @@ def data_parallel_trace(
     idle, profiled = trace.counter("idle_in_comm_seconds"), trace.counter("traced_step_seconds")
     cause = "GPUs that wait for the CPU in these parts"
     apart = {
-        name: explained_disagreement(
-            exposed[name] - split.exposed, idle[name], cause, tN[name], profiled[name]
-        )
+        name: disagreement(exposed[name] - split.exposed, idle[name], cause, tN[name], profiled[name])
         for name, split in traces.items()
     }
     store_disagreement(measure, apart)

@@ -11,7 +11,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from ddpperf.analysis.statistics import mean_interval, welch_interval
-from ddpperf.plugin.cases import Case, case, if_valid, named, size_id, skipped
+from ddpperf.plugin.cases import Case, case, if_valid, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.report.spec_properties import properties_of
@@ -57,14 +57,14 @@ def recipes(options: Options) -> Iterator[ParameterSet]:
         yield skipped("recipes", f"{options.model} makes its own batches and has no test images")
         return
     for number, (recipe, training) in enumerate(of_kind(options, "recipe")):
-        yield case(of_recipe(recipe, training), core=number == 0)
+        yield of_recipe(recipe, case(training, core=number == 0))
 
 
 def remedies(options: Options) -> Iterator[ParameterSet]:
     """Yield a training spec for the reports' plain loop, and for each remedy alone."""
     if not is_custom_model(options.model):
         for recipe, training in of_kind(options, "remedy"):
-            yield case(of_recipe(recipe, named(recipe.id, training)), core=False)
+            yield of_recipe(recipe, case(training, id=recipe.id, core=False))
 
 
 def reports(options: Options) -> Iterator[ParameterSet]:
@@ -75,7 +75,7 @@ def reports(options: Options) -> Iterator[ParameterSet]:
             yield of_recipe(recipe, skipped(recipe.id, reason))
     elif not is_custom_model(options.model):
         for recipe, training in of_kind(options, "report"):
-            yield case(of_recipe(recipe, named(recipe.id, training)), core=False)
+            yield of_recipe(recipe, case(training, id=recipe.id, core=False))
 
 
 def largest_tuned(device: str) -> Recipe:
@@ -93,7 +93,7 @@ def on_all_devices(options: Options) -> Iterator[Case]:
     elif not is_custom_model(options.model):
         identity = size_id(options, max(options.world_sizes))
         training = if_valid(identity, largest_tuned(options.device).spec, options)
-        yield case(named(identity, training), core=False)
+        yield case(training, id=identity, core=False)
 
 
 def long_runs(options: Options) -> Iterator[Case]:
@@ -110,7 +110,7 @@ def long_runs(options: Options) -> Iterator[Case]:
                 identity = size_id(options, devices)
                 chosen = dataclasses.replace(recipe, devices=devices)
                 training = if_valid(identity, chosen.spec, options, execution=options.fastest_execution)
-                yield case(of_recipe(recipe, named(identity, training)), core=False)
+                yield of_recipe(recipe, case(training, id=identity, core=False))
 
 
 @pytest.mark.specs(cases=recipes)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from ddpperf.machine.hardware import computes_bf16
-from ddpperf.plugin.cases import Case, case, if_valid, named, skipped
+from ddpperf.plugin.cases import Case, case, if_valid, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import Precision, RunSpec, TrainingSpec, is_custom_model
@@ -58,7 +58,7 @@ def trainings(options: Options) -> Iterator[Case]:
             training = if_valid(identity, recipe.spec, options, precision=precision)
             if isinstance(training, TrainingSpec):
                 training = unless_emulated(options, training, identity)
-            yield case(named(identity, training), core=False)
+            yield case(training, id=identity, core=False)
 
 
 def plain_recipe(device: str) -> Recipe:

@@ -62,7 +62,7 @@ def steps(options: Options) -> Iterator[Case]:
 def test_step_breakdown(measure: Measure, spec: TrainingSpec) -> None:
     """How long is each part of a training step, such as the forward pass and the backward pass?"""
     step = measure(spec)
-    spec = dataclasses.replace(spec, delay_seconds=0.0)  # the delay of --slow-down is no part of the step
+    spec = dataclasses.replace(spec, delay_seconds=0.0)  # a delay is no part of the step
     parts = measure.reference("parts", measured_as(PartsSpec, spec))
     seconds = measure.reference("step", spec).median_step_seconds()
     part_metrics(measure, parts)
@@ -129,7 +129,7 @@ def loader_epoch_images(options: Options) -> int:
 def test_epoch_breakdown(measure: Measure, spec: EpochSpec) -> None:
     """How long does each step of an epoch wait for the DataLoader, beside the step's other parts?"""
     epoch = measure(spec)
-    spec = dataclasses.replace(spec, delay_seconds=0.0)  # the delay of --slow-down is no part of the step
+    spec = dataclasses.replace(spec, delay_seconds=0.0)  # a delay is no part of the step
     parts = measure.reference("parts", measured_as(EpochPartsSpec, spec))
     part_metrics(measure, parts)
     measure.metric("loading_wait_seconds", parts.counter("loading_wait_seconds"))

@@ -88,19 +88,6 @@ def _largest(seconds: Sequence[float]) -> int:
 
 
 def disagreement(
-    a: Difference, b: Traced, step_seconds: float, traced_step_seconds: float
-) -> tuple[float, str]:
-    """Compare exposed communication from step time differences with that from traces.
-
-    The last two arguments are the seconds of a step without and with the profiler. Returns the
-    result by difference minus that by trace, over the step, and the reason if it is large.
-    """
-    return explained_disagreement(
-        a.exposed - b.exposed, a.bucket_copies, "bucket copies", step_seconds, traced_step_seconds
-    )
-
-
-def explained_disagreement(
     apart: float, known: float, cause: str, step_seconds: float, traced_step_seconds: float
 ) -> tuple[float, str]:
     """Return the difference of the two methods over the step, and a sentence if it is large.

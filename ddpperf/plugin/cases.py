@@ -47,13 +47,14 @@ def fastest_ddp(options: Options) -> dict[str, Any]:
     return OWN_DDP if options.spec_fields.get("strategy") == "own_ddp" else FASTEST_DDP
 
 
-def case(measured: Case, *, core: bool = True, gate: bool = False) -> ParameterSet:
-    """Return a test case with the suites that it belongs to.
+def case(measured: Case, *, id: str | None = None, core: bool = True, gate: bool = False) -> ParameterSet:
+    """Return a test case with its id and the suites that it belongs to.
 
-    core: whether `pytest perf/` measures it without --full. gate: whether `-m gate` selects it.
-    A skipped case without a spec is in every suite, so that its reason is seen.
+    id: the id in place of the one that the spec would give. core: whether `pytest perf/` measures
+    the case without --full. gate: whether `-m gate` selects it. A skipped case without a spec is in
+    every suite, so that its reason is seen.
     """
-    found = pytest.param(measured) if isinstance(measured, Spec) else measured
+    found = pytest.param(measured, id=id) if isinstance(measured, Spec) else measured
     if not isinstance(found.values[0], Spec):
         return found
     suites = [pytest.mark.gate] * gate + [pytest.mark.slow] * (not core)
@@ -152,11 +153,6 @@ def skipped(case: Spec | str, reason: str) -> ParameterSet:
     """
     spec, identity = (case, None) if isinstance(case, Spec) else (None, case)
     return pytest.param(spec, id=identity, marks=pytest.mark.skip(reason=reason))
-
-
-def named(identity: str, case: Case) -> Case:
-    """Return a test case with the given id in place of the id that its spec would give."""
-    return pytest.param(case, id=identity) if isinstance(case, Spec) else case
 
 
 def if_valid(identity: str, make: Callable[..., Spec], *arguments: Any, **fields: Any) -> Case:

@@ -18,9 +18,8 @@ from _pytest.mark import ParameterSet
 from ddpperf.data.cache import Data
 from ddpperf.errors import first_line, quoted
 from ddpperf.io.files import read_text
-from ddpperf.plugin.cases import Case
 from ddpperf.plugin.options.options import CIFAR_CLASSES, Options
-from ddpperf.specs import RunSpec, Spec
+from ddpperf.specs import RunSpec
 from ddpperf.specs.run import SGD_ONLY
 
 FOLDER = Path(__file__).parents[1]
@@ -245,9 +244,8 @@ def rate_id(recipe: Recipe, rate: float) -> str:
     return f"{recipe.id}-rate={rate:g}"
 
 
-def of_recipe(recipe: Recipe, training: Case) -> ParameterSet:
+def of_recipe(recipe: Recipe, found: ParameterSet) -> ParameterSet:
     """Return a test case that trains with a recipe, whose name is stored."""
-    found = pytest.param(training) if isinstance(training, Spec) else training
     return pytest.param(*found.values, id=found.id, marks=[*found.marks, pytest.mark.recipe(recipe.name)])
 
 

@@ -47,15 +47,16 @@ def test_a_disagreement_is_explained() -> None:
     near, far = traced([0.3, 0.3], [0.26, 0.26]), traced([0.3, 0.3], [0.1, 0.1])
     assert near is not None
     assert far is not None
-    assert disagreement(a, near, 1.3, 1.4)[1] == ""
-    fraction, reason = disagreement(a, far, 1.3, 1.43)
+    assert disagreement(a.exposed - near.exposed, a.bucket_copies, "bucket copies", 1.3, 1.4)[1] == ""
+    fraction, reason = disagreement(a.exposed - far.exposed, a.bucket_copies, "bucket copies", 1.3, 1.43)
     assert fraction == pytest.approx(0.2 / 1.3)
     assert reason == (
         "exposed by difference minus by trace is +15.4% of the step (+6.2% is bucket copies, "
         "+9.2% not explained); the profiler makes the step +10.0% longer"
     )
     for profiled in (1.1, 1.5):  # shorter steps are other steps, too
-        assert disagreement(a, far, 1.3, profiled)[1].endswith("longer, too much")
+        _, reason = disagreement(a.exposed - far.exposed, a.bucket_copies, "bucket copies", 1.3, profiled)
+        assert reason.endswith("longer, too much")
 
 
 def test_each_method_names_the_last_rank() -> None:
