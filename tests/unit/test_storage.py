@@ -286,6 +286,9 @@ def test_what_cannot_be_compared_with_gives_one_sentence(
         (run_of(t="passed", u="not run", status="NO VERDICT"), False),
         (unfit_run("t is slower", status="NO VERDICT"), False),  # with a control that failed beside
         (run_of({}, t="passed", status="NO VERDICT"), False),  # benchmarks were disabled
+        (other(against={}), False),  # base and candidate evict each other's caches
+        (damaged(spec=to_json(SPEC) | {"delay_seconds": 0.1}), False),
+        ({"ddpperf": None}, False),
         (run_of(t="passed", u="passed", status="NO VERDICT"), False),  # one test measured nothing
     ],
 )  # fmt: skip
