@@ -11,7 +11,6 @@ from ddpperf.verdict.thresholds import (
     EVERY_MACHINE,
     BoundKind,
     Threshold,
-    Value,
     bound_kind,
     read_document,
     read_thresholds,
@@ -76,13 +75,6 @@ def test_floors_on_a_cpu_are_exact() -> None:
 def test_efficiency_has_a_floor_on_all_gpus(machine: str) -> None:
     (floor,) = (threshold for threshold in FLOORS if "efficiency" in threshold.bounds)
     assert int(machine[-1]) in {spec.world_size for _, spec in cases(floor, machine, core=True)}
-
-
-def test_threshold_with_other_fields_fits_no_case() -> None:
-    """What the first test would find: an option that is no default any more."""
-    where: dict[str, Value] = {"strategy": "ddp", "bucket_cap_mb": 25}
-    old = Threshold(hardware="h200x4", test="test_weak_scaling", where=where, bounds={}, number=1)
-    assert cases(old, "h200x4") == []
 
 
 @pytest.mark.parametrize(

@@ -50,26 +50,6 @@ def test_without_values_those_built_in_hold(text: str) -> None:
     assert (list(found), found["gpu"].default, found["cpu"].default) == (["gpu", "cpu"], GPU, CPU)
 
 
-@pytest.mark.parametrize(
-    ("hardware", "metric", "margin", "tolerance"),
-    [
-        ("gpu", "time", 0.005, 0.02),
-        ("gpu", "tail_seconds", 0.02, 0.10),
-        ("gpu", "cpu_seconds", 0.05, 0.25),
-        ("gpu", "peak_memory_bytes", 0.005, 0.02),
-        ("cpu", "time", 0.01, 0.15),
-        ("cpu", "tail_seconds", 0.10, 0.50),
-        ("cpu", "cpu_seconds", 0.01, 0.15),
-        ("cpu", "peak_memory_bytes", 0.005, 0.02),
-    ],
-)
-def test_metric_has_its_own_values_or_defaults(
-    hardware: str, metric: str, margin: float, tolerance: float
-) -> None:
-    decided = BUILT_IN[hardware]
-    assert decided.of(metric) == replace(decided.default, margin=margin, tolerance=tolerance)
-
-
 def test_repositorys_file_equals_the_built_in_values() -> None:
     path = REPOSITORY / "perf" / "thresholds.toml"
     document = read_document(path.read_text())
@@ -116,13 +96,6 @@ def test_class_value_reaches_its_metrics() -> None:
         "its margin is built in"
     )
     assert found["gpu"].of("tail_seconds") == replace(gpu, margin=0.02, tolerance=0.10)
-
-
-def test_metric_inherits_from_its_class() -> None:
-    found = read(
-        "[decision.cpu]\nmargin = 0.02\ntolerance = 0.2\n[decision.cpu.metrics.speedup]\nmargin = 0.1\n"
-    )
-    assert found["cpu"].of("speedup") == replace(CPU, margin=0.1, tolerance=0.2)
 
 
 # --- refusals

@@ -58,15 +58,6 @@ def test_wrong_function_name_is_refused(name: str) -> None:
             make()
 
 
-def test_each_rank_is_measured_alone_on_one_device() -> None:
-    assert STEP.turns(3) == [[0], [1], [2]]
-    assert not STEP.grouped
-    several = CustomStepSpec(function="own:f", world_size=3, per_rank_batch_size=4, delay_seconds=1.0)
-    assert several.turns(3) == [[0, 1, 2]]
-    assert several.grouped
-    assert several.one_device() == CustomStepSpec(function="own:f", world_size=1, per_rank_batch_size=4)
-
-
 def test_unlisted_function_is_not_imported(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     write("raise SystemExit('it was imported')")
     monkeypatch.setenv(FUNCTIONS_VARIABLE, "own_functions:other,resnet18")

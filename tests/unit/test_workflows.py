@@ -130,18 +130,6 @@ def test_image_runs_the_nightly_command(pytestconfig: pytest.Config) -> None:
     assert all((REPOSITORY / path).exists() for path in copied), copied
 
 
-@pytest.mark.slow
-def test_image_builds(tmp_path: Path) -> None:
-    try:
-        ended = subprocess.run(["docker", "info"], capture_output=True, text=True, timeout=30)
-    except OSError as error:
-        pytest.skip(f"docker is not installed: {error}")
-    if ended.returncode:
-        pytest.skip(f"docker does not run: {ended.stderr.strip().splitlines()[-1]}")
-    build = ["docker", "build", "--tag", "ddpperf-test", str(REPOSITORY)]
-    assert subprocess.run(build, capture_output=True, text=True, timeout=1800).returncode == 0
-
-
 # --- shell
 
 
