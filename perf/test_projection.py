@@ -28,6 +28,7 @@ from ddpperf.specs import (
     CallExecution,
     PartsSpec,
     TrainingSpec,
+    format_bytes,
     measured_as,
 )
 from perf.common.all_reduces import backend_sizes, estimate_metric, too_few, warn_if_undetermined
@@ -119,7 +120,10 @@ def backend_times(measure: Measure, N: int, spec: TrainingSpec) -> dict[str, Tim
     sizes = backend_sizes(measure.machine.device, measure.machine.links)
     call: CallExecution = "graph" if spec.captured else "eager"
     specs = [AllReduceSpec(world_size=N, nbytes=nbytes, execution=call) for nbytes in sizes]
-    references = {call.nbytes: measure.reference(call.id, call).median_step_seconds() for call in specs}
+    references = {}
+    for spec_of_call in specs:
+        name = f"world_size={N}-{format_bytes(spec_of_call.nbytes)}-backend-{call}"
+        references[spec_of_call.nbytes] = measure.reference(name, spec_of_call).median_step_seconds()
     names = next(iter(references.values()))
     return {name: {nbytes: seconds[name] for nbytes, seconds in references.items()} for name in names}
 

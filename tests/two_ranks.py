@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddpperf.specs import TrainingSpec
+from ddpperf.specs.strategy_fields import strategy_words
 from ddpperf.training import model_and_data
 from ddpperf.training import step as training
 from ddpperf.training.measured_step import MeasuredStep
@@ -27,7 +28,7 @@ STEPS = 6  # past an epoch of 4 steps, after which the learning rate begins anew
 Trained = dict[str, Any]
 Ranks = tuple[dict[str, Trained], dict[str, Trained]]  # of one rank: with GroupNorm, with BatchNorm
 
-# By a part of their ids.
+# By the words for their strategy.
 VARIANTS: dict[str, dict[str, Any]] = {
     "ddp": {},
     "ddp+view": {"gradient_as_bucket_view": True},
@@ -122,7 +123,7 @@ def train(build: Callable[[str], nn.Module], rank: int, **fields: Any) -> Traine
         counters = measured.finish()
     optimizer: Any = getattr(step.optimizer, "optim", step.optimizer)  # zero1's own one of this rank
     return {
-        "id": spec.id,
+        "words": strategy_words(spec),
         "before": before,
         "parameters": list(map(whole, parameters)),
         "buffers": buffers,

@@ -78,9 +78,7 @@ def to_json(spec: Spec) -> dict[str, Any]:
     A field with its default value is omitted, so that the older code of an A/B run's base can read
     the object although it does not know the field.
     """
-    values = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
-    defaults = {field.name: field.default for field in dataclasses.fields(spec)}
-    changed = {name: value for name, value in values.items() if value != defaults[name]}
+    changed = spec.changed_fields
     if spec.fault is not None:
         changed["fault"] = dataclasses.asdict(spec.fault)
     return {"measurement": spec.measurement, **changed}

@@ -57,9 +57,6 @@ class Call(Work):
     def calls(self) -> int:
         return GRAPH_CALLS if self.captured else 1
 
-    def _id_of(self, what: str) -> str:
-        return f"world_size={self.world_size}-{format_bytes(self.nbytes)}-{what}-{self.execution}"
-
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduceSpec(Call):
@@ -95,12 +92,6 @@ class AllReduceSpec(Call):
     def maps_memory(self) -> bool:
         return self.algorithm in SYMMETRIC
 
-    @property
-    def id(self) -> str:
-        place = "" if self.in_place else "-out_of_place"
-        nodes = f"{self.algorithm}-node_size={self.node_size}" if self.node_size else self.algorithm
-        return self._id_of(nodes) + place
-
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveSpec(Call):
@@ -120,10 +111,6 @@ class CollectiveSpec(Call):
         if self.kind != "broadcast":
             yield from self._part_problems()
 
-    @property
-    def id(self) -> str:
-        return self._id_of(self.kind)
-
 
 @dataclass(frozen=True, kw_only=True)
 class CopySpec(Work):
@@ -139,10 +126,6 @@ class CopySpec(Work):
     @property
     def grouped(self) -> bool:
         return False
-
-    @property
-    def id(self) -> str:
-        return f"world_size={self.world_size}-{format_bytes(self.nbytes)}-copy"
 
 
 def ring_pieces(nbytes: float, N: int) -> int:

@@ -59,11 +59,6 @@ class CustomStepSpec(Work):
         """
         return replace(self, world_size=1, delay_seconds=0.0, fault=None)
 
-    @property
-    def id(self) -> str:
-        work = f"world_size={self.world_size}-batch={self.per_rank_batch_size}"
-        return f"{work}-{self.function}-{self.execution}"
-
 
 @dataclass(frozen=True, kw_only=True)
 class CustomCollectiveSpec(Call):
@@ -94,10 +89,6 @@ class CustomCollectiveSpec(Call):
     @property
     def functions(self) -> tuple[str, ...]:
         return (self.function,)
-
-    @property
-    def id(self) -> str:
-        return self._id_of(f"{self.kind}-{self.function}")
 
 
 def is_function(name: str) -> bool:

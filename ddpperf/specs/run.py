@@ -153,11 +153,6 @@ class RunSpec(TrainingSpec):
         return [word.format(value) for word, value, default in fields if value != default]
 
     @property
-    def id(self) -> str:
-        recipe = [self.optimizer, f"rate={self.rate:g}", self.schedule, *self.words]
-        return f"{super().id}-epochs={self.epochs}-{'+'.join(recipe)}-seed={self.seed}"
-
-    @property
     def images(self) -> int:
         """Return the number of images that all ranks together train on in all epochs."""
         return self.world_size * sum(map(math.prod, zip(self.epoch_steps, self.batch_sizes, strict=True)))

@@ -65,9 +65,3 @@ class SamplerSpec(Work):
         images, N, drop_last = self.epoch_images, self.world_size, self.drop_last
         shard = Shard(epoch_images=images, processes=N, batch_size=1, drop_last=drop_last)
         return replace(shard, batch_size=shard.images)
-
-    @property
-    def id(self) -> str:
-        told = "set_epoch" if self.set_epoch else "no_set_epoch"
-        rest = "drop_last" if self.drop_last else "pad"
-        return f"world_size={self.world_size}-images={self.epoch_images}-{rest}-{told}"

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Self, get_args
 from ddpperf.errors import quoted
 from ddpperf.specs.custom import is_function
 from ddpperf.specs.shard import Shard
-from ddpperf.specs.strategy_fields import PLAIN_DDP, StrategyFields, strategy_words
+from ddpperf.specs.strategy_fields import PLAIN_DDP, StrategyFields
 from ddpperf.specs.work import Positive
 
 Model = Literal["resnet18", "resnet18_cifar", "resnet50", "resnet50_cifar", "resnet10_cifar"]
@@ -135,13 +135,6 @@ class TrainingSpec(StrategyFields):
     def images_per_epoch(self) -> int:
         """Return the number of images that all processes together train on in an epoch."""
         return self.processes * ((self.steps_per_epoch - 1) * self.process_batch_size + self._last_batch_size)
-
-    @property
-    def id(self) -> str:
-        work = f"world_size={self.world_size}-batch={self.per_rank_batch_size}-{self.model}"
-        execution = "+".join(filter(None, (self.execution, self.inductor)))
-        workers = self.loader_workers if self.input == "dataloader" else ""
-        return f"{work}-{strategy_words(self)}-{self.precision}-{execution}-{self.input}{workers}"
 
     @property
     def needs_torchvision(self) -> bool:

@@ -99,6 +99,19 @@ class Work(Checked):
     fault: Fault | None = None
 
     @property
+    def changed_fields(self) -> dict[str, Any]:
+        """Return the fields that differ from their defaults, by name."""
+        changed = (field for field in fields(self) if getattr(self, field.name) != field.default)
+        return {field.name: getattr(self, field.name) for field in changed}
+
+    @property
+    def id(self) -> str:
+        """Return the measurement and the changed fields as text, different for different specs."""
+        return " ".join(
+            [self.measurement, *(f"{name}={value}" for name, value in self.changed_fields.items())]
+        )
+
+    @property
     def grouped(self) -> bool:
         """Return whether the ranks form a torch.distributed process group."""
         return True

@@ -84,13 +84,13 @@ def test_what_is_short_is_not_told_and_what_is_long_is(
     assert terminal.seen() == ""
     wait(0.5)
     line(SPEC, 0.25)
-    assert terminal.seen() == drawn("world_size=2-1KiB-backend-eager: 25%, 0:08 left")
+    assert terminal.seen() == drawn("all_reduce world_size=2 nbytes=1024: 25%, 0:08 left")
     wait(REDRAW_SECONDS / 2)
     line(SPEC, 0.3)
     assert terminal.seen() == "", "redrawn at once it would flicker"
     wait(REDRAW_SECONDS)
     line(SPEC, 0.5)
-    assert terminal.seen() == drawn("world_size=2-1KiB-backend-eager: 50%, 0:03 left")
+    assert terminal.seen() == drawn("all_reduce world_size=2 nbytes=1024: 50%, 0:03 left")
 
 
 def test_each_measurement_is_timed_by_itself(terminal: Terminal, wait: Callable[[float], None]) -> None:
@@ -105,7 +105,7 @@ def test_each_measurement_is_timed_by_itself(terminal: Terminal, wait: Callable[
     assert terminal.seen() == "", "so has the same one again"
     wait(QUIET_SECONDS + 1)
     line(OTHER, 0.75)
-    assert terminal.seen() == drawn("test 7 of 45, world_size=2-2KiB-backend-eager: 75%, 0:01 left")
+    assert terminal.seen() == drawn("test 7 of 45, all_reduce world_size=2 nbytes=2048: 75%, 0:01 left")
 
 
 def test_foreign_text_is_not_obeyed(terminal: Terminal, wait: Callable[[float], None]) -> None:
@@ -138,7 +138,7 @@ def test_the_line_fits_the_terminal(terminal: Terminal, wait: Callable[[float], 
     line(SPEC, 0.0)
     wait(QUIET_SECONDS + 1)
     line(SPEC, 0.5)
-    assert narrow.seen() == drawn("world_size=2-1KiB-b")
+    assert narrow.seen() == drawn("all_reduce world_si")
     narrow.close()
 
 
@@ -182,7 +182,7 @@ def test_a_long_measurement_is_told_while_it_runs(project: Project) -> None:
             written += piece
     os.close(terminal.screen)
     assert process.wait(timeout=HANG_SECONDS) == 0, written
-    line = "test 1 of 1, world_size=2-1KiB-backend-eager: "
+    line = "test 1 of 1, all_reduce world_size=2 delay_seconds=0.5 nbytes=1024: "
     drawn_lines = re.findall(r"\x1b7\x1b\[B\r\x1b\[K([^\x1b]*)\x1b8", written)
     shown = [text for text in drawn_lines if text.startswith(line)]
     assert re.match(rf"{line}(50|75)%, 0:0", shown[0]), written

@@ -95,52 +95,15 @@ def test_every_built_in_model_can_be_built() -> None:
     assert set(MODELS) == set(get_args(Model))
 
 
-@pytest.mark.parametrize(
-    ("spec", "id"),
-    [
-        (TrainingSpec(**TRAINING), "world_size=4-batch=128-resnet18-ddp-fp32-eager-fixed"),
-        (
-            TrainingSpec(
-                model="resnet50_cifar",
-                world_size=1,
-                per_rank_batch_size=32,
-                strategy="single",
-                input="device",
-            ),
-            "world_size=1-batch=32-resnet50_cifar-single-fp32-eager-device",
-        ),
-        (
-            EpochSpec(
-                **TRAINING | {"strategy": "data_parallel"},
-                precision="bf16",
-                input="dataloader",
-                loader_workers=4,
-            ),
-            "world_size=4-batch=128-resnet18-data_parallel-bf16-eager-dataloader4",
-        ),
-        (
-            EpochSpec(**TRAINING, input="dataloader"),
-            "world_size=4-batch=128-resnet18-ddp-fp32-eager-dataloader0",
-        ),
-        (
-            EpochSpec(**TRAINING, model="my.models:small"),
-            "world_size=4-batch=128-my.models:small-ddp-fp32-eager-fixed",
-        ),
-        (SamplerSpec(**SAMPLER), "world_size=3-images=10-pad-set_epoch"),
-        (
-            SamplerSpec(**SAMPLER, drop_last=True, set_epoch=False),
-            "world_size=3-images=10-drop_last-no_set_epoch",
-        ),
-        (AllReduceSpec(world_size=8, nbytes=2**22), "world_size=8-4MiB-backend-eager"),
-        (AllReduceSpec(world_size=2, nbytes=1000), "world_size=2-1000B-backend-eager"),
-        (
-            AllReduceSpec(world_size=4, nbytes=4, algorithm="hierarchical", node_size=2),
-            "world_size=4-4B-hierarchical-node_size=2-eager",
-        ),
-    ],
-)
-def test_an_id_describes_the_spec(spec: Spec, id: str) -> None:
-    assert spec.id == id
+@BOUNDED
+@given(specs, specs)
+def test_different_specs_have_different_ids(one: Spec, other: Spec) -> None:
+    assert (one.id == other.id) == (one == other)
+
+
+def test_an_id_names_what_differs_from_the_defaults() -> None:
+    spec = TrainingSpec(**TRAINING, precision="bf16")
+    assert spec.id == "training_step world_size=4 strategy=ddp precision=bf16 per_rank_batch_size=128"
 
 
 @BOUNDED

@@ -191,34 +191,6 @@ def test_every_ddp_option_is_tested() -> None:
         assert getattr(spec, name) == value != CHANGED[name]
 
 
-# --- ids
-
-
-@pytest.mark.parametrize(
-    ("fields", "part"),
-    [
-        ({}, "ddp-fp32-eager"),
-        ({"strategy": "zero1"}, "zero1-fp32-eager"),
-        ({"strategy": "fsdp", "precision": "bf16"}, "fsdp-bf16-eager"),
-        ({"execution": "compile+graph"}, "ddp-fp32-compile+graph"),
-        ({"execution": "compile", "inductor": "combo_kernels+b"}, "ddp-fp32-compile+combo_kernels+b"),
-        ({"comm_hook": "powersgd"}, "ddp+powersgd-fp32-eager"),
-        ({"bucket_cap_mb": 4}, "ddp+bucket=4-fp32-eager"),
-        ({"gradient_as_bucket_view": True}, "ddp+view-fp32-eager"),
-        ({"static_graph": True}, "ddp+static-fp32-eager"),
-        ({"buffer_sync": False}, "ddp+no_buffer_sync-fp32-eager"),
-        ({"strategy": "fsdp", "sync_batch_norm": True}, "fsdp+sync_batch_norm-fp32-eager"),
-        ({"strategy": "data_parallel", "accumulation_steps": 2}, "data_parallel+accumulate=2-fp32-eager"),
-        (
-            {**CHANGED, "static_graph": False, "sync_batch_norm": True, "accumulation_steps": 8},
-            "ddp+bf16+bucket=4+view+no_buffer_sync+sync_batch_norm+accumulate=8-fp32-eager",
-        ),
-    ],
-)
-def test_an_id_names_changed_options(fields: dict[str, Any], part: str) -> None:
-    assert TrainingSpec(**TRAINING | fields).id == f"world_size=4-batch=128-resnet18-{part}-fixed"
-
-
 # --- the same work in another way
 
 
