@@ -7,7 +7,7 @@ import os
 import time
 from typing import TextIO
 
-from ddpperf.io.terminal_text import harmless, printable
+from ddpperf.io.terminal_text import printable
 from ddpperf.specs import Spec
 
 QUIET_SECONDS = 2.0  # a shorter measurement shows no progress line
@@ -51,11 +51,6 @@ class ProgressLine:
         with contextlib.suppress(OSError):
             width = os.get_terminal_size(self._terminal.fileno()).columns or 80
             self._print(MAKE_ROOM + BELOW.format(printable(" ".join(text.split()))[: width - 1]))
-
-    def say(self, line: str) -> None:
-        """Print a line that stays, such as where the agents of other nodes can join."""
-        self.clear()
-        self._print(f"{harmless(line)}\n")
 
     def clear(self) -> None:
         """Remove the progress line from the terminal."""

@@ -457,6 +457,7 @@ def test_rerun_judges_the_same_measurement(suite: Suite) -> None:
     assert (len(lines), len(set(lines))) == (3, 1)
 
 
+@pytest.mark.slow
 def test_timeout_fails_its_test_alone(project: Project) -> None:
     project.experiment.write_text(HANGS)
     run = project.run("perf", "--timeout", "60")

@@ -39,6 +39,7 @@ def project(tmp_path: Path) -> Iterator[Project]:
     mine.clean()
 
 
+@pytest.mark.slow
 def test_ascii_locale_writes_every_output(project: Project) -> None:
     git = ["git", "-C", str(project.root)]
     subprocess.run([*git, "init", "-q"], check=True)

@@ -72,6 +72,7 @@ def test_stored_durations_are_those_of_the_ranks(project: Project) -> None:
     )
 
 
+@pytest.mark.slow
 def test_xdist_is_refused(project: Project) -> None:
     run = project.run("perf", "-n", "2")
     run.assert_one_sentence(4, "measure time one after another", "run them without -n")

@@ -112,10 +112,6 @@ def test_foreign_text_is_not_obeyed(terminal: Terminal, wait: Callable[[float], 
     line = ProgressLine(terminal.stream)
     line.show("decoding a\x1b[2J\n::error::b")
     assert terminal.seen() == drawn("decoding a?[2J ::error::b")
-    line.clear()
-    terminal.seen()
-    line.say("decoding a\x1b[2J\n::error::b")
-    assert terminal.seen() == "decoding a?[2J\r\n: :error::b\r\n"
 
 
 def test_the_line_is_taken_away_once(terminal: Terminal, wait: Callable[[float], None]) -> None:
@@ -168,6 +164,7 @@ def test_the_time_left_is_that_of_the_same_pace(elapsed: float, fraction: float)
     assert 60 * int(minutes) + int(seconds) == pytest.approx(elapsed / fraction - elapsed, abs=0.51)
 
 
+@pytest.mark.slow
 def test_a_long_measurement_is_told_while_it_runs(project: Project) -> None:
     """In a run on a terminal: with its delays a round takes a second."""
     project.experiment.write_text(project.experiment.read_text().replace("1024", "1024, delay_seconds=0.5"))

@@ -165,12 +165,6 @@ def test_stored_run_without_copy_is_no_verdict(project: CannedSuite) -> None:
     run.assert_one_sentence(125, "NO VERDICT: the negative control, a copy of memory, is not in changed.json")
 
 
-def test_damaged_copy_is_a_damaged_baseline(project: CannedSuite) -> None:
-    compare_with(project, {"copied": {"spec": 1}}).assert_one_sentence(
-        4, "ERROR: the baseline ", " is damaged"
-    )
-
-
 def test_missing_slow_down_is_no_verdict(project: CannedSuite, monkeypatch: pytest.MonkeyPatch) -> None:
     def without_delay(spec: Spec, name: str) -> float:
         return step_seconds(spec, name) - spec.delay_seconds  # which canned sets add

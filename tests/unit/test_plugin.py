@@ -226,23 +226,6 @@ def test_experiments_refuse_what_cannot_be_prepared(
     assert project.saved_runs() == []
 
 
-def test_replicates_measure_every_test(project: CannedSuite) -> None:
-    """The figures are medians over process sets."""
-    project.experiment.write_text(STEP)
-    run = project.run("perf", "--world-sizes", "1", "--rounds", "4", "--replicates", "3")
-    run.assert_one_sentence(0, "PASS: 1 test measured")
-    assert ", 3 process sets" in run.output
-    (benchmark,) = project.saved_runs()[-1]["benchmarks"]
-    stored = benchmark["extra_info"]["ddpperf"]
-    assert [(sample["set"], len(sample["seconds"])) for sample in stored["samples"]] == [
-        ("A1", 4),
-        ("A2", 4),
-        ("A3", 4),
-    ]
-    by_set = stored["metrics"]["images_per_second"]["by_set"]
-    assert stored["metrics"]["images_per_second"]["value"] == sorted(by_set.values())[1]
-
-
 def test_unreadable_experiment_with_real_data_is_no_verdict(canned_suite: CannedSuite) -> None:
     canned_suite.experiment.write_text("raise ImportError('no such module')\n")
     run = canned_suite.run("perf", "--data=cifar10:/nowhere")

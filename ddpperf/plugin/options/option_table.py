@@ -174,7 +174,8 @@ def side(text: str) -> tuple[str, str, Value]:
 def _parsed_field(known: dict[str, Parser], name: str, value: str) -> tuple[str, str, Value]:
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
-        raise Wrong(f"sets no training field; {f'try {near[0]}' if near else 'write ' + ', '.join(known)}")
+        known_names = f"write {', '.join(known)}, or a variable in capitals"
+        raise Wrong(f"sets no training field; {f'try {near[0]}' if near else known_names}")
     try:
         return "field", name, known[name](value)
     except argparse.ArgumentTypeError as error:
@@ -434,5 +435,4 @@ def add_options(parser: pytest.Parser) -> None:
             )
     group = parser.getgroup("ddpperf: options of the last release")
     for name in OLD_OPTIONS.keys() - OPTIONS.keys():
-        sentence, without_value = partial(refused, name), refused(name, "VALUE")
-        group.addoption(name, nargs="?", type=sentence, const=without_value, help=argparse.SUPPRESS)
+        group.addoption(name, nargs="?", type=partial(refused, name), const="VALUE", help=argparse.SUPPRESS)
