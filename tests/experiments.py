@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Mapping
 from statistics import median
@@ -17,6 +18,7 @@ from ddpperf.specs import (
     Spec,
     TraceSpec,
     TrainingSpec,
+    from_json,
 )
 from tests.canned import CannedSuite, step_counters, step_seconds
 from tests.project import REPOSITORY, Finished, Project
@@ -39,6 +41,9 @@ class Run:
         (document,) = project.saved_runs()
         self.header = document["ddpperf"]
         self.stored = {each["name"]: each["extra_info"]["ddpperf"] for each in document["benchmarks"]}
+        for stored in self.stored.values():
+            for part in (stored, *stored["references"].values()):
+                part["spec"] = with_defaults(part["spec"])
 
     def of(self, test: str, **fields: Any) -> list[Stored]:
         """Return what a test stored of its cases with these fields of the spec; at least one."""
@@ -54,6 +59,12 @@ class Run:
         """Return what a test stored of its only case with these fields."""
         (found,) = self.of(test, **fields)
         return found
+
+
+def with_defaults(stored: dict[str, Any]) -> dict[str, Any]:
+    """Return a stored spec with the fields that were left out because they have their default."""
+    spec = from_json(stored)
+    return {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)} | stored
 
 
 def with_experiments(project: Project) -> None:
