@@ -15,7 +15,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from ddpperf.machine.hardware import Gpu
+from ddpperf.machine.gpu_description import Gpu
 
 NOTHING = object()
 ALLOWED = {  # the arguments that a function takes, besides the handle

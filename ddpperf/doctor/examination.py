@@ -14,7 +14,8 @@ from ddpperf.doctor.software import compiler_finding, torchvision_finding, varia
 from ddpperf.doctor.two_ranks import rank_findings
 from ddpperf.errors import Refused
 from ddpperf.machine.device_lock import lock_devices
-from ddpperf.machine.hardware import Gpu, core_count
+from ddpperf.machine.gpu_description import Gpu
+from ddpperf.machine.hardware import core_count
 
 WATCH_SECONDS, RUN_WATCH_SECONDS = 0.5, 0.2  # of the CPU's load
 END_SECONDS = 1.5  # to start Python, to kill a child that hangs, and to print

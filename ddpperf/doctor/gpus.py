@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ddpperf.doctor.findings import Finding, Subject, bad, good, warn
+from ddpperf.machine.gpu_description import Gpu
 from ddpperf.machine.gpu_watch import SM_CLOCK, read_state
-from ddpperf.machine.hardware import Gpu, first_unmapped, gpu_handles, load_nvml, query_nvml
+from ddpperf.machine.hardware import first_unmapped, gpu_handles, load_nvml, query_nvml
 from ddpperf.machine.links import gpu_link
 from ddpperf.results import units
 

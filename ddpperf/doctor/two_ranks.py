@@ -17,7 +17,7 @@ from dataclasses import asdict
 from ddpperf.doctor.findings import LATE, Finding, Subject, bad, good, warn
 from ddpperf.errors import Refused, first_line
 from ddpperf.machine.child_process import describe_status, package_path, run_child
-from ddpperf.machine.hardware import Gpu
+from ddpperf.machine.gpu_description import Gpu
 from ddpperf.results import units
 from ddpperf.specs import AllReduceSpec, to_json
 from ddpperf.workers.interpreter import Side, check_side

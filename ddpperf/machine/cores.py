@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ddpperf.machine.hardware import Gpu, core_count
+from ddpperf.machine.gpu_description import Gpu
+from ddpperf.machine.hardware import core_count
 from ddpperf.specs import Spec
 
 MIN_CORES = 2  # for each rank, which has threads for the backward pass and communication, too

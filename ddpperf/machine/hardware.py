@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from ddpperf.io.secret_values import shown_value
 from ddpperf.machine.cgroup import cpu_quota
 from ddpperf.machine.git import commit
+from ddpperf.machine.gpu_description import Gpu
 from ddpperf.machine.links import CPU, SWITCH, UNKNOWN, LinkRate, data_rate, gpu_link, link_between, nvlink
 from ddpperf.specs import Spec
 
@@ -40,31 +41,6 @@ TUNING_VARIABLES = (
 )
 DEMANDS = "NVIDIA_REQUIRE_"  # a container's demands on its host, in 2,000 characters
 P2P_READ = 0  # NVML_P2P_CAPS_INDEX_READ, which nvidia-ml-py defines wrongly, as a tuple
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gpu:
-    """One GPU as its driver describes it. Values that the driver does not report are None.
-
-    nvlink_bytes_per_second: of all active NVLinks together, in one direction. If the driver reports
-    no rate, it is the nominal rate of the GPU. nvlink_ends: the number of active NVLinks by what is
-    at their other end: a GPU's PCI address, "switch", "cpu" or "unknown". pcie_generation and
-    pcie_width: the highest that this GPU reaches in this machine, since an idle link is slower.
-    """
-
-    name: str
-    uuid: str
-    memory_bytes: int | None
-    power_limit_watts: float | None
-    nvlinks: int | None
-    nvlink_bytes_per_second: float | None
-    driver: str | None
-    numa_node: int | None
-    nvlink_generation: int | None = None
-    nvlink_ends: Mapping[str, int] = field(default_factory=dict, hash=False)
-    pci_address: str | None = None
-    pcie_generation: int | None = None
-    pcie_width: int | None = None
 
 
 def load_nvml() -> Any | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ddpperf.results import units
 
 if TYPE_CHECKING:
-    from ddpperf.machine.hardware import Gpu
+    from ddpperf.machine.gpu_description import Gpu
     from ddpperf.machine.network import Interface
 
 # Generation and rate of one NVLink; what nvmlDeviceGetNvLinkVersion returns for it, which are the

@@ -11,8 +11,9 @@ from typing import Any
 from ddpperf.machine.cores import Pinning
 from ddpperf.machine.device_lock import lock_devices
 from ddpperf.machine.energy import EnergyCounters, gpu_counters
+from ddpperf.machine.gpu_description import Gpu
 from ddpperf.machine.gpu_watch import GpuWatch
-from ddpperf.machine.hardware import Gpu, query_nvml
+from ddpperf.machine.hardware import query_nvml
 from ddpperf.machine.utilization import CpuSampler, Recorder, Sampler
 from ddpperf.results.notes import Note, info, warning
 from ddpperf.specs import EpochSpec, RunSpec, Spec, TrainingSpec

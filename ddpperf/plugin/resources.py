@@ -10,7 +10,7 @@ from typing import Any
 
 from ddpperf.doctor.examination import run_findings
 from ddpperf.doctor.findings import Finding
-from ddpperf.machine.hardware import Gpu
+from ddpperf.machine.gpu_description import Gpu
 from ddpperf.machine.network import find_interface
 from ddpperf.plugin.devices import Devices
 from ddpperf.plugin.options.options import Options

@@ -9,6 +9,7 @@ from typing import Literal
 
 from ddpperf.errors import Refused
 from ddpperf.machine import hardware
+from ddpperf.machine.gpu_description import Gpu
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.stored_runs import Baseline, NoBaseline, Storage
 from ddpperf.verdict.settings import DecisionSettings
@@ -25,7 +26,7 @@ class RunInputs:
     settings: the decision settings for this class of hardware.
     """
 
-    gpus: Sequence[hardware.Gpu]
+    gpus: Sequence[Gpu]
     storage: Storage
     thresholds: HardwareThresholds
     settings: DecisionSettings
@@ -39,7 +40,7 @@ class RunInputs:
 
 
 def read_inputs(
-    options: Options, gpus: Sequence[hardware.Gpu], root: Path, compare_with: str | Literal[True] | None
+    options: Options, gpus: Sequence[Gpu], root: Path, compare_with: str | Literal[True] | None
 ) -> RunInputs:
     """Read perf/thresholds.toml and the stored run to compare with.
 

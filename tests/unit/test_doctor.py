@@ -17,7 +17,7 @@ from ddpperf.doctor import cpu_and_memory, examination, gpus, software
 from ddpperf.doctor.cpu_and_memory import CpuTimes, judged_load
 from ddpperf.doctor.examination import run_findings, what_can_be_measured
 from ddpperf.doctor.findings import WIDTH, Finding, Level, Subject, bad, finding_lines, good, warn
-from ddpperf.machine.hardware import Gpu
+from ddpperf.machine.gpu_description import Gpu
 from tests.canned import CannedSuite
 from tests.fake_nvml import FakeGpu, healthy, install
 

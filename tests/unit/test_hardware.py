@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from ddpperf.machine import hardware
+from ddpperf.machine.gpu_description import Gpu
 from ddpperf.machine.hardware import (
-    Gpu,
     Links,
     Machine,
     computes_bf16,

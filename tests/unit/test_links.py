@@ -11,7 +11,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from ddpperf.machine.hardware import Gpu, Links, machine, visible_gpus
+from ddpperf.machine.gpu_description import Gpu
+from ddpperf.machine.hardware import Links, machine, visible_gpus
 from ddpperf.machine.links import data_rate, gpu_link, pcie_rate, rates_in_words, rates_to_json
 from tests.fake_nvml import FakeGpu, healthy, install
 

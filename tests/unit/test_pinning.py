@@ -9,7 +9,7 @@ import pytest
 
 from ddpperf.machine import cores
 from ddpperf.machine.cores import Pinning
-from ddpperf.machine.hardware import Gpu
+from ddpperf.machine.gpu_description import Gpu
 from ddpperf.specs import EpochSpec, Strategy
 
 ALLOWED = os.sched_getaffinity(0)
