@@ -1,6 +1,6 @@
 # make test        lint, types and the default tests: some minutes on 2 cores
-# make test-all    lint, types and all tests, and then make faults
-# make faults      let each of 20 faults happen 10 times at random moments; ARGS="--count 100" for more
+# make test-all    lint, types and all tests, and then make
+# make      let each of 20 happen 10 times at random moments; ARGS="--count 100" for more
 # make perf        the core suite; make perf ARGS=--full runs all of it
 # make perf-smoke  every experiment once, with as little work as possible, on the CPU
 # make baseline    make the newest run the baseline of this machine; NAME names it
@@ -13,7 +13,7 @@ NAME ?= baseline
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest tests -n 2 --dist loadfile --durations=10
 
-.PHONY: lint types style test test-all faults perf perf-smoke baseline clean
+.PHONY: lint types style test test-all perf perf-smoke baseline clean
 
 lint: .venv/ready
 	$(MAKE) --no-print-directory --output-sync -j 2 types style
@@ -32,10 +32,6 @@ test: lint
 test-all: lint
 	$(PYTEST) -m "not figures"
 	$(BIN)/python -m pytest tests -m figures
-	$(BIN)/python -m tests.faults
-
-faults: .venv/ready
-	$(BIN)/python -m tests.faults $(ARGS)
 
 perf: .venv/ready
 	$(BIN)/python -m pytest perf/ $(ARGS)

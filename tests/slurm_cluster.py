@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from tests.project import wait_until
-from tests.ssh_server import free_port
 
 # Without munge: who can open the ports of this cluster can run jobs, as this user.
 CONFIGURATION = """
@@ -38,6 +37,11 @@ KillWait=2
 PartitionName=all Nodes={nodes} Default=YES State=UP
 """
 NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2\n"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 @contextlib.contextmanager

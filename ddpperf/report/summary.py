@@ -90,7 +90,8 @@ def next_step(header: Mapping[str, Any]) -> str:
     """Return what to do after a run with this verdict, with the command."""
     compared = header.get("compared_with")
     nodes = len(header["environment"].get("nodes", ()))
-    command = "python -m pytest perf/" + (f" --nodes {nodes}" if nodes > 1 else "")
+    launched = f" --nodes {nodes} --launcher CMD" if nodes > 1 else ""
+    command = f"python -m pytest perf/{launched}"
     match header["verdict"]["status"]:
         case Status.PASS if compared:
             return "make this run the baseline: python -m ddpperf.results.promote"

@@ -13,8 +13,9 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
+from types import UnionType
 from typing import Any
 
 from ddpperf.errors import quoted
@@ -25,14 +26,15 @@ PAUSE_SECONDS = 5.0  # the longest pause within a message
 MESSAGE_SECONDS = 5.0  # from the first byte of a message to its last
 
 
-def limit_pauses(connected: socket.socket, seconds: float = PAUSE_SECONDS) -> None:
-    """Let each read and write of a socket raise BlockingIOError after so long; 0 means no limit.
+def limit_pauses(connection: Connection, seconds: float = PAUSE_SECONDS) -> None:
+    """Let each read and write of a connection raise BlockingIOError after so long; 0 means no limit.
 
     A process that was stopped within a message, or a cut network, then blocks its peer no longer.
     """
     limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    with socket.socket(fileno=os.dup(connection.fileno())) as connected:
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
 def send(channel: Connection, message: Message) -> None:
@@ -107,40 +109,15 @@ def _parse(content: bytearray) -> Message:
     return message
 
 
-# --- answers of ranks, which run the user's model, and perhaps another version of ddpperf
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-_TEXT = "a text", lambda value: isinstance(value, str)
-_FLAG = "true or false", lambda value: isinstance(value, bool)
-FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {  # what a field must be, in words and as a test
-    "port": ("a port or null", lambda value: value is None or isinstance(value, int)),
-    "environment": ("versions", lambda value: isinstance(value, dict) and "torch" in value),
-    "max_iterations": ("a number above 0", lambda value: _is_number(value) and value >= 1),
-    "seconds": ("a number of at least 0", lambda value: _is_number(value) and value >= 0),
-    "counters": (
-        "numbers by name",
-        lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),
-    ),
-    "progress": ("a number", _is_number),
-    "summary": _TEXT,
-    "traceback": _TEXT,
-    "kernels": _TEXT,
-    "distributed": _FLAG,
-    "limit": _FLAG,
-    "can_skip_untimed": _FLAG,
-    "can_finish": _FLAG,
+# What the answer to a command must hold. A rank may run another version of ddpperf.
+NEEDED: Mapping[str, Mapping[str, type | UnionType]] = {
+    "setup": {"environment": dict},
+    "open": {"max_iterations": int | float},
+    "sample": {"seconds": int | float},
+    "finish": {"counters": dict},
+    "close": {"counters": dict},
 }
-NEEDED = {  # fields of the answer to a command
-    "setup": ("port", "environment"),
-    "open": ("max_iterations",),
-    "sample": ("seconds",),
-    "finish": ("counters",),
-    "close": ("counters",),
-}
+ERROR = {"summary": str, "traceback": str, "distributed": bool}
 
 
 def problem_of(command: str, answer: Message) -> str:
@@ -148,17 +125,14 @@ def problem_of(command: str, answer: Message) -> str:
 
     Unknown fields are ignored, because a newer version may send them.
     """
-    needed = NEEDED.get(command, ())
+    needed = NEEDED.get(command, {})
     if "progress" in answer:
-        needed = ("progress",)
+        needed = {"progress": int | float}
     elif "error" in answer:
-        needed, answer = ("summary", "traceback", "distributed"), answer["error"]
-        if not isinstance(answer, dict):
-            return f"error must be an object, got {quoted(answer)}"
-    for name in needed:
+        needed, answer = ERROR, dict(answer["error"])
+    for name, kind in needed.items():
         if name not in answer:
             return f"{name} is missing"
-    for name, value in answer.items():
-        if name in FIELDS and not FIELDS[name][1](value):
-            return f"{name} must be {FIELDS[name][0]}, got {quoted(value)}"
+        if not isinstance(answer[name], kind):
+            return f"{name} is {quoted(answer[name])}"
     return ""

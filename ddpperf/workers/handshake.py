@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import socket
 from collections.abc import Callable
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from pathlib import Path
 
+from ddpperf.errors import Refused
 from ddpperf.workers.channel import PAUSE_SECONDS, limit_pauses
 
+KEY_VARIABLE = "DDPPERF_KEY"  # holds the key where the nodes share no folder
+KEY_BYTES = 32
 HANDSHAKE_SECONDS = 5.0  # until a slow stranger is refused
 CONNECT_SECONDS = 60.0  # until the controller takes a connection: it takes one rank after the other
 LOST_SECONDS = PAUSE_SECONDS  # until a peer that acknowledges nothing counts as lost
@@ -52,14 +57,10 @@ def _shake_hands(
             step(connection, key)
     except BaseException as error:
         connection.close()
-        if isinstance(error, EOFError):
-            raise ConnectionResetError(0, "the connection was closed during the handshake") from error
-        if isinstance(error, BlockingIOError):
-            raise TimeoutError(0, "no answer came during the handshake") from error
-        if isinstance(error, AssertionError):  # of multiprocessing.connection
-            raise AuthenticationError("no challenge came") from error
+        if isinstance(error, AssertionError | EOFError):  # of multiprocessing.connection
+            raise AuthenticationError("the other end is no process of this run") from error
         raise
-    limit(connection, PAUSE_SECONDS)
+    limit_pauses(connection)
     return connection
 
 
@@ -74,14 +75,9 @@ def _connection(connected: socket.socket, seconds: float) -> Connection:
     for option, value in _KEEPALIVE.items():
         connected.setsockopt(socket.IPPROTO_TCP, option, value)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * LOST_SECONDS))
-    limit_pauses(connected, seconds)
-    return Connection(os.dup(connected.fileno()))
-
-
-def limit(connection: Connection, seconds: float) -> None:
-    """Let each read and write of a connection fail after so many seconds; 0 means no limit."""
-    with socket.socket(fileno=os.dup(connection.fileno())) as connected:
-        limit_pauses(connected, seconds)
+    connection = Connection(os.dup(connected.fileno()))
+    limit_pauses(connection, seconds)
+    return connection
 
 
 def shut_down(connection: Connection) -> None:
@@ -90,3 +86,26 @@ def shut_down(connection: Connection) -> None:
         connected = socket.socket(fileno=os.dup(connection.fileno()))
         with connected:
             connected.shutdown(socket.SHUT_RDWR)
+
+
+def make_key(path: Path) -> None:
+    """Write a new random key to a new file that its owner alone can read, unless KEY_VARIABLE holds one."""
+    if KEY_VARIABLE not in os.environ:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)  # of a killed run that had the same process id
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(secrets.token_hex(KEY_BYTES))
+
+
+def read_key(path: Path) -> bytes:
+    """Return the key of the run, from KEY_VARIABLE or from a file; raise Refused if it is none."""
+    try:
+        key = bytes.fromhex(os.environ.get(KEY_VARIABLE) or path.read_text())
+    except OSError as error:
+        advice = f"share its folder between the nodes, or set {KEY_VARIABLE} on all of them"
+        raise Refused(f"the key file {path} cannot be read ({error.strerror}); {advice}") from error
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise Refused(f"a key has {2 * KEY_BYTES} hexadecimal digits; set another {KEY_VARIABLE}")
+    return key

@@ -6,7 +6,6 @@ them.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -19,12 +18,11 @@ from ddpperf.io.terminal_text import printable
 
 COLLECTIVES = "ddpperf collectives: "  # begins a rank's line of JSON, the last line of its report
 STATE = "state: "
+FREE_SPACE = "free space there, or name another folder by --worker-logs"
 MOST_LINES = 8  # about ranks
 MOST_LETTERS = 50  # of a collective's name
-MOST_FILES = 50  # in a folder of hangs
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _LIBRARY = re.compile(r"/((site|dist)-packages|lib/python[\d.]+)/(?!(site|dist)-packages|ddpperf/)")
-_FILE_NAME = re.compile(r"hang-\d{8}T\d{6}\.\d{6}Z-.+\.txt")  # as `write_report` names its files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,18 +139,5 @@ def write_report(folder: Path, set_name: str, reports: Mapping[str, str]) -> str
         with open(path, "x", encoding="utf-8", errors="backslashreplace") as file:
             file.write(printable(text))
     except OSError as error:
-        advice = "free space there, or name another folder by --worker-logs"
-        return f"the stacks of all ranks cannot be written to {path} ({error.strerror}); {advice}"
+        return f"the stacks of all ranks cannot be written to {path} ({error.strerror}); {FREE_SPACE}"
     return f"the stacks of all ranks are in {path}"
-
-
-def remove_old_reports(folder: Path) -> None:
-    """Make room for a new report: keep only the newest MOST_FILES - 1 reports in a folder.
-
-    Other files stay, and so does a report that cannot be removed.
-    """
-    with contextlib.suppress(OSError):  # there is no folder yet
-        reports = sorted(path for path in folder.iterdir() if _FILE_NAME.fullmatch(path.name))
-        for path in reports[: -(MOST_FILES - 1)]:
-            with contextlib.suppress(OSError):
-                path.unlink()

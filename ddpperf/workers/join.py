@@ -25,9 +25,8 @@ from ddpperf.machine.cores import Pinning
 from ddpperf.machine.hardware import visible_gpus
 from ddpperf.machine.network import interface_to
 from ddpperf.workers import channel
-from ddpperf.workers.handshake import connect, limit
+from ddpperf.workers.handshake import KEY_VARIABLE, connect, read_key
 from ddpperf.workers.node_facts import machine_id, node_facts
-from ddpperf.workers.run_key import KEY_VARIABLE, read_key
 from ddpperf.workers.worker import OWN_FOLDER_VARIABLE
 
 # Rank, number of ranks and rank within the node, as launchers tell them. A launcher within a Slurm job
@@ -69,9 +68,10 @@ def _join(address: str, key: bytes, per_node: int) -> None:
         return
     # Slow to find, and the same for all ranks of a node.
     facts = node_facts(welcome["device"], welcome["images"]) if local_rank == 0 else {}
-    channel.send(commands, {"facts": facts, "interface": environment["GLOO_SOCKET_IFNAME"]})
+    told = {"facts": facts, "interface": environment["GLOO_SOCKET_IFNAME"], "temporary": command[-2]}
+    channel.send(commands, told)
     for connection, descriptors in ((commands, [0]), (output, [1, 2])):
-        limit(connection, 0)  # a rank may wait for its next command for hours
+        channel.limit_pauses(connection, 0)  # a rank may wait for its next command for hours
         for descriptor in descriptors:
             os.dup2(connection.fileno(), descriptor)
     os.execvpe(command[0], command, environment)

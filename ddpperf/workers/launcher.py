@@ -27,11 +27,10 @@ from ddpperf.machine.child_process import describe_status, wait_for_exit
 from ddpperf.machine.network import Interface
 from ddpperf.workers import channel
 from ddpperf.workers.channel import Message, SlowMessage
-from ddpperf.workers.handshake import HANDSHAKE_SECONDS, accept, shut_down
+from ddpperf.workers.handshake import HANDSHAKE_SECONDS, accept, make_key, read_key, shut_down
 from ddpperf.workers.interpreter import Side, travelling_environment
 from ddpperf.workers.node_facts import node_facts, require_equal
 from ddpperf.workers.rank_output import RankOutput
-from ddpperf.workers.run_key import make_key, read_key
 
 JOIN = Path(__file__).with_name("join.py")
 SHORT_NAMES = {
@@ -63,7 +62,7 @@ class LaunchFailed(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Joined:
-    """A rank that has joined: its first message, its channel, and the connection of its output."""
+    """A rank that has joined: what it told, its channel, and the connection of its output."""
 
     hello: Message
     commands: Connection
@@ -182,6 +181,7 @@ class Launcher:
             if rank % self.per_node == 0:
                 require_equal(host, answer["facts"], expected)
                 hosts.append({"name": host, "interface": str(answer["interface"])})
+            one.hello.update(answer)
         self.hosts = self.hosts if len(self.hosts) > len(hosts) else hosts
         self._failures.clear()
 

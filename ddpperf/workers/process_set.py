@@ -18,17 +18,15 @@ from ddpperf.errors import short
 from ddpperf.io.private_folders import PrivateFolder
 from ddpperf.workers.channel import Message, Receiver, SlowMessage, problem_of
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure
-from ddpperf.workers.hangs import explained, remove_old_reports, seen_in, write_report
+from ddpperf.workers.hangs import FREE_SPACE, explained, seen_in, write_report
 from ddpperf.workers.interpreter import Side, rank_environment
 from ddpperf.workers.launcher import Launch, Launcher, LaunchFailed
 from ddpperf.workers.rank_process import (
     EXIT_SECONDS,
-    NETWORK_LOST,
     AnyRank,
     LaunchedRank,
     LocalRank,
     end_ranks,
-    lost,
     wait_for_stacks,
 )
 from ddpperf.workers.worker import DEADLINE_VARIABLE
@@ -191,8 +189,7 @@ class ProcessSet:
         waiting = {rank.connection: rank for rank in asked}
         receivers = {connected: Receiver(connected) for connected in waiting}
         answers: Answers = {}
-        # With an error message, or with a failure, unless the rank is dead.
-        failed: list[tuple[AnyRank, Message | RankFailure | None]] = []
+        failures: list[RankFailure] = []  # in the order in which they are noticed
         while waiting and (remaining := end - time.monotonic()) > 0:
             # Check the processes too: a child may keep a dead rank's connection open.
             ready = connection.wait(list(waiting), timeout=min(remaining, 0.1))
@@ -203,29 +200,28 @@ class ProcessSet:
             ]
             for connected in ready:
                 assert isinstance(connected, Connection)
-                rank = waiting[connected]
-                try:
-                    answer = _receive(receivers[connected], rank, command)
-                except Incomplete:
+                answer = _receive(receivers[connected], waiting[connected], command)
+                if answer is None:
                     continue
-                if isinstance(answer, dict) and "progress" in answer:
-                    end = end if failed else time.monotonic() + deadline_seconds
+                if isinstance(answer, RankFailure):
+                    failures.append(answer)
+                elif "progress" in answer:
+                    end = end if failures else time.monotonic() + deadline_seconds
                     if progress is not None:
                         progress(answer["progress"])
                     continue
-                del waiting[connected]
-                if not isinstance(answer, dict) or "error" in answer:
-                    failed.append((rank, answer))
                 else:
-                    answers[rank.rank] = answer
-            if failed:
+                    answers[waiting[connected].rank] = answer
+                del waiting[connected]
+            if failures:
                 end = min(end, time.monotonic() + GATHER_SECONDS)
-        if failed:
-            raise self._failure(command, [_failure_of(rank, answer) for rank, answer in failed])
+        if failures:
+            raise self._failure(command, failures)
         if waiting:
             raise self._failure(command, self._hangs([*waiting.values()], deadline_seconds))
-        if unwritten := [_unwritten_output(rank) for rank in asked if rank.output.problem]:
-            raise self._failure(command, unwritten)
+        if unwritten := [rank for rank in asked if rank.output.problem]:
+            what = f"printed lines that are lost, because {unwritten[0].output.problem}; {FREE_SPACE}"
+            raise self._failure(command, [unwritten[0].failure(Cause.RAISED, what)])
         return answers
 
     @property
@@ -251,7 +247,7 @@ class ProcessSet:
         if self._group_size == world_size:
             return False
         self.leave()
-        port, name = self._setup["port"], f"group{uuid.uuid4().hex}"
+        port, name = self._setup.get("port"), f"group{uuid.uuid4().hex}"
         timeout = self.options.deadline_seconds + GROUP_GRACE_SECONDS
         ranks = range(world_size)
         arguments = {"port": port, "name": name, "world_size": world_size, "timeout_seconds": timeout}
@@ -308,10 +304,10 @@ class ProcessSet:
         hint = "if a rank is only slow, for example because it compiles, pass a longer --deadline"
         what = f"did not answer within {deadline_seconds:g} s"
         detail = "\n".join([*self._explained(), hint])
-        first, *others = sorted(ranks, key=lambda rank: rank.rank)
+        details = [detail, *[""] * (len(ranks) - 1)]  # the first one explains all ranks
+        ordered = sorted(ranks, key=lambda rank: rank.rank)
         return [
-            _rank_failure(first, Cause.HUNG, what, detail),  # explains all ranks
-            *(_rank_failure(rank, Cause.HUNG, what) for rank in others),
+            rank.failure(Cause.HUNG, what, of_rank) for rank, of_rank in zip(ordered, details, strict=True)
         ]
 
     def _explained(self) -> list[str]:
@@ -323,63 +319,31 @@ class ProcessSet:
             for rank, report in zip(self.ranks, reports.values(), strict=True)
         ]
         folder = self.options.log_folder or self.options.hang_folder
-        if self.options.log_folder is None:  # a folder that the user named keeps all files
-            remove_old_reports(folder)
         return [*explained(seen), write_report(folder, self.name, reports)]
 
 
-class Incomplete(Exception):
-    """Raised if the rest of a rank's message has yet to arrive."""
-
-
 def _receive(receiver: Receiver, rank: AnyRank, command: str) -> Message | RankFailure | None:
-    """Return a rank's next message, or None if the rank is dead.
-
-    Returns a failure for a message that is no answer to the command. Raises Incomplete.
-    """
+    """Return a rank's answer, its failure, or None if the rest of its message has yet to arrive."""
     try:
         is_dead = rank.is_dead()  # asked first: then all that it sent has arrived
         answer = receiver.read()
-        if answer is not None:
-            problem = problem_of(command, answer)
-        elif is_dead:
-            return None  # a child of the rank keeps the connection open
-    except SlowMessage as error:
-        return _rank_failure(rank, Cause.HUNG, str(error))
-    except OSError as error:
-        if error.errno not in NETWORK_LOST:
-            return None
-        return _rank_failure(rank, Cause.DIED, lost(error.errno))
+        problem = "" if answer is None else problem_of(command, answer)
+    except SlowMessage as slow:
+        return rank.failure(Cause.HUNG, str(slow))
     except EOFError:
-        return None
-    except ValueError as error:
-        answer, problem = {}, str(error)
+        return rank.death()
+    except OSError as broken:
+        return rank.death(broken.errno or 0)
+    except ValueError as wrong:
+        answer, problem = {}, str(wrong)
     if answer is None:
-        raise Incomplete
+        return rank.death() if is_dead else None  # a child of a dead rank may keep the connection open
     if problem:
         what = f"sent an answer that pytest cannot read ({problem}); look for what writes to its connection"
-        return _rank_failure(rank, Cause.RAISED, what)
-    return answer
-
-
-def _unwritten_output(rank: AnyRank) -> RankFailure:
-    advice = "free space there, or name another folder by --worker-logs"
-    what = f"printed lines that are lost, because {rank.output.problem}; {advice}"
-    return _rank_failure(rank, Cause.RAISED, what)
-
-
-def _failure_of(rank: AnyRank, answer: Message | RankFailure | None) -> RankFailure:
-    if isinstance(answer, RankFailure):
+        return rank.failure(Cause.RAISED, what)
+    if "error" not in answer:
         return answer
-    if answer is None:
-        return rank.death()
     error = answer["error"]
     cause = Cause.RAISED_DISTRIBUTED if error["distributed"] else Cause.RAISED
     what = f"raised {short(error['summary'], MOST_SUMMARY_LETTERS)}"
-    return _rank_failure(rank, cause, what, error["traceback"], limit=error.get("limit", False))
-
-
-def _rank_failure(
-    rank: AnyRank, cause: Cause, what: str, detail: str = "", *, limit: bool = False
-) -> RankFailure:
-    return RankFailure(rank=rank.rank, cause=cause, what=what, detail=detail, where=rank.where, limit=limit)
+    return rank.failure(cause, what, error["traceback"], limit=error.get("limit", False))

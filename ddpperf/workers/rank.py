@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 
 from ddpperf import specs
-from ddpperf.errors import first_line
 from ddpperf.instruments.kernels import digest, kernel_names
 from ddpperf.measuring.clock import keep_busy, seconds_of, synchronize
 from ddpperf.measuring.compile_and_capture import forbid_compiling, forget_compiled, require_none_new
@@ -123,27 +122,19 @@ class Rank:
 
         address, port: where rank 0's TCP store listens; empty on one node.
         """
-        try:
-            if self.rank == 0:
-                self._forget_earlier_groups(name)
-            began = time.perf_counter()
-            dist.init_process_group(
-                "nccl" if self.device.type == "cuda" else "gloo",
-                store=self._store_of(name, world_size, address, port),
-                rank=self.rank,
-                world_size=world_size,
-                timeout=timedelta(seconds=timeout_seconds),
-                device_id=self.device if self.device.type == "cuda" else None,
-            )
-            dist.barrier()  # the first use completes the communicator
-            synchronize(self.device)
-        # gloo takes a forged address for a length; a forged key may be no text
-        except (RuntimeError, MemoryError, UnicodeError) as error:
-            if not address:
-                raise
-            what = f"the ranks could not meet at the store on {address}:{port}"
-            why = "another rank has ended, or another program wrote to the store, see docs/security.md"
-            raise dist.DistBackendError(f"{what}: {why} ({first_line(error)[:80]})") from error
+        if self.rank == 0:
+            self._forget_earlier_groups(name)
+        began = time.perf_counter()
+        dist.init_process_group(
+            "nccl" if self.device.type == "cuda" else "gloo",
+            store=self._store_of(name, world_size, address, port),
+            rank=self.rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=timeout_seconds),
+            device_id=self.device if self.device.type == "cuda" else None,
+        )
+        dist.barrier()  # the first use completes the communicator
+        synchronize(self.device)
         self.communicator_seconds = time.perf_counter() - began
         return {}
 
@@ -162,16 +153,11 @@ class Rank:
         return dist.PrefixStore(name, self.store)
 
     def _forget_earlier_groups(self, name: str) -> None:
-        """Delete the keys or files of earlier groups.
+        """Delete the files of earlier groups, as torch does unless all ranks leave at the same moment.
 
-        Those of `name` stay, because other ranks may have begun to form this group. torch itself
-        deletes the file of a group, unless all ranks leave the group at the same moment.
+        That of `name` stays, because other ranks may have begun to form this group.
         """
-        if self.store is not None:
-            for key in self.store.list_keys():
-                if not key.startswith(name):
-                    self.store.delete_key(key)
-        elif self.folder is not None:
+        if self.folder is not None:
             for path in self.folder.glob("group" + "[0-9a-f]" * 32):  # what a model stores there stays
                 if path.name != name:
                     path.unlink(missing_ok=True)

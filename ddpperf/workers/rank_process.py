@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from ddpperf.errors import short
-from ddpperf.io.private_folders import remove_tensors
+from ddpperf.io.private_folders import remove_folder, remove_tensors
 from ddpperf.machine.child_process import describe_exit, kill_group, members_of, wait_for_end, wait_for_exit
 from ddpperf.workers.channel import Message, limit_pauses, send
 from ddpperf.workers.failures import Cause, RankFailure
@@ -50,10 +50,11 @@ class AnyRank:
         """Return whether the rank's process has ended."""
         raise NotImplementedError
 
-    def how_it_ended(self) -> tuple[str, list[str]]:
+    def how_it_ended(self, error: int) -> tuple[str, list[str]]:
         """Return how the rank's process ended, as a phrase, and further lines on it.
 
-        What the rank had started is then killed, as it would keep the rank's output open.
+        error: the number of the error that the connection had, or 0. What the rank had started is then
+        killed, as it would keep the rank's output open.
         """
         raise NotImplementedError
 
@@ -76,14 +77,18 @@ class AnyRank:
         with contextlib.suppress(OSError):
             send(self.connection, message)
 
-    def death(self) -> RankFailure:
+    def failure(self, cause: Cause, what: str, detail: str = "", *, limit: bool = False) -> RankFailure:
+        """Return a failure of this rank."""
+        return RankFailure(
+            rank=self.rank, cause=cause, what=what, detail=detail, where=self.where, limit=limit
+        )
+
+    def death(self, error: int = 0) -> RankFailure:
         """Return how the rank's process ended, with the last lines that it printed."""
-        what, more = self.how_it_ended()
+        what, more = self.how_it_ended(error)
         lines = self.output.end().splitlines()[-LOG_TAIL_LINES:]
         detail = [f"the end of rank {self.rank}'s output:", *lines] if lines else []
-        return RankFailure(
-            rank=self.rank, cause=Cause.DIED, what=what, detail="\n".join(detail + more), where=self.where
-        )
+        return self.failure(Cause.DIED, what, "\n".join(detail + more))
 
     def report(self) -> str:
         """Return the state of the rank's process, and what it has printed since its last command.
@@ -107,7 +112,6 @@ class LocalRank(AnyRank):
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setblocking(True)  # whatever socket.setdefaulttimeout says: both wait for messages
-        limit_pauses(ours)
         reader, writer = os.pipe()
         with ours, theirs, open(writer, "wb", buffering=0) as output:
             read = RankOutput(reader, log)
@@ -125,11 +129,12 @@ class LocalRank(AnyRank):
                 read.close()
                 raise
             super().__init__(rank, Connection(ours.detach()), read, pid=self.process.pid)
+            limit_pauses(self.connection)
 
     def is_dead(self) -> bool:
         return wait_for_exit(self.process) is not None
 
-    def how_it_ended(self) -> tuple[str, list[str]]:
+    def how_it_ended(self, error: int) -> tuple[str, list[str]]:
         what = describe_exit(self.process)
         self.kill()
         return what, []
@@ -160,16 +165,18 @@ class LaunchedRank(AnyRank):
             where=f" on node {short(str(joined.hello['host']))}",
         )
         self._launch, self._output = launch, joined.output
+        self._temporary = Path(joined.hello["temporary"])
         self._ends = select.poll()
         self._ends.register(self.connection.fileno(), select.POLLRDHUP)
 
     def is_dead(self) -> bool:
         return bool(self._ends.poll(0)) or self._launch.has_ended(self.rank)
 
-    def how_it_ended(self) -> tuple[str, list[str]]:
+    def how_it_ended(self, error: int) -> tuple[str, list[str]]:
         with socket.socket(fileno=os.dup(self.connection.fileno())) as connected:
-            if (error := connected.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)) in NETWORK_LOST:
-                return lost(error), []
+            error = error or connected.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error in NETWORK_LOST:
+            return f"was lost: its node or the network does not answer ({os.strerror(error)})", []
         launch, was_connected = self._launch, not self._ends.poll(0)
         words = launch.words(self.rank)
         what = launch.how_rank_ended(self.rank)
@@ -187,6 +194,8 @@ class LaunchedRank(AnyRank):
     def close(self) -> None:
         super().close()
         self._output.close()
+        if self.pid is not None:  # a killed rank leaves its folder; on other nodes the next run removes it
+            remove_folder(self._temporary)
 
 
 def end_ranks(ranks: Sequence[AnyRank]) -> None:
@@ -206,11 +215,6 @@ def end_ranks(ranks: Sequence[AnyRank]) -> None:
     for rank in ranks:
         rank.close()
     remove_tensors({*started, *groups})
-
-
-def lost(error: int) -> str:
-    """Return how a rank ended whose connection broke with an error of the network."""
-    return f"was lost: its node or the network does not answer ({os.strerror(error)})"
 
 
 def wait_for_stacks(ranks: Sequence[AnyRank]) -> None:

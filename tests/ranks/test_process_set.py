@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 
 from ddpperf.instruments.kernels import other_kernels
 from ddpperf.specs import AllReduceSpec, Fault, FaultCommand, FaultKind, TrainingSpec, to_json
@@ -313,38 +312,6 @@ def test_missing_interpreter_is_named(one: Side) -> None:
         pytest.raises(SetFailure, match=words),
     ):
         pool.measure(SMALL)
-
-
-def forge(port: int, group: str) -> None:
-    """Wait for a group's keys in a store, then overwrite them, as any local user can."""
-    store = dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
-
-    def keys() -> list[str]:
-        return [key for key in store.list_keys() if group in key]
-
-    wait_until(keys, 20, lambda: f"no key of {group} in {store.list_keys()}")
-    for key in keys():
-        store.set(key, "forged")
-
-
-@pytest.mark.parametrize("is_text", [True, False])
-def test_forged_key_of_a_tcp_store_is_explained(marked: Marked, is_text: bool) -> None:
-    with Pool(SetOptions(size=2, device="cpu", rounds=1, deadline_seconds=30)) as pool:
-        (live,) = pool.live_sets()
-        port = live.request("setup", device="cpu", cores=None, address="127.0.0.1")[0]["port"]
-        group = {"name": "one", "world_size": 2, "timeout_seconds": 5, "port": port, "address": "127.0.0.1"}
-        if is_text:
-            live.ask("join", ranks=[0], **group)
-            forge(port, "one")
-            live.ask("join", ranks=[1], **group)
-        else:
-            store = dist.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
-            store.set(b"\xff", "forged")  # type: ignore[arg-type]
-            live.ask("join", **group)
-        words = r"could not meet at the store on 127\.0\.0\.1:\d+: .* see docs/security\.md \("
-        with pytest.raises(SetFailure, match=words):
-            live.answers()
-    marked.assert_nothing_left()
 
 
 FORKS = """

@@ -1,87 +1,90 @@
-"""The tool for faults at random moments, on real ranks: what it reports, and that it can fail."""
+"""Faults of ranks at random moments of a measurement: the cause in time, and a right next measurement."""
 
 from __future__ import annotations
 
-import contextlib
+import os
 import random
 import signal
-import socket
-import subprocess
-import sys
+import threading
+import time
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.faults import left_behind, of_ranks
-from tests.faults.left_behind import LeftBehind
-from tests.faults.of_ranks import RankFault, RankFaults
+from ddpperf.specs import EpochSpec, Spec, TrainingSpec
+from ddpperf.workers.failures import SetFailure
+from ddpperf.workers.pool import Pool
+from ddpperf.workers.process_set import ProcessSet, SetOptions
 from tests.project import Marked
 
-slow = pytest.mark.slow
+AT_ONCE = 3.0  # seconds until a death is reported, on a busy machine
+FAULTS = {signal.SIGKILL: "was killed by SIGKILL", signal.SIGSEGV: "was killed by SIGSEGV"}
+MODEL: dict[str, Any] = {"world_size": 2, "strategy": "ddp", "per_rank_batch_size": 4}
+STEP = TrainingSpec(**MODEL, model="resnet10_cifar")
+LOADER = EpochSpec(**MODEL, model="resnet10_cifar", input="dataloader", loader_workers=1, epoch_images=32)
+MOMENTS = ("setup", "join", "open", "sample", "finish", "close")
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[RankFaults]:
-    made = RankFaults()
-    yield made
-    made.close()
+def pool(marked: Marked) -> Iterator[Pool]:
+    options = SetOptions(size=2, device="cpu", rounds=4, deadline_seconds=60)
+    with Pool(options) as pool:
+        yield pool
+    marked.assert_nothing_left()
 
 
-@slow
-def test_handled_fault_has_no_problems(ranks: RankFaults) -> None:
-    fault = RankFault(name="exits", word="exit", cause=of_ranks.EXITED, moments=("round",))
-    outcome = ranks.fault(fault, 0, random.Random(1))
-    assert outcome.problems() == []
-    assert outcome.moment == "round"
-    assert outcome.seconds is not None
-    assert 0 < outcome.seconds < of_ranks.AT_ONCE
+def measure_again(pool: Pool, spec: Spec) -> None:
+    """Measure until a fault is noticed, which can come after the last command."""
+    for _ in range(3):
+        pool.measure(spec)
 
 
-@slow
-def test_fault_with_another_cause_fails(ranks: RankFaults) -> None:
-    fault = RankFault(name="other", signal=signal.SIGKILL, cause="was killed by SIGSEGV", moments=("round",))
-    (problem,) = ranks.fault(fault, 0, random.Random(1)).problems()
-    assert problem.startswith("the report does not name the cause")
-    assert "was killed by SIGKILL" in problem
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
+def test_fault_at_a_random_moment_is_named_in_time(
+    pool: Pool, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The seed chooses the fault, the rank, the command that it follows, and how soon."""
+    chance = random.Random(seed)
+    number, cause = chance.choice([*FAULTS.items()])
+    spec: Spec = chance.choice((STEP, LOADER))
+    moment, delay, rank = chance.choice(MOMENTS), chance.uniform(0, 0.1), chance.choice((0, 1))
+    happened: list[float] = []
+    ask = ProcessSet.ask
+
+    def watched(live: ProcessSet, command: str, **arguments: Any) -> None:
+        ask(live, command, **arguments)
+        if command == moment and not happened:
+            happened.append(time.monotonic() + delay)
+            threading.Timer(delay, os.kill, [live.pids[rank], number]).start()
+
+    if moment in ("setup", "join"):
+        pool.close()
+    monkeypatch.setattr(ProcessSet, "ask", watched)
+    with pytest.raises(SetFailure, match=rf"set \S+ {cause}") as caught:
+        measure_again(pool, spec)
+    if moment != "setup":
+        assert time.monotonic() - happened[0] < AT_ONCE, (moment, delay, str(caught.value))
+    monkeypatch.undo()
+    (sample,) = pool.measure(STEP).samples
+    assert all(seconds > 0 for round_seconds in sample.seconds for seconds in round_seconds)
 
 
-@slow
-def test_fault_that_nobody_reports_fails(ranks: RankFaults, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(of_ranks, "STUCK_SECONDS", 5.0)
-    fault = RankFault(name="none", signal=signal.SIGCONT, cause="was killed", moments=("idle",))
-    problems = ranks.fault(fault, 0, random.Random(1)).problems()
-    assert "the report does not name the cause: ''" in problems
+@pytest.mark.slow
+def test_many_measurements_leave_nothing_behind(pool: Pool) -> None:
+    """Neither open files nor threads nor much memory, in ranks or in this process."""
 
+    def usage() -> list[int]:
+        processes = ["self", *map(str, pool.live_sets()[0].pids.values())]
+        return [len(os.listdir(f"/proc/{one}/{kind}")) for one in processes for kind in ("fd", "task")]
 
-@slow
-def test_slow_rank_that_is_reported_fails(ranks: RankFaults, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(of_ranks, "LONGEST_PAUSE", 1000.0)
-    monkeypatch.setattr(of_ranks, "DEADLINE_SECONDS", 1.0)
-    fault = RankFault(name="slow", word="slow", moments=("round",))
-    (problem,) = ranks.fault(fault, 0, random.Random(1)).problems()
-    assert "did not answer within 1 s" in problem
+    def measure(count: int) -> None:
+        for _ in range(count):
+            for spec in (STEP, LOADER, TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")):
+                pool.measure(spec)
 
-
-def test_what_is_left_is_found_once(marked: Marked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory, results = tmp_path / "shm", tmp_path / "results"
-    memory.mkdir()
-    results.mkdir()
-    (memory / "of another").touch()
-    monkeypatch.setattr(left_behind, "SHARED_MEMORY", memory)
-    monkeypatch.setattr(left_behind, "END_SECONDS", 0.1)
-    left = LeftBehind(marked, [results])
-    assert left.found() == ()
-    files = [marked.folder / "ddpperf-x", memory / "sem.x", results / "new.tmp"]
-    files[0].mkdir()
-    for file in files[1:]:
-        file.touch()
-    with contextlib.closing(socket.create_server(("127.0.0.1", 0))):
-        process = subprocess.Popen([sys.executable, "-c", "input()"], env=marked.environment, stdin=-1)
-        found = left.found()
-        assert process.wait(10) == -9, "it is killed"
-    assert found[0].startswith(f"process {sys.executable} -c input()"[:80])
-    assert sorted(found[1:4]) == sorted(map(str, files))
-    assert found[4:] == ("sockets of this process: 1",)
-    assert left.found() == ()
-    files[0].rmdir()
+    measure(3)
+    before = usage()
+    measure(8)
+    assert usage() == before

@@ -97,29 +97,10 @@ def test_second_signal_waits_for_the_results(project: Project) -> None:
     project.assert_nothing_left()
 
 
-# Takes the place of the interpreter: pytest and the agents write down how they were started. Pytest
-# ends with NO VERDICT when both agents are there. The agents do not end by themselves.
-STARTED = """#!/bin/sh
-case "$*" in
-*"-m pytest"*)
-    echo "$*" >pytest-on-$SLURMD_NODENAME
-    while ! [ -s agent-on-c ] || ! [ -s agent-on-b ]; do sleep 0.1; done
-    exit 125
-    ;;
-*"-m ddpperf.node"*)
-    {{ taskset -cp $$ && stat -c %a ddpperf-*/node.key && echo "$*"; }} >new-$SLURMD_NODENAME
-    mv new-$SLURMD_NODENAME agent-on-$SLURMD_NODENAME
-    exec sleep 600
-    ;;
-*) exec "{python}" "$@" ;;
-esac
-"""
-
-
 @pytest.fixture
 def cluster(tmp_path_factory: pytest.TempPathFactory, project: Project) -> Iterator[Project]:
-    """A project whose commands run in a Slurm cluster of three nodes on this machine."""
-    with slurm_cluster(tmp_path_factory.mktemp("slurm"), ["a", "b", "c"]) as variables:
+    """A project whose commands run in a Slurm cluster of two nodes on this machine."""
+    with slurm_cluster(tmp_path_factory.mktemp("slurm"), ["a", "b"]) as variables:
         project.environment |= variables
         yield project
 
@@ -154,33 +135,8 @@ def run_job(project: Project, *arguments: str, python: str) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-def test_job_starts_agent_on_each_further_node(cluster: Project) -> None:
-    (python := cluster.root / "python").write_text(STARTED.format(python=sys.executable))
-    python.chmod(0o755)
-    status, log = run_job(cluster, "--nodes=3", "--interface", "lo", python=str(python))
-    assert status == 125, log
-    started = sorted(path.name for path in cluster.root.glob("*-on-*"))
-    assert started == ["agent-on-b", "agent-on-c", "pytest-on-a"]
-    options = (cluster.root / "pytest-on-a").read_text()
-    (port,) = re.findall(
-        r"--nodes=3 --interface=127.0.0.1 --node-port=(\d+) --node-key=ddpperf-\d+/node.key perf/", options
-    )
-    cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
-    for agent in started[:2]:
-        affinity, mode, command = (cluster.root / agent).read_text().splitlines()
-        assert affinity.endswith((cores, cores.replace(",", "-")))
-        assert mode == "600"
-        assert re.fullmatch(rf"-m ddpperf.node --join 127.0.0.1:{port} --key ddpperf-\d+/node.key", command)
-    assert list(cluster.root.glob("ddpperf-*/node.key")) == []
-    cluster.assert_nothing_left()
-
-
-@pytest.mark.slow
 def test_job_measures_on_two_nodes(cluster: Project) -> None:
     status, log = run_job(cluster, "--nodes=2", "--interface", "lo", python=sys.executable)
     assert status == 0, log
-    assert re.search(
-        r"^0: ddpperf.node: joined the run at 127.0.0.1:\d+ as node 1, with interface lo", log, re.MULTILINE
-    )
     assert re.search(r"^ddpperf on 2xcpu", log, re.MULTILINE)
     cluster.assert_nothing_left()

@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpperf.workers.hangs import COLLECTIVES, MOST_FILES, MOST_LINES, Seen, explained, seen_in, write_report
-from ddpperf.workers.interpreter import Side
-from ddpperf.workers.process_set import ProcessSet, SetOptions
+from ddpperf.workers.hangs import COLLECTIVES, MOST_LINES, Seen, explained, seen_in, write_report
 from tests.generated import BOUNDED
 
 TORCH = "/x/lib/python3.11/site-packages/torch"
@@ -118,22 +116,3 @@ def test_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     line = write_report(tmp_path / "file", "A1", {"rank 0": "stacks"})
     assert "cannot be written" in line
     assert str(tmp_path / "file") in line
-
-
-@pytest.mark.parametrize("is_named_by_user", [False, True])
-def test_only_newest_reports_are_kept(tmp_path: Path, is_named_by_user: bool) -> None:
-    log_folder = tmp_path if is_named_by_user else None
-    options = SetOptions(
-        size=1, device="cpu", rounds=1, deadline_seconds=9.0, log_folder=log_folder, hang_folder=tmp_path
-    )
-    process_set = ProcessSet("A1", Side(), options)
-    old = [tmp_path / f"hang-20200101T000000.{number:06}Z-A1.txt" for number in range(MOST_FILES + 5)]
-    others = [tmp_path / name for name in ("A1-rank0.log", "hang-20190101.txt", "hang-of-a-user.txt")]
-    old[0].mkdir()  # cannot be removed
-    for path in [*old[1:], *others]:
-        path.touch()
-    *_, line = process_set._explained()
-    process_set.kill()
-    new = Path(line.removeprefix("the stacks of all ranks are in "))
-    kept = old if is_named_by_user else [old[0], *old[-MOST_FILES + 1 :]]
-    assert {*tmp_path.iterdir()} == {*kept, *others, new}

@@ -355,13 +355,3 @@ def test_store_is_open_on_its_interface_alone() -> None:
     socket.create_connection(("127.0.0.1", port)).close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", port))
-
-
-def test_store_forgets_the_keys_of_earlier_groups() -> None:
-    mine = Rank(0)
-    port = mine._start_store("127.0.0.1")
-    for name in ("first", "second"):
-        mine.join(port, name, 1, 10, "127.0.0.1")
-        mine.leave()
-    assert mine.store is not None
-    assert {key.partition("/")[0] for key in mine.store.list_keys()} == {"second"}
