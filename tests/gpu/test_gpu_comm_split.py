@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,6 @@ import torch
 from ddpperf.analysis.comm_split import Difference, Traced, difference, traced
 from ddpperf.specs import BucketReplaySpec, TraceSpec, TrainingSpec, measured_as
 from ddpperf.workers.pool import Pool
-from ddpperf.workers.process_set import SetOptions
 from tests.gpu.test_gpu_kernels import SPEC as ALONE
 from tests.ranks.test_comm_split import ranks
 
@@ -22,12 +20,6 @@ FASTEST = {"comm_hook": "avg", "gradient_as_bucket_view": True, "buffer_sync": F
 SPEC = replace(ALONE, world_size=2, strategy="ddp", **FASTEST)  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    with Pool(SetOptions(size=2, device="cuda", rounds=10, deadline_seconds=120)) as pool:
-        yield pool
-
-
 def methods(pool: Pool, spec: TrainingSpec) -> tuple[Difference, Traced]:
     (sample,) = pool.measure(measured_as(TraceSpec, spec)).samples
     steps, alone, filled = (ranks(pool.measure_once(each)) for each in (spec, spec.no_sync(), spec.local()))
@@ -36,25 +28,23 @@ def methods(pool: Pool, spec: TrainingSpec) -> tuple[Difference, Traced]:
     return difference(steps, alone, filled), b
 
 
-@pytest.mark.parametrize("late_rank", [0, 1])
-def test_both_methods_find_the_late_rank(pool: Pool, late_rank: int) -> None:
+@pytest.mark.parametrize("late_rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_both_methods_find_the_late_rank(exact_gpus: Pool, late_rank: int) -> None:
     spec = replace(SPEC, per_rank_batch_size=512, epoch_images=512 * 128)
     late = replace(spec, comm_delay_seconds=DELAY_SECONDS, comm_delay_rank=late_rank)
-    (a, b), (late_a, late_b) = methods(pool, spec), methods(pool, late)
+    (a, b), (late_a, late_b) = methods(exact_gpus, spec), methods(exact_gpus, late)
     assert late_a.exposed - a.exposed == pytest.approx(DELAY_SECONDS, rel=0.1)
     assert late_b.exposed - b.exposed == pytest.approx(DELAY_SECONDS, rel=0.1)
     assert late_a.late_rank == late_b.late_rank == late_rank
 
 
-@pytest.mark.parametrize("batch_size", [128, 512])
-def test_the_methods_agree_on_a_captured_step(pool: Pool, batch_size: int) -> None:
+@pytest.mark.parametrize("batch_size", [128, pytest.param(512, marks=pytest.mark.slow)])
+def test_the_methods_agree_on_a_captured_step(exact_gpus: Pool, batch_size: int) -> None:
     """With batch size 128 DDP's bucket copies are 3.4% of the step."""
     spec = replace(SPEC, per_rank_batch_size=batch_size, epoch_images=batch_size * 128)
-    a, b = methods(pool, spec)
-    step, replay = (
-        max(ranks(pool.measure_once(spec))),
-        max(ranks(pool.measure(measured_as(BucketReplaySpec, spec)))),
-    )
+    a, b = methods(exact_gpus, spec)
+    step = max(ranks(exact_gpus.measure_once(spec)))
+    replay = max(ranks(exact_gpus.measure(measured_as(BucketReplaySpec, spec))))
     named = a.bucket_copies if batch_size == 128 else 0.0
     assert a.exposed - named == pytest.approx(b.exposed, abs=0.05 * step)
     assert 0.5 * replay < b.total < 3 * replay, (

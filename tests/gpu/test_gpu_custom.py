@@ -42,16 +42,19 @@ def make_step(rank, world_size, batch_size, device):
 """
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "gpu_functions.py").write_text(FUNCTIONS)
-    write(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv(FUNCTIONS_VARIABLE, "gpu_functions:make_step")
-    return tmp_path
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a project with the functions; this process can import them, too."""
+    mine = tmp_path_factory.mktemp("custom")
+    (mine / "gpu_functions.py").write_text(FUNCTIONS)
+    write(mine)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(mine)
+        patch.setenv(FUNCTIONS_VARIABLE, "gpu_functions:make_step")
+        yield mine
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def pool(folder: Path) -> Iterator[Pool]:
     functions = "gpu_functions:all_reduce,perf.step:make_step"
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])

@@ -53,15 +53,7 @@ def test_a_step_always_has_the_same_kernels(execution: Execution) -> None:
         assert kernel_names(step.step, GPU) == names
 
 
-def test_precisions_have_different_kernels() -> None:
-    names = {
-        precision: kernel_names(training(replace(SPEC, precision=precision)).step, GPU)
-        for precision in ("bf16", "fp32")
-    }
-    assert names["bf16"] != names["fp32"]
-
-
-@pytest.mark.parametrize(("execution", "batch"), [("graph", 32), ("graph", 512), ("eager", 512)])
+@pytest.mark.parametrize(("execution", "batch"), [("graph", 32), ("eager", 512)])
 def test_a_profile_does_not_slow_later_steps(execution: Execution, batch: int) -> None:
     step = training(replace(SPEC, execution=execution, per_rank_batch_size=batch, input="fixed"))
 
@@ -74,6 +66,7 @@ def test_a_profile_does_not_slow_later_steps(execution: Execution, batch: int) -
     assert step_seconds() == pytest.approx(before, rel=0.02)
 
 
+@pytest.mark.slow
 def test_fresh_processes_of_two_pools_have_equal_digests() -> None:
     digests: dict[str, list[str]] = {"graph": [], "eager": []}
     for _ in range(2):
@@ -88,8 +81,9 @@ def test_fresh_processes_of_two_pools_have_equal_digests() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-@pytest.mark.parametrize("execution", ["graph", "eager"])
-def test_all_ranks_are_profiled_together(execution: Execution) -> None:
+def test_all_ranks_are_profiled_together() -> None:
     with Pool(SetOptions(size=2, device="cuda", rounds=1, deadline_seconds=120), replicates=2) as pool:
-        one, other = pool.measure(replace(SPEC, world_size=2, strategy="ddp", execution=execution)).samples
-    assert one.kernels == other.kernels != ""
+        for execution in ("graph", "eager"):
+            spec = replace(SPEC, world_size=2, strategy="ddp", execution=execution)
+            one, other = pool.measure(spec).samples
+            assert one.kernels == other.kernels != ""

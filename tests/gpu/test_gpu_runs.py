@@ -50,9 +50,9 @@ def losses(run: TrainingRun, epoch: int) -> list[float]:
     ("execution", "optimizer", "rate"),
     [
         ("graph", "sgd", 0.05),
-        ("graph", "lars", 2.0),
-        ("graph", "lamb", 0.01),
         ("graph", "muon", 0.05),
+        pytest.param("graph", "lars", 2.0, marks=pytest.mark.slow),
+        pytest.param("graph", "lamb", 0.01, marks=pytest.mark.slow),
         pytest.param("compile", "sgd", 0.05, marks=pytest.mark.slow),
         pytest.param("compile+graph", "muon", 0.05, marks=pytest.mark.slow),
     ],
@@ -71,10 +71,8 @@ def test_every_execution_learns_like_the_eager_one(
 @pytest.mark.parametrize(
     "fields",
     [
-        {},
         {"accumulation_steps": 4},
-        {"clip_norm": 1.0},
-        {"schedule": "one_cycle"},
+        {"clip_norm": 1.0, "schedule": "one_cycle"},
         {"optimizer": "lars", "rate": 5.0, "nesterov": True, "decay_vectors": False},
     ],
 )
@@ -113,12 +111,6 @@ def test_fp16_skips_overflowing_steps_and_repeats(execution: Execution, clip_nor
     assert losses(run, 3)[-1] < losses(run, 1)[0]
 
 
-def test_fp16_learns_like_bf16() -> None:
-    half, brain = (trained(execution="graph", precision=precision) for precision in ("fp16", "bf16"))
-    assert losses(half, 1) == pytest.approx(losses(brain, 1), rel=5e-2)
-    assert half.history[-1]["test_accuracy"] == pytest.approx(brain.history[-1]["test_accuracy"], abs=0.2)
-
-
 def test_a_growing_batch_has_a_graph_per_size() -> None:
     eager, captured = (trained(execution=execution, grow_from=8) for execution in ("eager", "graph"))
     assert set(captured.steps) == {8, 16, 32}
@@ -126,12 +118,9 @@ def test_a_growing_batch_has_a_graph_per_size() -> None:
     assert captured.history[-1]["train_loss"] == pytest.approx(eager.history[-1]["train_loss"], rel=0.3)
 
 
-@pytest.mark.parametrize(("model", "rate"), [("resnet10_cifar", 0.05), ("torchvision:squeezenet1_1", 0.005)])
-def test_a_captured_run_repeats(model: str, rate: float) -> None:
-    """The second model has dropout, and needs a smaller rate."""
-    if model.startswith("torchvision:"):
-        pytest.importorskip("torchvision")
-    whole = trained(execution="graph", model=model, rate=rate)
+def test_a_captured_run_repeats_with_dropout() -> None:
+    pytest.importorskip("torchvision")
+    whole = trained(execution="graph", model="torchvision:squeezenet1_1", rate=0.005)
     first = losses(whole, 3)
     whole.step()
     assert losses(whole, 3) == pytest.approx(first, rel=5e-2), "from the same start, at the same addresses"

@@ -19,7 +19,6 @@ from ddpperf.training.measured_step import CAPTURE_WARMUP, MeasuredStep
 from ddpperf.training.step import TrainingStep
 from ddpperf.training.strategies import require_equal_parameters
 from ddpperf.workers.pool import Pool
-from ddpperf.workers.process_set import SetOptions
 from tests.two_ranks import whole
 from tests.unit.test_execution import small_model
 
@@ -62,7 +61,9 @@ CASES = {
     "sync_batch_norm": replace(DDP, model="resnet18_cifar", sync_batch_norm=True),
     "sync_batch_norm graph": replace(DDP, model="resnet18_cifar", sync_batch_norm=True, execution="graph"),
 }
-EXACT = [name for name in CASES if not name.startswith(("bf16", "fp16", "powersgd", "single", "sync"))]
+INEXACT = ("bf16", "fp16", "powersgd", "single", "sync")
+COMPILED = [name for name, spec in CASES.items() if spec.compiled]
+EXACT = [name for name in CASES if name not in COMPILED and not name.startswith(INEXACT)]
 
 
 def model(name: str) -> nn.Module:
@@ -74,8 +75,8 @@ def model(name: str) -> nn.Module:
     )
 
 
-def train(rank: int, folder: str) -> None:
-    """Train every case as one of two ranks; rank 0 stores the final parameters."""
+def train(rank: int, folder: str, names: list[str]) -> None:
+    """Train some cases as one of two ranks; rank 0 stores the final parameters."""
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     dist.init_process_group(
@@ -84,10 +85,10 @@ def train(rank: int, folder: str) -> None:
     vars(model_and_data)["build"] = model
     vars(own_ddp)["TWO_SHOT_BYTES"] = 2**12  # of a small model's buckets some go by copy engines, too
     stored: dict[str, list[Tensor] | str] = {}
-    for name, spec in CASES.items():
+    for name in names:
         (Path(folder) / f"rank{rank}").write_text(name)
         try:
-            stored[name] = parameters(spec, rank, device)
+            stored[name] = parameters(CASES[name], rank, device)
         except Exception as error:
             stored[name] = f"{type(error).__name__}: {error}"
     if rank == 0:
@@ -114,8 +115,12 @@ def parameters(spec: TrainingSpec, rank: int, device: torch.device) -> list[Tens
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Tensor] | str]:
-    folder = tmp_path_factory.mktemp("strategies")
-    processes = torch.multiprocessing.spawn(train, args=(str(folder),), nprocs=2, join=False)
+    return trained(tmp_path_factory.mktemp("strategies"), [name for name in CASES if name not in COMPILED])
+
+
+def trained(folder: Path, names: list[str]) -> dict[str, list[Tensor] | str]:
+    """Train some cases on two ranks, and return the final parameters of each."""
+    processes = torch.multiprocessing.spawn(train, args=(str(folder), names), nprocs=2, join=False)
     end = time.monotonic() + MOST_SECONDS
     while not processes.join(timeout=1):
         if time.monotonic() > end:
@@ -124,8 +129,8 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Tensor] |
             pytest.fail(
                 f"not done in {MOST_SECONDS} s: {[(folder / f'rank{rank}').read_text() for rank in range(2)]}"
             )
-    trained: dict[str, list[Tensor] | str] = torch.load(folder / "stored")
-    return trained
+    stored: dict[str, list[Tensor] | str] = torch.load(folder / "stored")
+    return stored
 
 
 def difference(stored: dict[str, list[Tensor] | str], one: str, other: str) -> float:
@@ -142,6 +147,13 @@ def test_strategies_train_like_one_process(stored: dict[str, list[Tensor] | str]
     assert difference(stored, "single", name) < 1e-4
 
 
+@pytest.mark.slow
+def test_compiled_strategies_train_like_one_process(tmp_path: Path) -> None:
+    stored = trained(tmp_path, ["single", *COMPILED])
+    for name in COMPILED:
+        assert difference(stored, "single", name) < 1e-4
+
+
 @pytest.mark.parametrize("name", ["bf16 graph", "fp16 graph", "powersgd"])
 def test_compressed_gradients_train_nearly_the_same(stored: dict[str, list[Tensor] | str], name: str) -> None:
     assert 0 < difference(stored, "single", name) < 3e-2
@@ -153,10 +165,9 @@ def test_sync_batch_norm_has_global_statistics(stored: dict[str, list[Tensor] | 
 
 
 @pytest.mark.parametrize("execution", ["eager", "graph"])
-def test_the_same_step_needs_the_same_memory(execution: Execution) -> None:
+def test_the_same_step_needs_the_same_memory(gpus: Pool, execution: Execution) -> None:
     """A group's memory of an earlier measurement does not count."""
     spec = replace(DDP, model="resnet18_cifar", execution=execution, precision="bf16")
-    with Pool(SetOptions(size=2, device="cuda", rounds=1, deadline_seconds=60)) as pool:
-        peaks = [pool.measure(spec).counter("peak_memory_bytes") for _ in range(3)]
+    peaks = [gpus.measure(spec).counter("peak_memory_bytes") for _ in range(3)]
     assert peaks[1] == pytest.approx(peaks[0], rel=5e-3)
     assert peaks[2] == pytest.approx(peaks[0], rel=5e-3)
