@@ -36,7 +36,7 @@ SlurmdParameters=config_overrides
 KillWait=2
 PartitionName=all Nodes={nodes} Default=YES State=UP
 """
-NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2\n"
+NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus}\n"
 
 
 def free_port() -> int:
@@ -51,7 +51,7 @@ def slurm_cluster(folder: Path, nodes: Sequence[str]) -> Iterator[dict[str, str]
         pytest.skip("needs root and Slurm (Debian: apt-get install slurmctld slurmd slurm-client)")
     host = socket.gethostname().partition(".")[0]
     (folder / "state").mkdir()
-    lines = [NODE.format(name=name, host=host, port=free_port()) for name in nodes]
+    lines = [NODE.format(name=name, host=host, port=free_port(), cpus=os.cpu_count()) for name in nodes]
     text = CONFIGURATION.format(host=host, port=free_port(), folder=folder, nodes=",".join(nodes))
     (file := folder / "slurm.conf").write_text("".join(lines) + text)
     variables = {"SLURM_CONF": str(file)}

@@ -119,7 +119,8 @@ def test_killed_rank_is_named_first_with_its_launchers_words(
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_srun_starts_ranks_and_says_who_was_killed(tmp_path: Path) -> None:
-    template = "srun --exclusive --nodes=2 --ntasks={ranks} --ntasks-per-node=1 --cpu-bind=none --mpi=none"
+    template = "srun --nodes=2 --ntasks={ranks} --ntasks-per-node=1 --cpu-bind=none --mpi=none"
+    template += f" --cpus-per-task={os.cpu_count()}"  # without a job, a task gets one core
     launcher = launcher_of(template, tmp_path)
     launcher.per_node = 1
     with Pool(SetOptions(size=2, device="cpu", rounds=2, deadline_seconds=60, launcher=launcher)) as pool:
