@@ -36,18 +36,11 @@ def _rows(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 "metric": name,
                 "value": median(found),
                 "unit": "s" if name == time else case.metrics[name]["unit"],
-                "better": "lower" if name == time else _better(name),
+                "better": "lower" if name == time else metrics.find_or_plain(name).better or "",
                 "least": min(found),
                 "most": max(found),
                 "process_sets": len(found),
             }
-
-
-def _better(name: str) -> str:
-    try:
-        return metrics.find(name).better or ""
-    except KeyError:  # a metric of another test suite
-        return ""
 
 
 def csv_text(document: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from ddpperf.io.terminal_text import harmless
 from ddpperf.report.stored_cases import ab_of
 from ddpperf.report.summary import summary_lines, verdict_lines
-from ddpperf.report.text import ab_cells, aligned, format_metric, grouped, without_file
+from ddpperf.report.text import ab_cells, aligned, grouped, metric_texts, without_file
 from ddpperf.results.notes import NoteKind
 from ddpperf.results.stored_runs import write_atomically
 
@@ -65,8 +65,7 @@ def write_results(path: Path, document: Mapping[str, Any], history: object = ())
 def _metrics(document: Mapping[str, Any]) -> list[str]:
     """Return a line for each test with all of its metrics."""
     return [
-        f"{without_file(found['fullname'])}: "
-        + ", ".join(format_metric(name, metric["value"], metric["unit"]) for name, metric in values.items())
+        f"{without_file(found['fullname'])}: {', '.join(metric_texts(values))}"
         for found in document["benchmarks"]
         if (values := found["extra_info"]["ddpperf"]["metrics"])
     ]

@@ -18,7 +18,7 @@ from ddpperf.report.questions.question import answering, table_rows
 from ddpperf.report.stored_cases import Case, cases_of, rows_of
 from ddpperf.report.summary import next_step, summary_facts, title
 from ddpperf.report.tables import compared_texts, tables_of
-from ddpperf.report.text import format_metric, without_file
+from ddpperf.report.text import metric_texts, without_file
 from ddpperf.results import units
 from ddpperf.results.stored_runs import write_atomically
 
@@ -58,15 +58,11 @@ def page(document: Mapping[str, Any], history: History = ()) -> str:
         about_formulas=FORMULAS.sentence(answers) if answers else "",
         pictures={picture.name: _embedded(picture) for picture in pictures if not picture.experiment},
         facts=[(label, sentences) for label, sentences in summary_facts(document) if sentences],
-        metrics=[(without_file(case.test), _metrics(case)) for case in cases_of(document)],
+        metrics=[(without_file(case.test), metric_texts(case.metrics)) for case in cases_of(document)],
         environment=sorted((name, str(value)) for name, value in header["environment"].items()),
         command_line=header["options"].get("command_line", ""),
     )
     return html
-
-
-def _metrics(case: Case) -> list[str]:
-    return [format_metric(name, found["value"], found["unit"]) for name, found in case.metrics.items()]
 
 
 def _important(cases: Sequence[Case]) -> list[tuple[str, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from ddpperf.results import metrics
+from ddpperf.results.metrics import find_or_plain
 
 
 def without_file(test: str) -> str:
@@ -18,15 +18,12 @@ def function_of(test: str) -> str:
     return test.rpartition("::")[-1].partition("[")[0]
 
 
-def format_metric(name: str, value: float, unit: str) -> str:
-    """Return a metric's heading and value as text.
+def metric_texts(stored: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the heading and the value of each stored metric as text.
 
     A metric of another test suite is shown with its name and unit.
     """
-    try:
-        return metrics.find(name).text(value)
-    except KeyError:
-        return f"{name} {value:.4g} {unit}"
+    return [find_or_plain(name, metric["unit"]).text(metric["value"]) for name, metric in stored.items()]
 
 
 def aligned(rows: Sequence[tuple[str, ...]], figures: Collection[int]) -> list[str]:
@@ -80,7 +77,7 @@ def ab_cells(row: Mapping[str, Any]) -> dict[str, str]:
         "ratio": f"{row['ratio']:.3f}",
         "95% interval": interval(row),
         "finding": finding(row),
-        "base": metrics.formatted(row["metric"], row["base"]),
-        "candidate": metrics.formatted(row["metric"], row["candidate"]),
+        "base": find_or_plain(row["metric"]).format(row["base"]),
+        "candidate": find_or_plain(row["metric"]).format(row["candidate"]),
         "detectable": f"{row['detectable']:.1%}",
     }

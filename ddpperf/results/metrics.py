@@ -80,12 +80,12 @@ def find(name: str) -> Metric:
     raise KeyError(name)
 
 
-def formatted(name: str, value: float) -> str:
-    """Return a metric's value as text, also if the metric was registered by another test suite."""
+def find_or_plain(name: str, unit: str = "") -> Metric:
+    """Return the definition of a metric, or a plain one if only another test suite registers it."""
     try:
-        return find(name).format(value)
+        return find(name)
     except KeyError:
-        return f"{value:.4g}"
+        return Metric(name=name, unit=unit, heading=name, format=lambda value: f"{value:.4g} {unit}".rstrip())
 
 
 def column(name: str, values: Sequence[float], unit: str) -> tuple[str, str, Callable[[float], str]]:

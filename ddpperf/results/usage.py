@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
-
-from ddpperf.errors import quoted
 
 MOST_POINTS = 600  # of a stored series; a longer one is averaged
 DIGITS = 4  # significant digits of a stored value
@@ -44,21 +41,6 @@ class Usage:
     mean: Mapping[str, Row] = field(default_factory=dict)
     peak: Mapping[str, Row] = field(default_factory=dict)
     sampler_cpu_fraction: float = 0.0
-
-    def __post_init__(self) -> None:
-        if bool(self.joules) != (self.source is not None):
-            raise ValueError("energy needs its source, and a source needs an energy")
-        rows = [row for of_devices in self.series.values() for row in of_devices]
-        rows += [*self.mean.values(), *self.peak.values()]
-        numbers = [*self.joules, *self.seconds, self.sampler_cpu_fraction]
-        numbers += [value for row in rows for value in row if value is not None]
-        if not all(isinstance(value, int | float) and math.isfinite(value) for value in numbers):
-            raise ValueError("the utilization has a value that is no finite number")
-        for quantity, of_devices in self.series.items():
-            if any(len(row) != len(self.seconds) for row in of_devices):
-                raise ValueError(
-                    f"{quoted(quantity)} must have a value for each of {len(self.seconds)} times"
-                )
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Usage:

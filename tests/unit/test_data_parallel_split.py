@@ -199,13 +199,14 @@ def table(text: str, title: str) -> list[dict[str, str]]:
 def test_report_has_the_parts_beside_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
     text = report_tables(document(monkeypatch))
     (row,) = table(text, "Q3: communication of DataParallel beside DDP's, in an epoch")
-    assert {name: row[name] for name in (*DATA_PARALLEL_PARTS, "communication", "DDP's communication")} == {
+    communication = ("communication (trace)", "DDP's communication (trace)")
+    assert {name: row[name] for name in (*DATA_PARALLEL_PARTS, *communication)} == {
         "replicate": "10.00 ms",
         "scatter": "5.000 ms",
         "gather": "5.000 ms",
         "reduce": "40.00 ms",
-        "communication": "60.00 ms",
-        "DDP's communication": "30.00 ms",
+        "communication (trace)": "60.00 ms",
+        "DDP's communication (trace)": "30.00 ms",
     }
     assert "By trace, reduce takes the longest of the four parts." in text
     assert "DataParallel communicates up to 2.00x as long as DDP (2 GPUs, batch 32" in text

@@ -22,7 +22,7 @@ from ddpperf.report.page import page
 from ddpperf.report.questions import report_tables
 from ddpperf.report.summary import summary_lines, verdict_lines
 from ddpperf.report.tables import tables_of
-from ddpperf.report.text import format_metric
+from ddpperf.results.metrics import find_or_plain
 from ddpperf.results.stored_runs import read_document
 from tests.project import REPOSITORY
 
@@ -56,7 +56,7 @@ def metrics_of(document: dict[str, Any]) -> dict[str, dict[str, str]]:
     """Return the printed text of each metric, by test id and metric."""
     return {
         benchmark["fullname"]: {
-            name: format_metric(name, metric["value"], metric["unit"])
+            name: find_or_plain(name, metric["unit"]).text(metric["value"])
             for name, metric in benchmark["extra_info"]["ddpperf"]["metrics"].items()
         }
         for benchmark in document["benchmarks"]

@@ -139,9 +139,9 @@ def test_communication_is_that_of_the_traces(path: Path) -> None:
         counters = sample["counters"]
         exposed = counters["exposed_comm_seconds"][:N]
         rank = exposed.index(max(exposed))  # the rank with the most exposed communication
-        assert close(row["exposed, by trace"], max(exposed) * steps)
-        assert close(row["communication"], counters["comm_seconds"][rank] * steps)
-        assert close(row["computation"], counters["compute_seconds"][rank] * steps)
+        assert close(row["exposed (trace)"], max(exposed) * steps)
+        assert close(row["communication (trace)"], counters["comm_seconds"][rank] * steps)
+        assert close(row["compute"], counters["compute_seconds"][rank] * steps)
 
 
 @of(CPU, WHERE)

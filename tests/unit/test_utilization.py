@@ -19,7 +19,7 @@ from ddpperf.machine import energy, utilization
 from ddpperf.machine.energy import EnergyCounters
 from ddpperf.machine.utilization import CpuSampler, Recorder, Sampler, gpu_now
 from ddpperf.plugin.devices import Devices
-from ddpperf.results.usage import MOST_POINTS, EnergySource, Usage, averaged
+from ddpperf.results.usage import MOST_POINTS, EnergySource, averaged
 from ddpperf.specs import AllReduceSpec, EpochSpec, TrainingSpec
 from tests.fake_nvml import field_values, install, refuses, training
 
@@ -358,21 +358,3 @@ def test_points_are_rounded_means(
     values: list[float | None], most: int, points: tuple[float | None, ...]
 ) -> None:
     assert averaged(values, most) == points
-
-
-# --- what is stored
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"joules": (1.0,)}, "energy needs its source"),
-        ({"source": EnergySource.POWER}, "a source needs an energy"),
-        ({"mean": {"power_watts": (float("nan"),)}}, "no finite number"),
-        ({"seconds": ("1",)}, "no finite number"),
-        ({"series": {"power_watts": ((1.0, 2.0),)}, "seconds": (0.1,)}, "a value for each of 1 times"),
-    ],
-)
-def test_damaged_usage_is_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Usage(**fields)

@@ -172,7 +172,14 @@ def test_picture_has_a_panel_for_each_unit(usage: Usage, panels: int) -> None:
 
 def test_table_has_means_peaks_and_energy() -> None:
     section = report_tables(with_usage(USAGE)).split("## Utilization and energy\n")[1].split("\n## ")[0]
-    for text in ("68.0% / 68.0%", "456 W / 456 W", "25.0% / 25.0%", "600 J", "| 12 |", "1/6 s to 1 s"):
+    for text in (
+        "68.0% / 68.0%",
+        "456 W / 456 W",
+        "25.0% / 25.0%",
+        "600 J",
+        "| 12 images/J |",
+        "1/6 s to 1 s",
+    ):
         assert text in section
     assert "The most images per joule are 12 (" in section
     assert "temperature" not in section  # without values there is no column

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ddpperf.report.experiments import WHOLE_TRAININGS
 from ddpperf.report.plots.bars import ab_ratios, accuracies, communication, messages, step_parts
 from ddpperf.report.plots.lines import all_reduce, batch_sizes, law, scaling
-from ddpperf.report.plots.over_time import History, accuracy_curves, kept_runs, loss_curves, utilization
+from ddpperf.report.plots.over_time import History, curves, kept_runs, utilization
 from ddpperf.report.plots.picture import FORMS, STYLE, Draw, Picture
 from ddpperf.report.stored_cases import cases_of, of_functions
 from ddpperf.results.stored_runs import write_atomically
@@ -33,8 +34,8 @@ DRAWN: tuple[tuple[str, tuple[str, ...], Draw, str], ...] = (
     ("epoch_parts", ("test_epoch_breakdown",), step_parts, "Time of the parts of a step with a DataLoader"),
     ("all_reduce", ALL_REDUCE, all_reduce, BUSBW),
     ("messages", ("test_messages",), messages, "Bytes that a rank sends in a step, by kind"),
-    ("loss_by_epoch", CURVES, loss_curves, f"Loss {BY_EPOCH}"),
-    ("accuracy_by_epoch", CURVES, accuracy_curves, f"Accuracy {BY_EPOCH}"),
+    ("loss_by_epoch", CURVES, partial(curves, of="loss"), f"Loss {BY_EPOCH}"),
+    ("accuracy_by_epoch", CURVES, partial(curves, of="accuracy"), f"Accuracy {BY_EPOCH}"),
     ("accuracy", WHOLE_TRAININGS, accuracies, "Test accuracy by batch size and recipe"),
 )
 

@@ -17,11 +17,11 @@ from ddpperf.report.plots.picture import (
     LEAST_HEIGHT,
     MOST_ROWS,
     ROW_HEIGHT,
-    WIDTH,
     Picture,
     is_named,
     label,
     line_look,
+    new_figure,
 )
 from ddpperf.report.stored_cases import Case
 from ddpperf.report.text import without_file
@@ -45,30 +45,20 @@ PANELS: tuple[tuple[str, dict[str, str], float], ...] = (
 History = Sequence[tuple[str, Mapping[str, float]]]  # name and step seconds by test, oldest first
 
 
-def loss_curves(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
-    return _curves(cases, header, "loss")
-
-
-def accuracy_curves(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
-    return _curves(cases, header, "accuracy")
-
-
-def _curves(cases: Sequence[Case], header: Mapping[str, Any], of: str) -> Figure | None:
+def curves(cases: Sequence[Case], header: Mapping[str, Any], of: str) -> Figure | None:
     """Draw the loss or the accuracy of trainings by epoch, in a panel for each training.
 
-    A panel has lines for the training images and for the test images: the mean over seeds, with a band
-    from the least to the largest value. Gray lines are the test images of the other trainings with the
-    same batch size and number of epochs.
+    of: "loss" or "accuracy". A panel has lines for the training images and for the test images: the
+    mean over seeds, with a band from the least to the largest value. Gray lines are the test images of
+    the other trainings with the same batch size and number of epochs.
     """
-    from matplotlib.figure import Figure
-
     runs = [(spec, case) for case in cases if isinstance(spec := case.measured.spec, RunSpec)]
     runs.sort(key=lambda run: (run[0].epochs, run[0].global_batch_size))
     if not runs:
         return None
     columns = min(len(runs), PANELS_IN_A_ROW)
     rows = -(-len(runs) // columns)
-    figure = Figure(figsize=(WIDTH, 1.0 + CURVES_HEIGHT * rows), layout="constrained")
+    figure = new_figure(1.0 + CURVES_HEIGHT * rows)
     panels = figure.subplots(rows, columns, sharey=True, squeeze=False).flatten()
     for axes in panels[len(runs) :]:
         axes.set_visible(False)
@@ -124,13 +114,11 @@ def _curve(axes: Axes, case: Case, name: str, **look: Any) -> None:
 
 
 def utilization(case: Case, header: Mapping[str, Any]) -> Picture | None:
-    from matplotlib.figure import Figure
-
     usage = case.measured.samples[0].usage
     if usage is None or len(usage.seconds) < 2:
         return None
     panels = [panel for panel in PANELS if panel[1].values() & usage.series.keys()]
-    figure = Figure(figsize=(WIDTH, 0.8 + PANEL_HEIGHT * len(panels)), layout="constrained")
+    figure = new_figure(0.8 + PANEL_HEIGHT * len(panels))
     places = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
     for axes, (unit, quantities, scale) in zip(places, panels, strict=True):
         lines = [
@@ -169,17 +157,13 @@ def _epoch_ends(measured: Measured) -> list[float]:
 
 
 def kept_runs(history: History) -> Picture | None:
-    from matplotlib.figure import Figure
-
     counts = Counter(test for _, seconds in history for test in seconds)
     tests = [test for test, runs in counts.items() if runs > 1][: 2 * MOST_ROWS]
     if not tests:
         return None
     usual = {test: median(seconds[test] for _, seconds in history if test in seconds) for test in tests}
     ratios = [[seconds.get(test, math.nan) / usual[test] for _, seconds in history] for test in tests]
-    figure = Figure(
-        figsize=(WIDTH, max(LEAST_HEIGHT, 1.2 + ROW_HEIGHT * (len(tests) // 2))), layout="constrained"
-    )
+    figure = new_figure(max(LEAST_HEIGHT, 1.2 + ROW_HEIGHT * (len(tests) // 2)))
     axes = figure.subplots()
     image = axes.imshow(ratios, aspect="auto", cmap="cividis", vmin=0.8, vmax=1.25, interpolation="none")
     axes.set_yticks(range(len(tests)), [without_file(test) for test in tests], fontsize=5)

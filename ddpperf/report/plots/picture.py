@@ -84,20 +84,22 @@ def line_look(number: int) -> dict[str, Any]:
     }
 
 
-def line_frame(*, lines: int, columns: int = 1) -> tuple[Figure, list[Axes]]:
-    """Return a figure with axes side by side, and with room for a legend of so many lines below them."""
+def new_figure(height: float) -> Figure:
+    """Return an empty figure. height: in inches."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(WIDTH, 3.4 + LEGEND_HEIGHT * lines), layout="constrained")
+    return Figure(figsize=(WIDTH, height), layout="constrained")
+
+
+def line_frame(*, lines: int, columns: int = 1) -> tuple[Figure, list[Axes]]:
+    """Return a figure with axes side by side, and with room for a legend of so many lines below them."""
+    figure = new_figure(3.4 + LEGEND_HEIGHT * lines)
     return figure, list(figure.subplots(1, columns, squeeze=False)[0])
 
 
 def bar_frame(names: Sequence[str], what: str) -> tuple[Figure, Axes]:
     """Return a figure with a row for each name, the first on top. what: the horizontal axis."""
-    from matplotlib.figure import Figure
-
-    height = max(LEAST_HEIGHT, 1.2 + ROW_HEIGHT * len(names))
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    figure = new_figure(max(LEAST_HEIGHT, 1.2 + ROW_HEIGHT * len(names)))
     axes = figure.subplots()
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)

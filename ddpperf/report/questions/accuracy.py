@@ -4,42 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpperf.report.experiments import WHOLE_TRAININGS
-from ddpperf.report.questions.question import (
-    Cells,
-    Question,
-    extreme,
-    metric_cells,
-    row_per_case,
-    training_of,
-)
+from ddpperf.report.experiments import SAMPLER, WHOLE_TRAININGS
+from ddpperf.report.questions.question import Question, extreme, metric_cells, training_of
 from ddpperf.report.stored_cases import Case, of_functions
 from ddpperf.results import units
-from ddpperf.specs import SamplerSpec
 
 
 def accuracies(case: Case) -> dict[str, str]:
     """Return the accuracies of a whole training by heading, and those that reports state."""
-    cells = metric_cells(
-        case,
-        {
-            "training accuracy": ("train_accuracy", units.percent),
-            "test accuracy": ("test_accuracy", units.percent),
-        },
-    )
+    cells = metric_cells(case, ("train_accuracy", "test_accuracy"))
     if ends := case.interval("test_accuracy"):
         cells["95% interval"] = "{:.1%} to {:.1%}".format(*ends)
-    cells |= metric_cells(
-        case,
-        {
-            "mirrored test accuracy": ("mirrored_test_accuracy", units.percent),
-            "points over the small batch": ("accuracy_over_baseline", units.points),
-            "points over as it is": ("accuracy_over_as_it_is", units.points),
-        },
-    )
-    for metric, heading in (("train_accuracy", "training accuracy"), ("test_accuracy", "test accuracy")):
+    for metric in ("train_accuracy", "test_accuracy"):
         if stated := [f"{report}: {units.percent(value)}" for report, value in case.reported(metric).items()]:
-            cells[f"{heading} in reports"] = ", ".join(stated)
+            cells[f"{metric.replace('_', ' ')} in reports"] = ", ".join(stated)
     return cells
 
 
@@ -75,30 +53,19 @@ ACCURACY = Question(
     tests=WHOLE_TRAININGS,
     file="test_large_batch.py",
     needs=("train_accuracy",),
-    rows=row_per_case(accuracies),
+    cells=accuracies,
+    metrics=("mirrored_test_accuracy", "accuracy_over_baseline", "accuracy_over_as_it_is"),
     sentence=_about_accuracy,
 )
 
 
-def _sampled(case: Case) -> Cells:
-    assert isinstance(case.measured.spec, SamplerSpec)
-    return {"set_epoch": "called" if case.measured.spec.set_epoch else "not called"} | metric_cells(
-        case,
-        {
-            "missing images": ("missing_images", units.whole),
-            "repeated images": ("repeated_images", units.whole),
-            "same place next epoch": ("repeated_places", units.percent),
-        },
-    )
-
-
 def _about_set_epoch(cases: Sequence[Case]) -> str:
-    parts = {
-        called: [case for case in cases if case.measured.spec.set_epoch is called] for called in (True, False)
-    }
-    if not all(parts.values()):
+    called = [case for case in cases if case.properties["set_epoch"] == "yes"]
+    others = [case for case in cases if case not in called]
+    if not called or not others:
         return ""
-    with_it, without = (extreme(parts[called], "repeated_places", most=called)[0] for called in (True, False))
+    with_it, _ = extreme(called, "repeated_places", most=True)
+    without, _ = extreme(others, "repeated_places", most=False)
     return (
         f"Without set_epoch, {units.percent(without)} of the images keep their place in the next epoch. "
         f"With set_epoch, at most {units.percent(with_it)} do."
@@ -110,6 +77,6 @@ SET_EPOCH = Question(
     tests=("test_shards_are_disjoint_and_cover_the_data", "test_without_set_epoch_the_epochs_repeat"),
     file="test_sampler.py",
     needs=("repeated_places",),
-    rows=row_per_case(_sampled),
+    metrics=SAMPLER,
     sentence=_about_set_epoch,
 )

@@ -11,8 +11,6 @@ from ddpperf.report.questions.question import (
     Question,
     distinguishing,
     extreme,
-    metric_cells,
-    row_per_case,
     training_of,
 )
 from ddpperf.report.stored_cases import Case
@@ -21,19 +19,6 @@ from ddpperf.results.metrics import MESSAGE_KINDS
 from ddpperf.specs import DATA_PARALLEL_PARTS, AllReduceSpec
 
 SENT = ("gradient_busbw_bytes_per_second", "communicated_bytes_per_epoch")
-
-
-def _communicated(case: Case) -> Cells:
-    return metric_cells(
-        case,
-        {
-            "computation": ("compute_seconds", units.seconds),
-            "communication": ("traced_comm_seconds", units.seconds),
-            "exposed, by trace": ("traced_exposed_comm_seconds", units.seconds),
-            "exposed, by difference": ("exposed_comm_seconds", units.seconds),
-        },
-        training_of(case).steps_per_epoch,
-    )
 
 
 def _about_communication(cases: Sequence[Case]) -> str:
@@ -53,21 +38,13 @@ COMMUNICATION = Question(
     tests=("test_comm_split", "test_data_parallel_split"),
     file="test_comm_split.py",
     needs=("exposed_comm_seconds",),
-    rows=row_per_case(_communicated),
+    metrics=(
+        *("compute_seconds", "traced_comm_seconds"),
+        *("traced_exposed_comm_seconds", "exposed_comm_seconds"),
+    ),
+    per_epoch=True,
     sentence=_about_communication,
 )
-
-
-def _by_part(case: Case) -> Cells:
-    parts = {part: (f"{part}_seconds", units.seconds) for part in DATA_PARALLEL_PARTS}
-    seconds = {
-        "communication": ("traced_comm_seconds", units.seconds),
-        "exposed": ("traced_exposed_comm_seconds", units.seconds),
-        "GPUs idle in these parts": ("idle_in_comm_seconds", units.seconds),
-        "DDP's communication": ("ddp_traced_comm_seconds", units.seconds),
-        "DDP's exposed": ("ddp_traced_exposed_comm_seconds", units.seconds),
-    }
-    return metric_cells(case, parts | seconds, training_of(case).steps_per_epoch)
 
 
 def _about_data_parallel(cases: Sequence[Case]) -> str:
@@ -89,7 +66,12 @@ DATA_PARALLEL = Question(
     tests=("test_data_parallel_split",),
     file="test_comm_split.py",
     needs=("replicate_seconds",),
-    rows=row_per_case(_by_part),
+    metrics=(
+        *(f"{part}_seconds" for part in DATA_PARALLEL_PARTS),
+        *("traced_comm_seconds", "traced_exposed_comm_seconds", "idle_in_comm_seconds"),
+        *("ddp_traced_comm_seconds", "ddp_traced_exposed_comm_seconds"),
+    ),
+    per_epoch=True,
     sentence=_about_data_parallel,
 )
 
@@ -98,16 +80,14 @@ def _sent_at(case: Case) -> Cells:
     spec, (busbw, gradients) = training_of(case), (case.metrics[name]["value"] for name in SENT)
     N, S = spec.world_size, gradients / spec.steps_per_epoch
     sending = 2 * (N - 1) / N * S / busbw  # seconds, by the definition of the bus bandwidth
-    cells = {"bus bandwidth": units.bandwidth(busbw)}
-    cells |= metric_cells(case, {"of the link": ("link_utilization", units.percent)})
-    return cells | {
+    return {
         formula.formula: units.bandwidth(formula.seconds(N, S, 1.0) / sending) for formula in REPORT_FORMULAS
     }
 
 
 def _about_bandwidth(cases: Sequence[Case]) -> str:
     said = "; ".join(f"{formula.formula} is {formula.describes}" for formula in REPORT_FORMULAS)
-    return f"The last columns divide formulas of reports by the measured communication time. {said}."
+    return f"Three columns divide formulas of reports by the measured communication time. {said}."
 
 
 BANDWIDTH = Question(
@@ -115,7 +95,8 @@ BANDWIDTH = Question(
     tests=("test_comm_split",),
     file="test_comm_split.py",
     needs=SENT,
-    rows=row_per_case(_sent_at),
+    cells=_sent_at,
+    metrics=("gradient_busbw_bytes_per_second", "link_utilization"),
     sentence=_about_bandwidth,
 )
 
@@ -181,19 +162,6 @@ FORMULAS = Question(
 )
 
 
-def _links_of_nodes(case: Case) -> Cells:
-    return metric_cells(
-        case,
-        {
-            "message inside a node": ("inside_message_seconds", units.seconds),
-            "bandwidth inside a node": ("inside_bytes_per_second", units.bandwidth),
-            "message between nodes": ("between_message_seconds", units.seconds),
-            "latency between nodes": ("between_latency_seconds", units.seconds),
-            "bandwidth between nodes": ("between_bytes_per_second", units.bandwidth),
-        },
-    )
-
-
 def _about_links_of_nodes(cases: Sequence[Case]) -> str:
     slowest, _ = extreme(cases, "between_bytes_per_second", most=False)
     fastest, _ = extreme(cases, "between_bytes_per_second", most=True)
@@ -210,7 +178,10 @@ NODES = Question(
     tests=("test_cost_model", "test_backend_model"),
     file="test_all_reduce.py --nodes 2",
     needs=("between_bytes_per_second",),
-    rows=row_per_case(_links_of_nodes),
+    metrics=(
+        *("inside_message_seconds", "inside_bytes_per_second"),
+        *("between_message_seconds", "between_latency_seconds", "between_bytes_per_second"),
+    ),
     sentence=_about_links_of_nodes,
 )
 
@@ -221,9 +192,7 @@ def _messages(case: Case) -> Cells:
         if nbytes := case.value(f"{kind}_bytes"):
             count = units.counted(int(case.value(f"{kind}_messages") or 0), "message")
             cells[kind] = f"{units.nbytes(nbytes)} in {count}"
-    return cells | metric_cells(
-        case, {"initial state at the start": ("start_initial_state_bytes", units.nbytes)}
-    )
+    return cells
 
 
 def _about_messages(cases: Sequence[Case]) -> str:
@@ -240,6 +209,7 @@ MESSAGES = Question(
     tests=("test_messages",),
     file="test_messages.py",
     needs=("gradients_bytes",),
-    rows=row_per_case(_messages),
+    cells=_messages,
+    metrics=("start_initial_state_bytes",),
     sentence=_about_messages,
 )

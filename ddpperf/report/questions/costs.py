@@ -6,17 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddpperf.report.experiments import WHOLE_TRAININGS
-from ddpperf.report.questions.question import (
-    NOTHING,
-    Cells,
-    Form,
-    Question,
-    extreme,
-    metric_cells,
-    row_per_case,
-)
+from ddpperf.report.questions.question import NOTHING, Cells, Question, extreme
 from ddpperf.report.stored_cases import Case
-from ddpperf.results import units
+from ddpperf.results import metrics, units
+
+USED = (
+    *("gpu_utilization", "gpu_memory_bytes", "power_watts", "temperature_celsius"),
+    *("cpu_utilization", "rank_memory_bytes"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +80,7 @@ EPOCH_COST = Question(
     tests=("test_step_breakdown", "test_epoch_scaling"),
     file="test_step_breakdown.py",
     needs=("device_seconds_per_epoch",),
-    rows=row_per_case(EPOCHS.row),
+    cells=EPOCHS.row,
     sentence=EPOCHS.sentence,
 )
 TRAINING_COST = Question(
@@ -91,33 +88,19 @@ TRAINING_COST = Question(
     tests=WHOLE_TRAININGS,
     file="test_large_batch.py",
     needs=("device_seconds_of_training",),
-    rows=row_per_case(TRAININGS.row),
+    cells=TRAININGS.row,
     sentence=TRAININGS.sentence,
 )
 
 
 def _used(case: Case) -> Cells:
-    quantities: dict[str, tuple[str, Form]] = {
-        "GPU": ("gpu_utilization", units.percent),
-        "GPU memory": ("gpu_memory_bytes", units.nbytes),
-        "power": ("power_watts", units.watts),
-        "temperature": ("temperature_celsius", units.celsius),
-        "CPU cores": ("cpu_utilization", units.percent),
-        "memory of a rank": ("rank_memory_bytes", units.nbytes),
-    }
-    mean, peak = (
-        metric_cells(case, {heading: (f"{name}_{end}", form) for heading, (name, form) in quantities.items()})
-        for end in ("mean", "peak")
-    )
-    cells = {heading: f"{mean[heading]} / {peak[heading]}" for heading in mean}
-    return cells | metric_cells(
-        case,
-        {
-            "energy per epoch": ("joules_per_epoch", units.joules),
-            "energy per step": ("joules_per_step", units.joules),
-            "images/J": ("images_per_joule", "{:.3g}".format),
-        },
-    )
+    cells = {}
+    for quantity in USED:
+        mean, peak = (case.value(f"{quantity}_{end}") for end in ("mean", "peak"))
+        if mean is not None and peak is not None:
+            metric = metrics.find(f"{quantity}_mean")
+            cells[metric.heading] = f"{metric.format(mean)} / {metric.format(peak)}"
+    return cells
 
 
 def _about_usage(cases: Sequence[Case]) -> str:
@@ -139,6 +122,7 @@ USAGE = Question(
     tests=(*WHOLE_TRAININGS, "test_batch_size", "test_epoch_scaling"),
     file="test_large_batch.py",
     needs=("cpu_utilization_mean",),
-    rows=row_per_case(_used),
+    cells=_used,
+    metrics=("joules_per_epoch", "joules_per_step", "images_per_joule"),
     sentence=_about_usage,
 )

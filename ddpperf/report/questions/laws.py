@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ddpperf.analysis.logarithmic_fit import Estimate
 from ddpperf.analysis.scaling import (
@@ -14,7 +14,7 @@ from ddpperf.analysis.scaling import (
     not_predictable,
     predicted_speedup,
 )
-from ddpperf.report.questions.question import NOTHING, Cells, Form, Question
+from ddpperf.report.questions.question import NOTHING, Cells, Question
 from ddpperf.report.questions.speedup import by_training
 from ddpperf.report.stored_cases import Case
 from ddpperf.results import units
@@ -36,7 +36,7 @@ def predicted_by(case: Case, N: float) -> Estimate | None:
     return predicted_speedup(SPEEDUP_BY[case.experiment.title], fraction, N)
 
 
-def _estimate(found: Estimate | None, form: Form, scale: float = 1.0) -> str:
+def _estimate(found: Estimate | None, form: Callable[[float], str], scale: float = 1.0) -> str:
     """Return a value with its 95% interval as text."""
     if found is None:
         return NOTHING

@@ -5,24 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddpperf.analysis.scaling import strong_speedup, weak_speedup
-from ddpperf.report.questions.question import (
-    NOTHING,
-    Cells,
-    Question,
-    extreme,
-    metric_cells,
-    row_per_case,
-    training_of,
-)
+from ddpperf.report.questions.question import NOTHING, Cells, Question, extreme, training_of
 from ddpperf.report.spec_properties import in_words
 from ddpperf.report.stored_cases import Case
 from ddpperf.results import units
 from ddpperf.specs import PARTS
 
 
-def _parts(case: Case) -> Cells:
-    parts = {part.replace("_", " "): (f"{part}_seconds", units.seconds) for part in PARTS}
-    return metric_cells(case, parts) | {"step": units.seconds(case.value("step_seconds") or case.seconds)}
+def _step(case: Case) -> Cells:
+    return {"step": units.seconds(case.value("step_seconds") or case.seconds)}
 
 
 def _about_parts(cases: Sequence[Case]) -> str:
@@ -38,7 +29,8 @@ STEP_PARTS = Question(
     tests=("test_step_breakdown", "test_epoch_breakdown"),
     file="test_step_breakdown.py",
     needs=("forward_seconds",),
-    rows=row_per_case(_parts),
+    cells=_step,
+    metrics=tuple(f"{part}_seconds" for part in PARTS),
     sentence=_about_parts,
 )
 

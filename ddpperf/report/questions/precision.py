@@ -5,31 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from ddpperf.report.questions.accuracy import accuracies
-from ddpperf.report.questions.question import (
-    Cells,
-    Form,
-    Question,
-    extreme,
-    metric_cells,
-    row_per_case,
-    training_of,
-)
+from ddpperf.report.questions.question import Cells, Question, extreme, time_cell, training_of
 from ddpperf.report.stored_cases import Case
 from ddpperf.results import units
 from ddpperf.verdict.judged_work import LAUNCH_BOUND
 
 CLAIMED = (2.0, 3.0)  # how much faster than FP32 many texts say that FP16 is
-OVER: dict[str, tuple[str, Form]] = {
-    "images/s": ("images_per_second", units.whole),
-    "over fp32": ("speedup_over_fp32", units.factor),
-    "over tf32": ("speedup_over_tf32", units.factor),
-}
-
-
-def _precision(case: Case) -> Cells:
-    return {"step": units.seconds(case.seconds)} | metric_cells(
-        case, OVER | {"loss after 5 steps": ("loss_after_5_steps", units.decimal)}
-    )
+SPEED = ("images_per_second", "speedup_over_fp32", "speedup_over_tf32")
 
 
 def _about_precision(cases: Sequence[Case]) -> str:
@@ -115,20 +97,14 @@ PRECISION = Question(
     tests=("test_precision",),
     file="test_precision.py",
     needs=("images_per_second",),
-    rows=row_per_case(_precision),
+    cells=time_cell,
+    metrics=(*SPEED, "loss_after_5_steps"),
     sentence=_about_precision,
 )
 
 
 def _trained(case: Case) -> Cells:
-    cells = {"training": units.seconds(case.seconds)} | metric_cells(case, OVER) | accuracies(case)
-    return cells | metric_cells(
-        case,
-        {
-            "points over fp32": ("accuracy_over_fp32", units.points),
-            "skipped steps": ("skipped_steps", units.whole),
-        },
-    )
+    return time_cell(case) | accuracies(case)
 
 
 def _about_trained_precision(cases: Sequence[Case]) -> str:
@@ -153,6 +129,7 @@ PRECISION_ACCURACY = Question(
     tests=("test_precision_accuracy",),
     file="test_precision.py",
     needs=("train_accuracy",),
-    rows=row_per_case(_trained),
+    cells=_trained,
+    metrics=(*SPEED, "accuracy_over_fp32", "skipped_steps"),
     sentence=_about_trained_precision,
 )

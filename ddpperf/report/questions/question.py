@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ddpperf.report.spec_properties import timed_work
 from ddpperf.report.stored_cases import Case, of_functions
 from ddpperf.report.tables import distinguished
+from ddpperf.results import units
+from ddpperf.results.metrics import find
 from ddpperf.specs import TrainingSpec
 
 # properties with a column even if they do not vary
-ALWAYS = ("GPUs", "ranks", "batch", "global batch", "buffer")
+ALWAYS = ("GPUs", "ranks", "batch", "global batch", "buffer", "set_epoch")
 NOTHING = "-"
 Cells = Mapping[str, str]
-Form = Callable[[float], str]
+Rows = Callable[[Sequence[Case]], Sequence[Cells]]
+
+
+def _no_cells(case: Case) -> Cells:
+    return {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,17 +28,23 @@ class Question:
     """A question of a report.
 
     tests: the test functions that answer it. needs: the metrics without which a test, such as one that
-    failed early, answers nothing. file: the file of the tests, with the options that they need. rows:
-    returns the rows of the table, each with its texts by heading. sentence: returns a sentence on the
-    cases that have figures.
+    failed early, answers nothing. file: the file of the tests, with the options that they need.
+    sentence: returns a sentence on the cases that have figures.
+
+    The table has a row for each case. cells: returns texts of a case by heading. metrics: the metrics
+    in the columns after them. per_epoch: whether the metrics, which are of one step, are multiplied by
+    the steps of an epoch. rows: returns all rows of a table that has no row for each case.
     """
 
     title: str
     tests: tuple[str, ...]
     needs: tuple[str, ...]
     file: str
-    rows: Callable[[Sequence[Case]], Sequence[Cells]]
     sentence: Callable[[Sequence[Case]], str]
+    cells: Callable[[Case], Cells] = _no_cells
+    metrics: tuple[str, ...] = ()
+    per_epoch: bool = False
+    rows: Rows | None = None
 
 
 def answering(cases: Sequence[Case], question: Question) -> list[Case]:
@@ -42,18 +55,18 @@ def answering(cases: Sequence[Case], question: Question) -> list[Case]:
 
 def table_rows(cases: Sequence[Case], question: Question) -> list[list[str]]:
     """Return the rows of a question's table as text; the first row has the headings."""
-    rows = question.rows(cases)
+    rows = question.rows(cases) if question.rows is not None else _row_per_case(cases, question)
     headings = list(dict.fromkeys(heading for row in rows for heading in row))
     return [headings, *([row.get(heading, NOTHING) for heading in headings] for row in rows)]
 
 
-def row_per_case(figures: Callable[[Case], Cells]) -> Callable[[Sequence[Case]], list[Cells]]:
-    """Return a function that returns a row for each case: what distinguishes it, and its figures."""
-
-    def rows(cases: Sequence[Case]) -> list[Cells]:
-        described = zip(distinguishing(cases), cases, strict=True)
-        return [{**properties, **figures(case)} for properties, case in described]
-
+def _row_per_case(cases: Sequence[Case], question: Question) -> list[Cells]:
+    """Return a row for each case: what distinguishes it, and its figures."""
+    rows: list[Cells] = []
+    for properties, case in zip(distinguishing(cases), cases, strict=True):
+        steps = training_of(case).steps_per_epoch if question.per_epoch else 1
+        figures = metric_cells(case, question.metrics, scale=steps)
+        rows.append({**properties, **question.cells(case), **figures})
     return rows
 
 
@@ -66,10 +79,17 @@ def distinguishing(cases: Sequence[Case]) -> list[Cells]:
     return [{name: cells[place] for name, cells in columns.items()} for place in range(len(cases))]
 
 
-def metric_cells(case: Case, metrics: Mapping[str, tuple[str, Form]], scale: float = 1.0) -> dict[str, str]:
-    """Return the metrics that a case has, by heading. metrics: name and format by heading."""
-    values = {heading: (case.value(name), form) for heading, (name, form) in metrics.items()}
-    return {heading: form(scale * value) for heading, (value, form) in values.items() if value is not None}
+def metric_cells(case: Case, names: Sequence[str], *, scale: float = 1.0) -> dict[str, str]:
+    """Return the texts of these metrics by heading, without those that a case has not."""
+    values = {find(name): case.value(name) for name in names}
+    return {
+        metric.heading: metric.format(scale * value) for metric, value in values.items() if value is not None
+    }
+
+
+def time_cell(case: Case) -> dict[str, str]:
+    """Return the time of a case's step, epoch or training, with this word as its heading."""
+    return {timed_work(case.measured.spec): units.seconds(case.seconds)}
 
 
 def training_of(case: Case) -> TrainingSpec:

@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from ddpperf.report.questions.question import (
-    NOTHING,
-    Cells,
-    Question,
-    extreme,
-    metric_cells,
-    row_per_case,
-    training_of,
-)
+from ddpperf.report.questions.question import NOTHING, Cells, Question, extreme, time_cell, training_of
 from ddpperf.report.spec_properties import in_words
 from ddpperf.report.stored_cases import Case
 from ddpperf.results import units
@@ -25,13 +17,11 @@ MOST_NAMED = 3  # trainings in a sentence
 
 def _epoch(case: Case) -> Cells:
     without = case.references.get("without_loading")
-    cells = {"epoch": units.seconds(case.seconds)}
+    cells = time_cell(case)
     if without is not None:
         alone = median(without.median_step_seconds().values())
         cells["epoch without loading"] = units.seconds(alone)
-    return cells | metric_cells(
-        case, {"loading": ("loading_fraction", units.percent), "images/s": ("images_per_second", units.whole)}
-    )
+    return cells
 
 
 def _about_epochs(cases: Sequence[Case]) -> str:
@@ -52,21 +42,14 @@ BATCH_SIZE = Question(
     tests=("test_batch_size",),
     file="test_batch_size.py",
     needs=("images_per_second",),
-    rows=row_per_case(_epoch),
+    cells=_epoch,
+    metrics=("loading_fraction", "images_per_second"),
     sentence=_about_epochs,
 )
 
 
 def _scaled(case: Case) -> Cells:
-    cells = {"global batch": f"{training_of(case).global_batch_size:,}", "step": units.seconds(case.seconds)}
-    return cells | metric_cells(
-        case,
-        {
-            "epoch": ("epoch_seconds", units.seconds),
-            "speedup": ("speedup", units.factor),
-            "efficiency": ("efficiency", units.percent),
-        },
-    )
+    return {"global batch": f"{training_of(case).global_batch_size:,}"} | time_cell(case)
 
 
 def _about_scaling(cases: Sequence[Case]) -> str:
@@ -87,7 +70,8 @@ SCALING = Question(
     tests=("test_weak_scaling", "test_strong_scaling"),
     file="test_scaling.py",
     needs=("images_per_second",),
-    rows=row_per_case(_scaled),
+    cells=_scaled,
+    metrics=("epoch_seconds", "speedup", "efficiency"),
     sentence=_about_scaling,
 )
 
