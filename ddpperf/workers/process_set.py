@@ -21,7 +21,7 @@ from ddpperf.workers.failures import Cause, RankFailure, SetFailure
 from ddpperf.workers.hangs import FREE_SPACE, explained, seen_in, write_report
 from ddpperf.workers.interpreter import Side, rank_environment
 from ddpperf.workers.launcher import Launch, Launcher, LaunchFailed
-from ddpperf.workers.rank_process import (
+from ddpperf.workers.rank_handles import (
     EXIT_SECONDS,
     AnyRank,
     LaunchedRank,

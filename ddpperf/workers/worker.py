@@ -113,7 +113,7 @@ def _described(entry: channel.Message) -> channel.Message:
 
 
 def _serve(connection: Connection, rank: int, folder: Path) -> None:
-    from ddpperf.workers.rank import Rank  # after the lifeline has begun: it imports torch
+    from ddpperf.workers.rank_commands import Rank  # after the lifeline has begun: it imports torch
 
     watchdog = Watchdog(float(os.environ.get(DEADLINE_VARIABLE, "0")))
 

@@ -18,7 +18,7 @@ from ddpperf.training.epoch import TrainingEpoch
 from ddpperf.training.measured_step import CAPTURE_WARMUP, MeasuredStep
 from ddpperf.training.models import Stem
 from ddpperf.training.step import TrainingStep
-from ddpperf.workers.rank import Rank
+from ddpperf.workers.rank_commands import Rank
 from tests.unit.test_execution import small_model
 
 pytestmark = [

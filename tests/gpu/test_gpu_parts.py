@@ -15,7 +15,7 @@ from ddpperf.data.inputs import Batch, TransformedImages
 from ddpperf.specs import EpochPartsSpec, Execution, PartsSpec, TrainingSpec, measured_as, to_json
 from ddpperf.training import model_and_data
 from ddpperf.workers.pool import Pool
-from ddpperf.workers.rank import Rank
+from ddpperf.workers.rank_commands import Rank
 from perf.test_step_breakdown import parts_of, parts_over_step
 from tests.gpu.test_gpu_comm_split import DELAY_SECONDS, SPEC
 from tests.gpu.test_gpu_kernels import SPEC as ALONE

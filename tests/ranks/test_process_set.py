@@ -173,7 +173,7 @@ def test_hang_is_explained_and_its_stacks_are_kept(impatient: Pool) -> None:
     failure = failure_of(impatient, with_fault("hang"))
     first, of_0, of_1, late, stacks, hint = failure.splitlines()
     assert f"did not answer within {HANG_SECONDS} s (at sample)" in first
-    place = r"at workers/rank\.py:\d+ in"
+    place = r"at workers/rank_commands\.py:\d+ in"
     assert re.fullmatch(rf"rank 0: (sleeping|running), waits in barrier number \d+, {place} sample", of_0)
     assert re.fullmatch(rf"rank 1: sleeping, waits in no collective, {place} inject", of_1)
     assert re.fullmatch(r"rank 1 is late: rank 0 waits for it in barrier number \d+", late)

@@ -21,8 +21,9 @@ from ddpperf import specs
 from ddpperf.specs import CallExecution, EpochSpec, Execution, TrainingSpec
 from ddpperf.training.epoch import TrainingEpoch
 from ddpperf.training.step import TrainingStep
-from ddpperf.workers import measurements, rank
-from ddpperf.workers.rank import Rank
+from ddpperf.workers import measurements
+from ddpperf.workers import rank_commands as rank
+from ddpperf.workers.rank_commands import Rank
 
 SINGLE = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
 EPOCH = EpochSpec(world_size=1, per_rank_batch_size=2, strategy="single", epoch_images=6)
