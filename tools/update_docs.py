@@ -18,7 +18,7 @@ from pathlib import Path
 from ddpperf.report.layout import table_lines, wrapped
 from ddpperf.report.markdown import results_page
 from ddpperf.report.plots import write_plots
-from ddpperf.report.summary import WIDTH, title
+from ddpperf.report.summary import WIDTH, title, verdict_lines
 from ddpperf.report.tables import tables_of
 from ddpperf.results.stored_runs import read_document
 from tools.report_mistakes import (
@@ -61,7 +61,7 @@ def baselines_table(folder: str) -> str:
 
 
 def experiments_block(run: str, titles: str) -> str:
-    """Return the tables of some experiments of a stored run, as its summary prints them.
+    """Return the tables of some experiments and the verdict of a stored run, as its summary prints them.
 
     titles: the titles of the experiments, joined by commas.
     """
@@ -70,6 +70,7 @@ def experiments_block(run: str, titles: str) -> str:
     by_title = {table.title.upper(): table for table in tables_of(document)}
     for name in titles.split(", "):
         lines += ["", *table_lines(by_title[name], WIDTH, notes=False)]
+    lines += ["", *verdict_lines(document["ddpperf"])]
     return "\n".join(["```text", *lines, "```", ""])
 
 
