@@ -30,7 +30,7 @@ import pytest
 
 from ddpperf import specs
 from ddpperf.doctor.findings import Finding
-from ddpperf.plugin import resources
+from ddpperf.plugin import session
 from ddpperf.specs import (
     AllReduceSpec,
     CollectiveSpec,
@@ -238,7 +238,7 @@ class CannedSuite(Project):
             mock.patch.object(tempfile, "tempdir", str(self.folder)),
             mock.patch.object(sys, "path", [str(self.root), *sys.path]),
             mock.patch.object(sys, "dont_write_bytecode", True),
-            mock.patch.object(resources, "run_findings", self.run_findings),
+            mock.patch.object(session, "run_findings", self.run_findings),
             canned_sets(self.canned),
         ):
             for name in modules:

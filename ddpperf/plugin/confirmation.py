@@ -53,7 +53,7 @@ def _confirm(session: Session, plain: PlainRun, items: Sequence[pytest.Item], te
     assert baseline is not None
     assert plain.comparison is not None
     try:
-        root, cleanup = session.inputs.storage.root, session.resources.cleanup
+        root, cleanup = session.inputs.storage.root, session.cleanup
         sides = options.sides or stored_sides(baseline, root, options, cleanup)
     except Refused as refused:
         plain.no_stored_code = f"they cannot be measured beside the stored run's code, since {refused}"

@@ -260,7 +260,7 @@ def header(session: Session, command_line: str, answer: Answer | None, verdict: 
         "schema": SCHEMA,
         "hardware_key": session.inputs.storage.hardware_key,
         "environment": session.environment(),
-        "machine_findings": [asdict(finding) for finding in session.resources.machine_findings],
+        "machine_findings": [asdict(finding) for finding in session.machine_findings],
         "options": {
             "command_line": command_line,
             **{name: value for name, value in asdict(options).items() if name not in NOT_STORED},

@@ -5,33 +5,39 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from ddpperf.doctor.examination import run_findings
+from ddpperf.doctor.findings import Finding
 from ddpperf.errors import Refused
 from ddpperf.machine import hardware
 from ddpperf.machine.compiler import compiler_cache
 from ddpperf.machine.links import rates_to_json
+from ddpperf.machine.network import find_interface
 from ddpperf.plugin.ab_run import ABRun
 from ddpperf.plugin.base_checkout import require_stored_code
 from ddpperf.plugin.collected_tests import Collection, Outcomes
+from ddpperf.plugin.devices import Devices
 from ddpperf.plugin.interrupts import ignore_interrupts
 from ddpperf.plugin.measure_fixture import Measure, Measuring
 from ddpperf.plugin.options.options import Options, is_experiment
 from ddpperf.plugin.options.slow_checks import prepare, with_functions
 from ddpperf.plugin.plain_run import PlainRun
 from ddpperf.plugin.progress import ProgressLine
-from ddpperf.plugin.resources import Resources
 from ddpperf.plugin.run_inputs import RunInputs
 from ddpperf.results.outcomes import Outcome, OutcomeKind, Verdict
 from ddpperf.specs import DATA_VARIABLE, FUNCTIONS_VARIABLE
 from ddpperf.verdict.exit_status import Answer, decide
 from ddpperf.workers.failures import SetFailure
-from ddpperf.workers.interpreter import Side
+from ddpperf.workers.interpreter import LOOPBACK, Side
+from ddpperf.workers.launcher import Launcher
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
 
@@ -45,8 +51,11 @@ class Session:
     run: a plain run or an A/B run; compares the measurements of the tests.
     passes: the first measurement of all tests, and later ones of some tests in new processes.
     problems: sentences that say why the run can give no verdict.
-    resources: the devices and nodes that the tests are measured on.
+    devices: the devices of this node.
+    launcher: what starts the ranks; None if they start on this machine.
+    cleanup: releases what the run holds. It is closed when all processes have ended.
     host: the machine and the git commit at the start of the run, as stored in the JSON file.
+    machine_findings: what may spoil the measurements, as the doctor found before the first one.
     """
 
     def __init__(self, options: Options, inputs: RunInputs) -> None:
@@ -58,8 +67,16 @@ class Session:
         terminal = os.dup(1)  # pytest captures the usual stream later
         self.progress = ProgressLine(os.fdopen(terminal, "w", errors="backslashreplace"))
         self.passes: list[Measuring] = []
-        self.resources = Resources(options, inputs.gpus)
+        most, several = max(options.world_sizes), options.nodes.count > 1
+        self.devices = Devices(
+            inputs.gpus if options.device == "cuda" else (),
+            min(most, options.nodes.size) if several else most,
+            several_nodes=several,
+        )
+        self.launcher: Launcher | None = None
+        self.cleanup = ExitStack()
         self.host: dict[str, Any] = {}
+        self.machine_findings: list[Finding] = []
         self.run: PlainRun | ABRun
         if options.sides is not None and not inputs.compares:
             self.run = ABRun(
@@ -129,19 +146,37 @@ class Session:
         return self.passes[0].measures if self.passes else {}
 
     def start(self) -> None:
-        """Lock the devices, and wait for other nodes, before the first test is measured.
+        """Lock the devices, examine this machine, and wait for other nodes, before the first test.
 
         Raises Refused if another test run uses one of the devices, or if a node does not join.
         """
-        if not self.passes:
-            self.prepare()
-            self.resources.acquire(self.options)
-            self.begin_pass(self.run, self.run.replicates)
-            if self.resources.launcher is not None:
-                try:
-                    self.passes[0].pool.live_sets()
-                except SetFailure as failure:
-                    raise Refused(f"--launcher: {failure}") from failure
+        if self.passes:
+            return
+        self.prepare()
+        self.cleanup.callback(self.devices.release)
+        self.devices.acquire()
+        if self.options.nodes.launcher is not None:
+            self.launcher = self._launcher(self.options.nodes.launcher)
+            self.cleanup.callback(self.launcher.close)
+        self.machine_findings = run_findings(self.options.device, self.inputs.gpus)
+        self.begin_pass(self.run, self.run.replicates)
+        if self.launcher is not None:
+            try:
+                self.passes[0].pool.live_sets()
+            except SetFailure as failure:
+                raise Refused(f"--launcher: {failure}") from failure
+
+    def _launcher(self, command: str) -> Launcher:
+        nodes, images = self.options.nodes, self.options.data.path
+        return Launcher(
+            command,
+            nodes=nodes.count,
+            per_node=nodes.size if nodes.count > 1 else max(self.options.world_sizes),
+            device=self.options.device,
+            interface=nodes.interface or find_interface(LOOPBACK),
+            images=str(images.absolute()) if images is not None else "",
+            key_file=Path(f".ddpperf/launch-{os.getpid()}.key"),
+        )
 
     def fixture(self, test: str, benchmark: BenchmarkFixture) -> Measure:
         """Return the value of the `measure` fixture for one test, and show which test it is."""
@@ -166,7 +201,7 @@ class Session:
         if self.passes:
             self.passes[-1].pool.close()
             sets_made = self.passes[-1].pool.sets_made
-        devices, known = self.resources.devices, self.passes[0].measured().values() if time_only else ()
+        known = self.passes[0].measured().values() if time_only else ()
         pool = Pool(
             self._set_options(run.rounds, time_only=time_only),
             replicates=replicates,
@@ -174,10 +209,10 @@ class Session:
             sides=self._sides(run, replicates),
             step_seconds={measured.spec: median(measured.all_step_seconds()) for measured in known},
             progress=self.progress,
-            check_round=devices.check_round,
-            recorder=devices.recorder,
+            check_round=self.devices.check_round,
+            recorder=self.devices.recorder,
         )
-        self.passes.append(Measuring(pool, devices, run.sides, order=list(self.outcomes.measured)))
+        self.passes.append(Measuring(pool, self.devices, run.sides, order=list(self.outcomes.measured)))
 
     def _set_options(self, rounds: int, *, time_only: bool) -> SetOptions:
         """Return what all process sets of a pass have in common."""
@@ -189,9 +224,9 @@ class Session:
             deadline_seconds=options.deadline_seconds,
             log_folder=options.worker_logs,
             hang_folder=self.inputs.storage.root / ".ddpperf" / "hangs",
-            cores=self.resources.devices.cores(),
+            cores=self.devices.cores(),
             time_only=time_only,
-            launcher=self.resources.launcher,
+            launcher=self.launcher,
         )
 
     def _sides(self, run: PlainRun | ABRun, replicates: int) -> list[Side]:
@@ -232,7 +267,7 @@ class Session:
         """End all worker processes and release the devices, even if an error occurs."""
         ignore_interrupts()
         self.progress.close()
-        with self.resources.cleanup:
+        with self.cleanup:
             for measuring in self.passes:
                 measuring.pool.close()
 
@@ -279,8 +314,11 @@ class Session:
         environment = dict(self.host or self._host())
         for measuring in self.passes[:1]:
             if ranks := measuring.pool.environment():
-                environment |= ranks | self.resources.devices.pinning.environment()
+                environment |= ranks | self.devices.pinning.environment()
             rates = {world_size: self.machine.link(world_size) for world_size in self.machine.world_sizes}
             if links := rates_to_json(rates):
                 environment["links"] = links  # the rates that utilizations of this run refer to
-        return environment | self.resources.environment()
+        if self.launcher is not None and self.launcher.nodes > 1:
+            here = {"link": self.launcher.interface.link, "ranks": self.launcher.per_node}
+            environment["nodes"] = [node | here for node in self.launcher.hosts]
+        return environment
