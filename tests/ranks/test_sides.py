@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-import ddpperf
 from ddpperf.errors import Refused
 from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.plugin.options.slow_checks import check_sides, lacking_side, with_functions
@@ -26,16 +25,12 @@ from tests.project import REPOSITORY, Marked
 TORCH = "__version__ = {!r}\nclass version: cuda = {!r}\n"  # imported in no time
 MAKE = "def make(): pass\n"
 FILES = {
-    "text": "",
     "garbage": "\x7fnothing",
     "endless": "#!/bin/sh\nexec yes\n",
     "good/torch/__init__.py": TORCH.format("2.11.0a0+git1234", "13.0"),
     "good/count/torch/__init__.py": TORCH.format("2.12.0", "13.0") + "open('counted', 'a').write('x')\n",
-    "good/own/models.py": f"from ddpperf.errors import CannotTrain\nimport mine\n{MAKE}",
     "good/mine.py": MAKE,
     "good/incomplete.py": "import timm_of_its_own",
-    "good/raising.py": "raise ValueError('one\\ntwo')",
-    "good/leaving.py": "raise SystemExit(3)",
     "good/loud.py": (
         "import atexit, os, subprocess, threading, time\nprint('{}', flush=True)\nos.system('echo out')\n"
         "atexit.register(print, 'goodbye')\nthreading.Thread(target=time.sleep, args=(300,)).start()\n"
@@ -43,7 +38,6 @@ FILES = {
     ),
     "python3.10/sitecustomize.py": "import sys\nsys.version_info = (3, 10, 13)\n",
     "old/torch/__init__.py": TORCH.format("2.10.1+cu128", "12.8"),
-    "odd/torch/__init__.py": TORCH.format("nightly", "13.0"),
     "plain/torch/__init__.py": TORCH.format("2.12.0+cpu", None),
     "ending/torch/__init__.py": "import os\nos._exit(0)\n",
     "hanging/torch/__init__.py": "import os, time\nos.fork()\ntime.sleep(300)\n",
@@ -57,7 +51,6 @@ FILES = {
     "lacks-helper/steps.py": f"import helper\n{MAKE}",
     "has-helper/steps.py": f"import helper\n{MAKE}",
     "has-helper/src/helper.py": "",
-    "holds-torchvision/torchvision/__init__.py": "",
     "holds-ddpperf/ddpperf/__init__.py": "",
     "holds-ddpperf/ddpperf/workers/worker.py": "def main(*_):\n    import mine; print(mine.__file__)\n",
     "holds-ddpperf/mine.py": MAKE,
@@ -95,12 +88,6 @@ def read(
     marked.assert_nothing_left()
 
 
-@pytest.mark.parametrize("line", [f"--candidate {sys.executable}", "--candidate comm_hook=bf16"])
-def test_this_environment_is_not_probed(read: Read, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probing_module, "BOOTSTRAP", Path("/nowhere/bootstrap.py"))
-    assert read(line).torchvision
-
-
 def test_virtual_environment_is_probed_through_its_link(read: Read, at: Path) -> None:
     venv.create(at / "other", symlinks=True)
     (packages,) = (at / "other" / "lib").glob("python*/site-packages")
@@ -117,25 +104,16 @@ def test_same_environment_is_probed_once(read: Read, at: Path, environment: str,
     assert (at / "counted").read_text() == probes
 
 
-@pytest.mark.parametrize("model", ["loud:make", "own.models:make"])
-def test_model_may_print_and_start_threads_and_processes(read: Read, model: str) -> None:
-    assert read("--candidate bare/bin/python --candidate good", model=model)
-
-
-@pytest.mark.parametrize("holds", ["mine", "torchvision", "ddpperf"])
-def test_root_with_one_loaded_module_is_accepted(
-    read: Read, at: Path, holds: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(at / "good"), str(at / "holds-torchvision")]))
-    assert read(
-        f"--candidate holds-{holds}", model="torchvision:vit" if holds == "torchvision" else "mine:make"
-    )
+def test_model_may_print_and_start_threads_and_processes(read: Read) -> None:
+    assert read("--candidate bare/bin/python --candidate good", model="loud:make")
 
 
 def test_root_may_hold_only_a_tested_function(read: Read, at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(at / "good"))
     assert read("--candidate holds-mine", functions=["mine:make"])
     assert read("--candidate holds-src", functions=["mine:make"]), "its folder src is on the path, too"
+    assert read("--candidate holds-mine", model="mine:make")
+    assert read("--candidate holds-ddpperf")
     assert "holds nothing that a rank loads" in refusal(read, "--candidate holds-mine")
 
 
@@ -170,19 +148,11 @@ def test_new_function_is_not_imported_by_the_base(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(at / "good"), str(at / "candidate" / "src")]))
     root = f"--base={at}/has-helper"
     assert read(root, functions=["steps:make", "added:make"])
+    assert read(f"--candidate {at}/holds-ddpperf", model="added:make"), "its own ddpperf is what is compared"
     options = reader(pytestconfig)("--rootdir", str(at), "--device", "cpu", root)
     assert lacking_side(options, "steps:make") == ""
     assert lacking_side(options, "added:make") == "base"
     assert lacking_side(options, "installed:make") == ""
-
-
-def test_model_of_the_current_folder_suits_two_ddpperfs(
-    read: Read, at: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If the source tree has its own ddpperf, ddpperf is what is compared."""
-    monkeypatch.chdir(at / "candidate")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(at / "good"), str(at / "candidate" / "src")]))
-    assert read(f"--candidate {at}/holds-ddpperf", model="added:make")
 
 
 @pytest.mark.parametrize("safe_path", ["", "1"])
@@ -206,53 +176,25 @@ def test_probe_imports_the_same_modules_as_ranks(
     }
 
 
-def test_wrapper_that_prints_is_accepted_as_interpreter(read: Read, at: Path) -> None:
-    wrapper = at / "activates"
-    wrapper.write_text(f'#!/bin/sh\necho activating an environment\nexec {sys.executable} "$@"\n')
-    wrapper.chmod(0o755)
-    sides = read("--candidate ./activates")
-    assert sides is not None
-    assert sides.candidate.python == str(wrapper)
-
-
 # --- refusals
 
 NO_PYTHON = "is no Python 3.11 or newer, it ended with status"
 NOT_PYTHON = {
-    "--candidate ./garbage": (
-        "--candidate {at}/garbage cannot be started (Exec format error); name a Python interpreter"
-    ),
-    "--candidate /bin/ls": f"--candidate /bin/ls {NO_PYTHON} 2 (",
-    "--candidate ./endless": (
-        f"--candidate {{at}}/endless {NO_PYTHON} -{signal.SIGKILL}; name a Python interpreter"
-    ),
-    "--candidate /bin/true": f"--candidate /bin/true {NO_PYTHON} 0; name a Python interpreter",
-    "--base /bin/echo": f"--base /bin/echo {NO_PYTHON} 0; name a Python interpreter",
-    "--candidate .": (
-        "--candidate {at} holds nothing that a rank loads, found ddpperf from {ours}, torch from {at}/good"
-    ),
+    "./garbage": "cannot be started (Exec format error); name a Python interpreter",
+    "./endless": f"{NO_PYTHON} -{signal.SIGKILL}; name a Python interpreter",
+    "/bin/true": f"{NO_PYTHON} 0; name a Python interpreter",
+    ".": "holds nothing that a rank loads, found ddpperf from ",
 }
-NO_MODULE = "as its ranks must (ModuleNotFoundError: No module named"
 PROBED = {
-    ("", ""): f"cannot import torch, {NO_MODULE} 'torch'); install it there",
+    (
+        "",
+        "",
+    ): "cannot import torch, as its ranks must (ModuleNotFoundError: No module named 'torch'); ",
     ("python3.10", ""): "is Python 3.10.13, ddpperf needs 3.11 or newer; name a newer interpreter",
     ("old", ""): "has torch 2.10.1+cu128, ddpperf needs 2.11 or newer; install one there",
-    ("odd", ""): "has torch nightly, ddpperf needs 2.11 or newer; install one there",
-    ("broken", ""): f"cannot import ddpperf, {NO_MODULE} 'what_it_needs'); install it there",
-    (
-        "good",
-        "incomplete:make",
-    ): f"cannot import incomplete, {NO_MODULE} 'timm_of_its_own'); install it there",
-    (
-        "good",
-        "mine:model",
-    ): "cannot import mine, as its ranks must (AttributeError: module 'mine' has no attribute 'model'); ins",
-    ("good", "raising:make"): "cannot import raising, as its ranks must (ValueError: one); install it there",
-    ("good", "leaving:make"): "cannot import leaving, as its ranks must (SystemExit: 3); install it there",
-    (
-        "good",
-        "torchvision:vit_b_16",
-    ): f"cannot import torchvision, {NO_MODULE} 'torchvision'); install it there",
+    ("broken", ""): "cannot import ddpperf, as its ranks must (ModuleNotFoundError: No module named ",
+    ("good", "incomplete:make"): "cannot import incomplete, as its ranks must (ModuleNotFoundError: ",
+    ("good", "mine:model"): "cannot import mine, as its ranks must (AttributeError: module 'mine' has no ",
     ("ending", ""): "ended with status 0 while it imported torch and the model; try it by itself",
     ("hanging", ""): "did not import torch and the model within 0.5 s; try it by itself",
 }
@@ -264,15 +206,13 @@ def refusal(read: Read, line: str, **others: Any) -> str:
     return str(refused.value)
 
 
-@pytest.mark.parametrize("line", NOT_PYTHON, ids=lambda line: line[:60])
+@pytest.mark.parametrize("named", NOT_PYTHON)
 def test_unusable_interpreter_is_refused_with_one_sentence(
-    read: Read, at: Path, line: str, monkeypatch: pytest.MonkeyPatch
+    read: Read, at: Path, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(at / "good"))
-    sentence = (
-        NOT_PYTHON[line].replace("{at}", str(at)).replace("{ours}", str(Path(ddpperf.__file__).parents[1]))
-    )
-    assert refusal(read, line).startswith(sentence)
+    line = f"--candidate {os.path.normpath(at / named)}"
+    assert refusal(read, f"--candidate {named}").startswith(f"{line} {NOT_PYTHON[named]}")
 
 
 @pytest.mark.parametrize(("root", "model"), PROBED)
@@ -288,8 +228,5 @@ def test_environment_that_cannot_run_ranks_is_refused(
 def test_torch_without_cuda_is_refused_on_gpus_only(read: Read, at: Path) -> None:
     assert read("--candidate plain", device="cpu")
     assert read("--candidate good", device="cuda")
-    sentence = (
-        f"--candidate {at}/plain has torch 2.12.0+cpu, which has no CUDA, for --device cuda; install one"
-        " that has, or"
-    )
-    assert refusal(read, "--candidate plain", device="cuda") == f"{sentence} pass --device cpu"
+    sentence = f"--candidate {at}/plain has torch 2.12.0+cpu, which has no CUDA, for --device cuda; install"
+    assert refusal(read, "--candidate plain", device="cuda").startswith(sentence)
