@@ -227,17 +227,15 @@ class Option:
         return None if isinstance(self.default, str) else self.parser(self.default[device == "cuda"])
 
 
-DEVICE = choice("auto", "cuda", "cpu")
+MEBIBYTES = whole_number(MOST_BUCKET_CAP_MB, least=0)
 WHOLE_NUMBER = whole_number()
 WHOLE_NUMBERS = several(WHOLE_NUMBER, "whole numbers", "32,128")
 WORLD_SIZES = several(whole_number(MAX_WORLD_SIZE), f"whole numbers from 1 to {MAX_WORLD_SIZE}", "1,2")
-SETS = whole_number(MOST_SETS)
-MEBIBYTES = whole_number(MOST_BUCKET_CAP_MB, least=0)
-PRECISION = choice(*get_args(Precision))
 EXECUTION = choice(*get_args(Execution))
 EXECUTIONS = several(EXECUTION, EXECUTION.takes, "graph,eager", tuple)  # the first one is special
-BUFFER_SIZE = Parser("SIZE", "a size from 4B to 8GiB", "64KiB", buffer_size)
-BUFFER_SIZES = several(BUFFER_SIZE, "sizes from 4B to 8GiB", "1KiB,64MiB")
+BUFFER_SIZES = several(
+    Parser("SIZE", "a size from 4B to 8GiB", "64KiB", buffer_size), "sizes from 4B to 8GiB", "1KiB,64MiB"
+)
 BANDWIDTH = number("GB/s", "GB/S", 1e5, "450", scale=1e9)
 DELAY = number("seconds", "SECONDS", MOST_DELAY_SECONDS, "0.5")
 DEADLINE = number("seconds", "SECONDS", 86400, "300")
@@ -254,7 +252,6 @@ NEW_FILE = Parser("FILE", "a file", "verdict.md")
 INDUCTOR = Parser("", "names of torch's inductor options, joined by +", "combo_kernels")
 YES_NO = Parser("", "true or false", "true", lambda text: choice("true", "false")(text.lower()) == "true")
 NOTHING = Parser("", "no value", "")
-NODES = whole_number(MAX_WORLD_SIZE)
 INTERFACE = Parser("NAME", "the name or the address of a network interface", "eth0")
 LAUNCHER = Parser("CMD", "srun, mpirun or a command with placeholders (docs/nodes.md)", "srun", launcher)
 
@@ -299,7 +296,12 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "Run the full suite. Without --full, a folder's core suite runs. A named file runs whole.",
             "off",
         ),
-        Option("--device", DEVICE, "Device of the ranks; auto is cuda if there are GPUs.", "auto"),
+        Option(
+            "--device",
+            choice("auto", "cuda", "cpu"),
+            "Device of the ranks; auto is cuda if there are GPUs.",
+            "auto",
+        ),
         Option("--world-sizes", WORLD_SIZES, "Numbers of ranks to run.", "1,2 on CPUs; 1,2,4... on GPUs"),
         Option("--batch-sizes", WHOLE_NUMBERS, "Images per rank in a training step.", ("32", "32,128,512")),
         Option(
@@ -311,7 +313,12 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option(
             "--model", MODEL, f"The model to train. Built in are {BUILT_IN}.", ("resnet18", "resnet18_cifar")
         ),
-        Option("--precision", PRECISION, "Number format of the training steps.", ("fp32", "bf16")),
+        Option(
+            "--precision",
+            choice(*get_args(Precision)),
+            "Number format of the training steps.",
+            ("fp32", "bf16"),
+        ),
         Option(
             "--executions",
             EXECUTIONS,
@@ -331,7 +338,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         ),
         Option(
             "--replicates",
-            SETS,
+            whole_number(MOST_SETS),
             "Process sets that measure each test, per side in an A/B run.",
             "1; 3 or more in an A/B run",
         ),
@@ -358,7 +365,12 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         ),
     ),
     "Several nodes": (
-        Option("--nodes", NODES, "Number of nodes on which the launcher starts ranks.", ("1",) * 2),
+        Option(
+            "--nodes",
+            whole_number(MAX_WORLD_SIZE),
+            "Number of nodes on which the launcher starts ranks.",
+            ("1",) * 2,
+        ),
         Option(
             "--launcher",
             LAUNCHER,
@@ -385,16 +397,12 @@ GROUPS: dict[str, tuple[Option, ...]] = {
 }
 OPTIONS = {option.name: option for options in GROUPS.values() for option in options}
 
-
-USE_LAUNCHER = "name what starts ranks on other nodes with --launcher, such as srun or mpirun"
 # Options of the last release, and what to do now. "{}" stands for the old option's value.
 OLD_OPTIONS = {
-    "--against": "type --candidate {}",
-    "--against-root": "type --candidate {}",
-    "--against-env": "type --candidate {}",
-    "--against-spec": "type --candidate {}",
-    "--baseline-root": "type --base {}",
-    "--baseline-python": "type --base {}",
+    **dict.fromkeys(
+        ("--against", "--against-root", "--against-env", "--against-spec"), "type --candidate {}"
+    ),
+    **dict.fromkeys(("--baseline-root", "--baseline-python"), "type --base {}"),
     "--slow-down": "type --spec delay_seconds={}, or --candidate delay_seconds={} in an A/B run",
     "--recipe": "name the test, as in perf/test_large_batch.py::test_remedies[ID]",
     "--confirm-seconds": "a confirmation takes half of --max-seconds",
@@ -405,10 +413,10 @@ OLD_OPTIONS = {
     "--link-bandwidth": "leave it out: the rate of the links is looked up or measured",
     "--node-latency": "type --node-link {},GB/S",
     "--node-bandwidth": "type --node-link LATENCY,{}",
-    "--node-port": USE_LAUNCHER,
-    "--node-key": USE_LAUNCHER,
-    "--node-seconds": USE_LAUNCHER,
-    "--hostfile": USE_LAUNCHER,
+    **dict.fromkeys(
+        ("--node-port", "--node-key", "--node-seconds", "--hostfile"),
+        "name what starts ranks on other nodes with --launcher, such as srun or mpirun",
+    ),
 }
 
 

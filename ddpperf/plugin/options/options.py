@@ -248,7 +248,7 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
         sides=sides,
         max_seconds=values["--max-seconds"],
         deadline_seconds=values["--deadline"],
-        worker_logs=_path(given, "--worker-logs"),
+        worker_logs=Path(given["--worker-logs"]) if "--worker-logs" in given else None,
         slower_ratio=slower_ratio(config),
         links=_links(given, nodes.size if nodes.count > 1 else max(world_sizes)),
         nodes=nodes,
@@ -320,10 +320,6 @@ def _named(given: dict[str, Any], option: str) -> dict[tuple[str, str], Any]:
     return found
 
 
-def _path(given: dict[str, Any], option: str) -> Path | None:
-    return Path(given[option]) if option in given else None
-
-
 def _links(given: dict[str, Any], most_devices: int) -> Links:
     latency, bandwidth = given.get("--node-link", (0.0, 0.0))
     return Links(
@@ -388,11 +384,10 @@ def _check_world_sizes(options: Options, gpu_count: int) -> None:
 
 def _check_nodes(options: Options, gpu_count: int) -> None:
     nodes = options.nodes
-    if options.device == "cuda" and not gpu_count:
-        raise Refused("--device cuda needs GPUs on each node, found none here; pass --device cpu")
     if options.device == "cuda" and nodes.size > gpu_count:
+        instead = f"--node-size {gpu_count} or less" if gpu_count else "--device cpu"
         found = f"needs {nodes.size} GPUs on each node, found {gpu_count} here"
-        raise Refused(f"--node-size {nodes.size} {found}; pass {max(1, gpu_count)} or fewer")
+        raise Refused(f"--node-size {nodes.size} {found}; pass {instead}")
     for N in options.world_sizes:
         if nodes.size < N and (N % nodes.size or nodes.size * nodes.count < N):
             what = f"--world-sizes {N} does not fit {nodes.count} nodes of {nodes.size} ranks"
