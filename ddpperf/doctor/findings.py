@@ -54,10 +54,6 @@ class Finding:
     text: str
     advice: str = ""
 
-    def __post_init__(self) -> None:
-        if bool(self.advice) == (self.level is Level.GOOD):
-            raise ValueError(f"{self.subject} is {self.level}, with the advice {self.advice!r}")
-
     @classmethod
     def from_json(cls, fields: Mapping[str, str]) -> Finding:
         """Read what `asdict` made of a finding."""

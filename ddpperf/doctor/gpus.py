@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddpperf.doctor.findings import Finding, Subject, bad, good, warn
+from ddpperf.doctor.findings import Finding, Level, Subject, bad, good, warn
 from ddpperf.machine.gpu_description import Gpu
 from ddpperf.machine.gpu_watch import SM_CLOCK, read_state
 from ddpperf.machine.hardware import first_unmapped, gpu_handles, load_nvml, query_nvml
@@ -47,20 +47,13 @@ def gpu_settings(gpus: Sequence[Gpu]) -> list[Finding]:
     if not gpus:
         return []
     limits = sorted({f"{gpu.power_limit_watts or 0:.0f} W" for gpu in gpus if gpu.power_limit_watts})
+    clocks = "reset them with sudo nvidia-smi -rac, or leave them equal for all runs"
+    power = "set the default with sudo nvidia-smi -pl WATTS, or leave it equal for all runs"
+    limit = f"limit {' and '.join(limits) or 'not known'}"
     return [
         _links(gpus),
-        _judged(
-            Subject.CLOCKS,
-            _problems(gpus, _low_application_clock),
-            "reset them with sudo nvidia-smi -rac, or leave them equal for all runs",
-            "not held down",
-        ),
-        _judged(
-            Subject.POWER,
-            _problems(gpus, _low_power_limit),
-            "set the default with sudo nvidia-smi -pl WATTS, or leave it equal for all runs",
-            f"limit {' and '.join(limits) or 'not known'}",
-        ),
+        _judged(Subject.CLOCKS, gpus, _low_application_clock, clocks, "not held down"),
+        _judged(Subject.POWER, gpus, _low_power_limit, power, limit),
     ]
 
 
@@ -71,31 +64,24 @@ def gpu_disturbances(gpus: Sequence[Gpu]) -> list[Finding]:
     """
     if not gpus:
         return []
+    load = "stop the process, or wait until it ends"
+    clocks = "cool the GPU or raise its power limit, and see nvidia-smi -q -d PERFORMANCE"
     return [
-        _judged(
-            Subject.GPU_LOAD,
-            _problems(gpus, _other_users),
-            "stop the process, or wait until it ends",
-            "no other process uses a GPU",
-        ),
-        _judged(
-            Subject.CLOCKS,
-            _problems(gpus, _throttled),
-            "cool the GPU or raise its power limit, and see nvidia-smi -q -d PERFORMANCE",
-            "not held down",
-        ),
+        _judged(Subject.GPU_LOAD, gpus, _other_users, load, "no other process uses a GPU"),
+        _judged(Subject.CLOCKS, gpus, _throttled, clocks, "not held down"),
     ]
 
 
 def _links(gpus: Sequence[Gpu]) -> Finding:
-    problems = _problems(gpus, _lost_links)
-    advice = "see nvidia-smi nvlink --status; restart the driver, or let the machine be repaired"
-    if not problems and len(gpus) > 1 and (pair := first_unmapped(gpus)) is not None:
-        text = f"GPU {pair[0]} and GPU {pair[1]} cannot read each other's memory"
-        return warn(Subject.LINKS, text, "tests that map GPU memory are skipped; see nvidia-smi topo -p2p r")
     link = gpu_link(gpus)
     alone = "one GPU needs none" if len(gpus) == 1 else "not known"
-    return _judged(Subject.LINKS, problems, advice, f"{link} to the other GPUs" if link else alone)
+    advice = "see nvidia-smi nvlink --status; restart the driver, or let the machine be repaired"
+    fine = f"{link} to the other GPUs" if link else alone
+    found = _judged(Subject.LINKS, gpus, _lost_links, advice, fine)
+    if found.level is Level.GOOD and (pair := first_unmapped(gpus)) is not None:
+        text = f"GPU {pair[0]} and GPU {pair[1]} cannot read each other's memory"
+        return warn(Subject.LINKS, text, "tests that map GPU memory are skipped; see nvidia-smi topo -p2p r")
+    return found
 
 
 # --- what one GPU reports: an empty string is no problem, or not known
@@ -146,17 +132,18 @@ def _throttled(handle: Any) -> str:
 # --- one finding for all GPUs
 
 
-def _problems(gpus: Sequence[Gpu], problem: Callable[[Any], str]) -> dict[int, str]:
-    """Return the problem of each GPU that has one, by its number in CUDA's order."""
-    handles = gpu_handles(gpu.uuid for gpu in gpus)
-    return {index: text for index, handle in handles.items() if (text := problem(handle))}
+def _judged(
+    subject: Subject, gpus: Sequence[Gpu], problem: Callable[[Any], str], advice: str, fine: str
+) -> Finding:
+    """Return a warning that names the GPUs with a problem, or that all is fine.
 
-
-def _judged(subject: Subject, problems: Mapping[int, str], advice: str, fine: str) -> Finding:
-    if not problems:
+    problem: returns the problem of one GPU, if it has one.
+    """
+    numbers: dict[str, list[str]] = {}  # of GPUs, in CUDA's order
+    for index, handle in gpu_handles(gpu.uuid for gpu in gpus).items():
+        if text := problem(handle):
+            numbers.setdefault(text, []).append(str(index))
+    if not numbers:
         return good(subject, fine)
-    numbers: dict[str, list[str]] = {}
-    for index, text in problems.items():
-        numbers.setdefault(text, []).append(str(index))
     named = [f"GPU{'s' * (len(those) > 1)} {', '.join(those)}: {text}" for text, those in numbers.items()]
     return warn(subject, "; ".join(named), advice)

@@ -51,15 +51,15 @@ def gpu_counters(handles: Sequence[Any]) -> EnergyCounters | None:
     if not handles or read() is None:
         return None
     first = handles[0]
-    period = update_seconds(lambda: query_nvml("nvmlDeviceGetTotalEnergyConsumption", first), WATCH_SECONDS)
+    period = update_seconds(lambda: query_nvml("nvmlDeviceGetTotalEnergyConsumption", first))
     return EnergyCounters(read=read, update_seconds=period)
 
 
-def update_seconds(read: Callable[[], Any], watch_seconds: float) -> float:
+def update_seconds(read: Callable[[], Any]) -> float:
     """Return the median time between two changes of a counter, or infinity if it hardly changes."""
     changes: list[float] = []
     began, last = time.monotonic(), read()
-    while (now := time.monotonic()) - began < watch_seconds:
+    while (now := time.monotonic()) - began < WATCH_SECONDS:
         if (current := read()) != last:
             changes.append(now)
             last = current
@@ -83,12 +83,6 @@ class Window:
     busy_seconds: float = 0.0
     steps: int = 0
 
-    def used(self) -> list[float] | None:
-        """Return the joules that each device used, or None if they are unknown."""
-        if self.before is None or self.after is None:
-            return None
-        return [after - before for before, after in zip(self.before, self.after, strict=True)]
-
 
 def joules_per_step(windows: Sequence[Window], update_seconds: float) -> Joules:
     """Return the energy of each device in one step, or nothing if it is not known well.
@@ -98,11 +92,10 @@ def joules_per_step(windows: Sequence[Window], update_seconds: float) -> Joules:
     """
     used = []
     for window in windows:
-        lasted = window.ended - window.began
-        joules = window.used()
+        lasted, before, after = window.ended - window.began, window.before, window.after
         is_short = lasted < LEAST_UPDATES * update_seconds
-        if joules is None or is_short or window.busy_seconds < FULL * lasted:
+        if before is None or after is None or is_short or window.busy_seconds < FULL * lasted:
             return ()
-        used.append(joules)
+        used.append([end - begin for begin, end in zip(before, after, strict=True)])
     steps = sum(window.steps for window in windows)
     return tuple(sum(joules) / steps for joules in zip(*used, strict=True)) if steps else ()

@@ -57,18 +57,15 @@ def find_interface(requested: str | None) -> Interface:
     Raises Refused if there is no such interface.
     """
     up = interfaces()
-    names = ", ".join(f"{one.name} ({one.address})" for one in up) or "none"
-    if requested is None:
-        address = _source_address(ANYWHERE)
-        for one in up:
-            if one.address == address:
-                return one
-        raise Refused(f"no network interface has a default route, found {names}; name one with --interface")
+    wanted = _source_address(ANYWHERE) if requested is None else requested
     for one in up:
-        if requested in (one.name, one.address):
+        if wanted in (one.name, one.address):
             return one
-    what = f"--interface {requested} is no network interface that is up"
-    raise Refused(f"{what}, found {names}; name one of these")
+    names = ", ".join(f"{one.name} ({one.address})" for one in up) or "none"
+    problem = "no network interface has a default route"
+    if requested is not None:
+        problem = f"--interface {requested} is no network interface that is up"
+    raise Refused(f"{problem}, found {names}; name one with --interface")
 
 
 def interface_to(address: str) -> Interface | None:

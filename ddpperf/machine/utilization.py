@@ -72,25 +72,20 @@ class CpuSampler:
         self._psutil = psutil
         self._cores = cores
         self._with_children = with_children
-        self._ranks = [self._process(pid) for pid in processes]
-        self._family: list[list[Any]] = [[rank] if rank is not None else [] for rank in self._ranks]
+        self._families = [self._family(pid) for pid in processes]  # each begins with the rank
         self._searched = 0.0
-        self._seconds: list[dict[int, float]] = []  # of each rank, by process id
+        self._seconds: list[dict[int, float]] = [{} for _ in processes]  # of each rank, by process id
         self._when = 0.0
 
-    def _process(self, pid: int) -> Any:
+    def _family(self, pid: int) -> list[Any]:
         with contextlib.suppress(self._psutil.Error):
-            return self._psutil.Process(pid)
-        return None
-
-    def begin(self) -> None:
-        """Read the counters from which the next call of `now` takes differences."""
-        self._psutil.cpu_percent(percpu=True)
-        self._seconds, self._when = [self._cpu_seconds(family) for family in self._family], time.monotonic()
+            return [self._psutil.Process(pid)]
+        return []
 
     def now(self) -> Values:
         """Return the utilization since the last call, and the memory now.
 
+        The first call begins: its utilization means nothing.
         cpu_utilization: mean over the cores. rank_cpus: the number of cores that a rank kept busy.
         rank_memory_bytes: its resident memory. host_memory_bytes: of all processes of the machine.
         """
@@ -99,7 +94,7 @@ class CpuSampler:
         if self._with_children and time.monotonic() - self._searched > CHILDREN_SECONDS:
             self._search()
         before, since = self._seconds, self._when
-        self._seconds, self._when = [self._cpu_seconds(family) for family in self._family], time.monotonic()
+        self._seconds, self._when = [self._cpu_seconds(family) for family in self._families], time.monotonic()
         elapsed = self._when - since
         memory = self._psutil.virtual_memory()
         return {
@@ -109,15 +104,14 @@ class CpuSampler:
                 _difference(earlier, later, elapsed)
                 for earlier, later in zip(before, self._seconds, strict=True)
             ],
-            "rank_memory_bytes": [self._resident_bytes(family) for family in self._family],
+            "rank_memory_bytes": [self._resident_bytes(family) for family in self._families],
             "host_memory_bytes": [float(memory.total - memory.available)],
         }
 
     def _search(self) -> None:
-        for place, rank in enumerate(self._ranks):
+        for family in self._families:
             with contextlib.suppress(self._psutil.Error):
-                if rank is not None:
-                    self._family[place] = [rank, *rank.children(recursive=True)]
+                family[1:] = [child for rank in family[:1] for child in rank.children(recursive=True)]
         self._searched = time.monotonic()
 
     def _cpu_seconds(self, family: Sequence[Any]) -> dict[int, float]:
@@ -184,7 +178,7 @@ class Sampler:
 
     def _take_samples(self, began: float, stop: threading.Event) -> None:
         last = began
-        self._cpu.begin()
+        self._cpu.now()
         while True:
             due = max(last + SAMPLE_SECONDS, began + time.thread_time() / MOST_CPU)
             if stop.wait(max(0.0, due - time.monotonic())):

@@ -1,23 +1,20 @@
-"""Utilization and energy while real ranks train: what is stored, and what sampling costs."""
+"""Utilization and energy while real ranks train: what is stored."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import threading
-from collections.abc import Callable
-from statistics import median
 
 import pytest
 
-from ddpperf.machine.utilization import MOST_CPU, Recorder
+from ddpperf.machine.utilization import MOST_CPU
 from ddpperf.plugin.devices import Devices
 from ddpperf.results.samples import Measured
 from ddpperf.results.usage import Usage
 from ddpperf.specs import AllReduceSpec, EpochSpec, Fault, RunSpec, Spec, TrainingSpec
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.pool import Pool
-from ddpperf.workers.process_set import SetOptions
 
 STEP = TrainingSpec(world_size=2, per_rank_batch_size=8, model="resnet10_cifar", strategy="ddp")
 EPOCH = EpochSpec(
@@ -34,7 +31,6 @@ RUN = RunSpec(
     epochs=2,
     rate=0.01,
 )
-Figure = Callable[[str, Callable[[], float], float, str], None]
 
 
 @pytest.fixture
@@ -80,26 +76,3 @@ def test_rank_that_fails_leaves_no_sampler(recorded: Pool) -> None:
     with pytest.raises(SetFailure, match="at sample"):
         recorded.measure(dataclasses.replace(RUN, fault=Fault(kind="kill", rank=1)))
     assert not samplers()
-
-
-@pytest.mark.figures
-def test_sampling_does_not_slow_a_training(figure: Figure) -> None:
-    devices = Devices((), 2)
-    sampled = True
-
-    def recorder(spec: Spec, processes: list[int], alone: bool) -> Recorder:
-        return devices.recorder(spec, processes, alone) if sampled else Recorder()
-
-    options = SetOptions(size=2, device="cpu", rounds=1, deadline_seconds=60)
-    with Pool(options, recorder=recorder) as pool:
-
-        def ratio() -> float:
-            nonlocal sampled
-            seconds: dict[bool, list[float]] = {True: [], False: []}
-            for number in range(16):
-                sampled = (number // 2 + number) % 2 == 0  # with, without, without, with, ...
-                seconds[sampled] += pool.measure(RUN).all_step_seconds()
-            return median(seconds[True]) / median(seconds[False]) - 1
-
-        pool.measure(RUN)
-        figure("extra time of a training on all cores by sampling", ratio, 0.03, "of the time")

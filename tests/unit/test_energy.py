@@ -88,9 +88,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return mine
 
 
-@pytest.mark.parametrize("period", [0.011, 0.02, 0.1])
-def test_update_period_is_found(clock: Clock, period: float) -> None:
-    assert update_seconds(lambda: math.floor(clock.now / period), 0.5) == pytest.approx(period, abs=1.5e-3)
+def test_update_period_is_found(clock: Clock) -> None:
+    assert update_seconds(lambda: math.floor(clock.now / 0.02)) == pytest.approx(0.02, abs=1.5e-3)
 
 
 def test_gpus_are_read_in_joules(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:

@@ -41,20 +41,12 @@ def reading(
 @pytest.mark.parametrize(
     ("before", "now", "why"),
     [
-        (reading(7.0, 5_000), reading(8.0, 5_000), set()),
         (reading(7.0, 5_000), reading(8.0, 10_005_000), set()),  # 1 % of the time
         (reading(7.0, 5_000), reading(8.0, 10_005_001), {"power cap"}),
-        (
-            reading(7.0, 0),
-            reading(7.05, 100_000_000),
-            {"power cap"},
-        ),  # a step of the counter, longer than the round
         (reading(7.0, 5_000), reading(8.0, 0), set()),  # the driver started again
         (reading(7.0, 0), reading(8.0, 0, ["power cap"]), set()),  # the counter saw the whole time
         (reading(7.0, 0), reading(8.0, 0, ["power brake"]), {"power brake"}),  # nothing counts it
-        (reading(7.0, 0), reading(8.0, 900_000_000, ["power brake"]), {"power cap", "power brake"}),
         (reading(7.0), reading(8.0, 900_000_000, ["power cap"]), {"power cap"}),  # no counter before
-        (reading(7.0, 0), reading(8.0, reasons=["power cap"]), {"power cap"}),  # nor now
         (reading(7.0, reasons=["power cap"]), reading(8.0), set()),
     ],
 )
@@ -69,12 +61,9 @@ def test_counters_decide_before_momentary_reasons(before: GpuState, now: GpuStat
     ("listed", "own", "before", "others"),
     [
         ({1, 2, 3}, {1, 2}, set(), {3}),
-        ({1, 3}, {1, 2}, {3}, {3}),
         ({501, 502, 503}, {1, 2}, {503}, {503}),  # the host's process ids: two of these may be ours
         ({501, 502}, {1, 2}, set(), set()),
         ({501}, {1, 2}, {503}, set()),  # it was there before, and has ended
-        (set(), {1, 2}, {3}, set()),
-        ({3}, set(), {3}, {3}),
     ],
 )
 def test_process_is_foreign_if_it_cannot_be_ours(
@@ -103,7 +92,6 @@ FULL, NEAR, LOW = (
 @pytest.mark.parametrize(
     ("rounds", "warnings"),
     [
-        ([], []),
         (rounds_of(CAPPED, None, CAPPED), ["GPU 1 was throttled (power cap) during 2 of 3 rounds"]),
         (
             rounds_of(HOT, CAPPED, None),
@@ -126,19 +114,12 @@ def test_warning_names_gpu_and_disturbance(rounds: list[dict[int, Disturbance]],
 @pytest.mark.parametrize(
     ("rounds", "reasons"),
     [
-        (rounds_of(HOT, SHARED, None), []),
         (rounds_of(HOT, HOT), ["GPU 1 was throttled (temperature)"]),  # the work's own it never is
         (rounds_of(None, CAPPED), []),
         (rounds_of(None, None, CAPPED), ["GPU 1 was throttled (power cap)"]),
         (rounds_of(FULL, NEAR), []),
-        (rounds_of(FULL, LOW, None), []),
         (rounds_of(LOW, FULL), []),  # the round before was the slower one
         (rounds_of(FULL, None, LOW), ["GPU 1's clock was 1940 MHz, of 1980"]),
-        (rounds_of(FULL, replace(LOW, megahertz=1200), LOW), ["GPU 1's clock was 1940 MHz, of 1980"]),
-        (
-            rounds_of(FULL, replace(LOW, megahertz=900, throttled=HOT.throttled), LOW),
-            ["GPU 1's clock was 1940 MHz, of 1980"],
-        ),
         (
             rounds_of(replace(FULL, throttled=CAPPED.throttled), LOW),
             [],
@@ -179,12 +160,9 @@ def test_counter_numbers_are_nvmls() -> None:
 @pytest.mark.parametrize(
     ("bits", "reasons"),
     [
-        (0, set()),
         (0x1 + 0x2 + 0x100, set()),  # idle, and clocks that someone set
         (0x1 + 0x4 + 0x10, {"power cap", "sync boost"}),
-        (0x20, {"temperature"}),
-        (0x8 + 0x40, {"hardware slowdown", "hardware's temperature limit"}),
-        (0x80, {"power brake"}),
+        (0x8 + 0x20 + 0x40, {"hardware slowdown", "temperature", "hardware's temperature limit"}),
         (0x200 + 0x400, {"board limit", "reliability limit"}),  # which only some of NVML's own headers name
     ],
 )
@@ -208,15 +186,12 @@ def test_refused_query_leaves_the_others(monkeypatch: pytest.MonkeyPatch, curren
             monkeypatch.setattr(pynvml, name, refused)
     monkeypatch.setattr(pynvml, current, lambda handle: handle)
     assert read_state(0x84).reasons == {"power cap", "power brake"}
-    assert read_state(0x84).processes == frozenset()
     monkeypatch.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda _: [SimpleNamespace(pid=4711)])
     assert read_state(0x1).processes == {4711}
     assert read_state(0x1).violations_ns == {}
 
 
-def test_idle_gpu_has_no_clock(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_idle_gpu_has_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in dir(pynvml):
         if name.startswith("nvmlDeviceGet"):
             monkeypatch.setattr(pynvml, name, refused)
@@ -249,9 +224,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, deque[GpuState
     assert not any(script.values())
 
 
-def test_rounds_are_forgotten_after_their_warnings(
-    driver: dict[str, deque[GpuState]],
-) -> None:
+def test_rounds_are_forgotten_after_their_warnings(driver: dict[str, deque[GpuState]]) -> None:
     driver["GPU-b"] = deque(
         reading(at, held * 10**9) for at, held in enumerate((6, 7, 8, 8, 8, 8, 9))
     )  # 7 before all rounds
@@ -265,9 +238,7 @@ def test_rounds_are_forgotten_after_their_warnings(
     assert [note.text for note in watch.warnings()] == ["GPU 1 was throttled (power cap) during 1 of 1 round"]
 
 
-def test_earlier_processes_are_foreign_and_ended_ranks_are_not(
-    driver: dict[str, deque[GpuState]],
-) -> None:
+def test_earlier_processes_are_foreign_and_ended_ranks_are_not(driver: dict[str, deque[GpuState]]) -> None:
     lists = [9], [9, 501], [1, 2], [1, 3, 2], [3, 8], [3]
     driver["GPU-a"] = deque(reading(at, processes=listed) for at, listed in enumerate(lists))
     watch = GpuWatch(["GPU-a"])

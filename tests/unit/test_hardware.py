@@ -53,20 +53,13 @@ GPUS = [gpu(uuid) for uuid in ("GPU-aa10", "GPU-aa20", "GPU-bb30", "GPU-cc40")]
         ("", []),
         ("0", [0]),
         ("3,1", [3, 1]),
-        (" 2 , 0 ", [2, 0]),
         ("-1", []),
-        ("NoDevFiles", []),
         ("1,-1,2", [1]),  # what follows an unknown one is hidden
-        ("0,4,1", [0]),
-        ("2,,1", [2]),
         ("1,1", [1]),
         ("GPU-bb30,0", [2, 0]),
-        ("GPU-b", [2]),
-        ("0,GPU-aa10", [0]),
         ("3,GPU-aa,1", [3]),  # the beginning of two
         ("GPU-", []),
         ("MIG-1234", []),
-        ("1.0", []),
     ],
 )
 def test_visible_devices_are_numbered_as_in_cuda(visible: str | None, indices: list[int]) -> None:
@@ -82,9 +75,7 @@ def test_hidden_gpus_are_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
     ("names", "key"),
     [
         (["NVIDIA H200"] * 4, "h200x4"),
-        (["NVIDIA H200"], "h200x1"),
         (["NVIDIA A100-SXM4-80GB"] * 8, "a100-sxm4-80gbx8"),
-        (["NVIDIA GeForce RTX 4090"] * 2, "geforce-rtx-4090x2"),
         (["NVIDIA H200", "NVIDIA A100-SXM4-80GB"], "h200x1+a100-sxm4-80gbx1"),
     ],
 )
@@ -98,7 +89,6 @@ def test_gpus_give_the_key(names: list[str], key: str) -> None:
         ("Intel(R) Xeon(R) Platinum 8581C CPU @ 2.30GHz", 2, "cpu2-xeon-8581c"),
         ("AMD EPYC 9B14 96-Core Processor", 8, "cpu8-epyc-9b14"),
         ("Intel(R) Core(TM) i7-8700K CPU @ 3.70GHz", 6, "cpu6-i7-8700k"),
-        ("aarch64", 4, "cpu4-aarch64"),
         ("", 4, "cpu4"),
     ],
 )
@@ -128,16 +118,6 @@ ARM = {"CPU_implementer": "0x41", "CPU_architecture": "8", "CPU_part": "0xd0c"}
     ("facts", "model", "key"),
     [
         (
-            CLOUD | {"model_name": "Intel(R) Xeon(R) Platinum 8581C CPU @ 2.30GHz"},
-            "Intel(R) Xeon(R) Platinum 8581C CPU @ 2.30GHz",
-            "cpu2-xeon-8581c",
-        ),
-        (
-            CLOUD | {"model_name": "Intel(R) Xeon(R) Processor"},
-            "Intel(R) Xeon(R) Processor 6 85 7",
-            "cpu2-xeon-6-85-7",
-        ),
-        (
             CLOUD | {"model_name": "Intel(R) Xeon(R) CPU @ 2.20GHz"},
             "Intel(R) Xeon(R) CPU @ 2.20GHz 6 85 7",
             "cpu2-xeon-6-85-7",
@@ -161,9 +141,7 @@ def test_cpu_without_a_number_has_its_design(
         ({"flags": "fpu sse avx2 avx512f avx512dq avx512bw avx512vl"}, True),
         ({"flags": "fpu sse avx2 avx512f avx512dq"}, False),
         ({"flags": "fpu sse avx2 avx_ne_convert"}, True),
-        ({"flags": "fpu sse avx2 fma"}, False),
         ({"Features": "fp asimd bf16"}, True),
-        ({"Features": "fp asimd"}, False),
         ({}, True),
     ],
 )
@@ -176,16 +154,7 @@ def test_torch_agrees_about_bf16() -> None:
     assert computes_bf16() == torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-@pytest.mark.parametrize(
-    ("quota", "cores"),
-    [
-        (None, 8),
-        (2.0, 2),
-        (2.5, 3),
-        (0.5, 1),
-        (64.0, 8),
-    ],
-)
+@pytest.mark.parametrize(("quota", "cores"), [(None, 8), (2.5, 3), (0.5, 1), (64.0, 8)])
 def test_cores_are_limited_by_the_quota(
     monkeypatch: pytest.MonkeyPatch, quota: float | None, cores: int
 ) -> None:
@@ -219,10 +188,8 @@ def test_values_that_gpus_do_not_share_are_missing() -> None:
     ("apart", "expected"),
     [
         ([], None),
-        ([(1, 2)], (1, 2)),
         ([(0, 3), (1, 2)], (1, 2)),
         ([(0, 1), (0, 2)], (0, 1)),
-        ([(2, 3)], (2, 3)),
     ],
 )
 def test_first_unmapped_gpus_are_found(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -77,9 +76,8 @@ def test_one_refused_field_leaves_the_others(
 
 
 def test_older_driver_has_averaged_power(monkeypatch: pytest.MonkeyPatch) -> None:
-    for answer in (field_values({}), refuses()):
-        install(monkeypatch, [fake := training(FieldValues=answer)])
-        assert gpu_now(fake)["power_watts"] == 600.0
+    install(monkeypatch, [fake := training(FieldValues=field_values({}))])
+    assert gpu_now(fake)["power_watts"] == 600.0
     install(monkeypatch, [fake := training(FieldValues=refuses(), PowerUsage=refuses())])
     assert gpu_now(fake)["power_watts"] is None
 
@@ -94,7 +92,7 @@ def test_constants_are_those_of_nvml() -> None:
 
 def test_busy_rank_keeps_a_core_busy() -> None:
     sampler = cpu(psutil.Process().pid, cores=(0, 1))
-    sampler.begin()
+    sampler.now()
     began = time.process_time()
     while time.process_time() - began < 0.1:
         pass
@@ -110,7 +108,7 @@ def test_busy_rank_keeps_a_core_busy() -> None:
 
 def test_rank_that_ended_has_no_value() -> None:
     sampler = cpu(NO_PROCESS, psutil.Process().pid)
-    sampler.begin()
+    sampler.now()
     found = sampler.now()
     for quantity in ("rank_cpus", "rank_memory_bytes"):
         ended, running = found[quantity]
@@ -119,15 +117,12 @@ def test_rank_that_ended_has_no_value() -> None:
 
 
 @pytest.mark.parametrize("asked", ["cpu_times", "memory_info", "children"])
-@pytest.mark.parametrize("error", [psutil.NoSuchProcess(1), psutil.ZombieProcess(1), psutil.AccessDenied(1)])
-def test_rank_that_ends_meanwhile_raises_nothing(
-    monkeypatch: pytest.MonkeyPatch, asked: str, error: Exception
-) -> None:
+def test_rank_that_ends_meanwhile_raises_nothing(monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
     sampler = cpu(psutil.Process().pid, with_children=True)
-    sampler.begin()
+    sampler.now()
 
     def ended(*_: object, **__: object) -> None:
-        raise error
+        raise psutil.NoSuchProcess(1)
 
     monkeypatch.setattr(psutil.Process, asked, ended)
     found = sampler.now()
@@ -144,7 +139,6 @@ def test_loader_workers_count_as_their_rank(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(psutil.Process, "children", lambda rank, recursive: [twice] if recursive else [])
     for with_children, times in ((False, 1), (True, 2)):
         sampler = cpu(this.pid, with_children=with_children)
-        sampler.begin()
         sampler.now()  # finds the worker
         began = time.process_time()
         while time.process_time() - began < 0.1:
@@ -171,31 +165,20 @@ def test_samples_come_ten_times_a_second(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not samplers()
 
 
-def failing_memory(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-    """Let psutil raise an error of the system after some calls."""
-    calls = itertools.count()
-    memory = psutil.virtual_memory()
-
-    def virtual_memory() -> Any:
-        if next(calls) < after:
-            return memory
-        raise PermissionError(13, "Permission denied", "/proc/meminfo")
-
-    monkeypatch.setattr(psutil, "virtual_memory", virtual_memory)
-
-
 def test_early_end_of_sampling_is_noted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    failing_memory(monkeypatch, after=0)
+    """There is no utilization: the mean would be that of the beginning of a training."""
+    memory = iter([psutil.virtual_memory()] * 2)  # the call for the second sample raises StopIteration
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: next(memory))
     devices = Devices((), 1)
     recorded = EpochSpec(world_size=1, per_rank_batch_size=8, strategy="single")
     recorder = devices.recorder(recorded, [], True)
     assert recorder._sampler is not None
     with recorder.round(1):
         wait_for(lambda: bool(recorder._sampler and recorder._sampler.problem))
+    assert len(recorder._sampler.samples) == 1
+    assert recorder.usage() is None
     (note,) = devices.warnings(recorded)
-    assert note.text.startswith(
-        "the utilization is unknown, as sampling ended early: [Errno 13] Permission denied"
-    )
+    assert note.text.startswith("the utilization is unknown, as sampling ended early: no message")
     assert devices.warnings(recorded) == []
 
 
@@ -289,21 +272,6 @@ def test_too_few_samples_of_power_give_none(
     assert usage.joules == ()
     assert usage.source is None
     assert ("power_watts" in usage.series) == (watts is not None)
-
-
-def test_incomplete_samples_are_no_utilization(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their mean would be that of the begin of a training."""
-    of_cpu, answers = cpu(), iter([{"cpu_utilization": [0.5]}])
-    monkeypatch.setattr(of_cpu, "now", lambda: next(answers))  # the second call raises StopIteration
-    sampler = Sampler([], of_cpu)
-    recorder = Recorder(sampler=sampler)
-    with recorder.round(1):
-        end = time.monotonic() + 20
-        while samplers() and time.monotonic() < end:
-            time.sleep(0.01)
-    assert len(sampler.samples) == 1
-    assert sampler.problem
-    assert recorder.usage() is None
 
 
 def test_first_gpus_are_those_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
