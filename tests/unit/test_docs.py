@@ -27,7 +27,16 @@ MOST_COLUMNS = 100
 API = (DOCS / "own-suite.md").read_text().partition("## Public names")[2]
 OTHER_TOOLS = {  # options, but not pytest's
     *("--adapter", "--build-arg", "--csv", "--curves", "--gpu-hour-price", "--plots", "--seconds", "--json"),
-    *("--gpus-per-node", "--ipc", "--nodelist", "--preserve-status", "--signal", "--baseline", "--name"),
+    *(
+        "--exclusive",
+        "--gpus-per-node",
+        "--ipc",
+        "--nodelist",
+        "--preserve-status",
+        "--signal",
+        "--baseline",
+        "--name",
+    ),
     *("--no-python", "--nnodes", "--node-rank", "--nproc-per-node", "--master-addr", "--master-port"),
 }
 over_pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
