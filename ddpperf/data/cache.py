@@ -61,13 +61,10 @@ def prepare(text: str, folder: Path, say: Callable[[str], None]) -> Data:
     key = _key(kind, source)
     try:
         about = json.loads(read_text(path.with_suffix(".json")))
-        damaged = about["sha256"] != _sha256(path)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        damaged = os.path.exists(path) or os.path.exists(path.with_suffix(".json"))
-        about = {"key": ""}
-    if damaged:
-        say(f"the cache {path} is damaged, rebuilding it")
-    if damaged or about["key"] != key:
+        is_whole = about["key"] == key and about["sha256"] == _sha256(path)
+    except (OSError, ValueError, KeyError):
+        is_whole = False
+    if not is_whole:
         about = _decode(kind, source, key, path, say)
     about["data"]["image_size"] = tuple(about["data"]["image_size"])
     return Data(name=kind, path=path, **about["data"])

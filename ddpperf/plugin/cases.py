@@ -130,7 +130,10 @@ def side_outcome(spec: Spec, options: Options, machine: Machine) -> Outcome | No
     """
     if options.sides is None:
         return None
-    if isinstance(spec, TrainingSpec) and spec.needs_torchvision and not options.sides.torchvision:
+    needs_torchvision = isinstance(spec, TrainingSpec) and (
+        spec.model.startswith("torchvision:") or spec.input == "dataloader"
+    )
+    if needs_torchvision and not options.sides.torchvision:
         reason = "it needs torchvision, which the base or the candidate lacks"
         return Outcome(kind=OutcomeKind.SKIPPED, reason=reason)
     reason = change_reason(spec, options.sides.spec_fields, machine)

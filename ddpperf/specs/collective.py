@@ -75,18 +75,16 @@ class AllReduceSpec(Call):
     def problems(self) -> Iterator[str]:
         yield from super().problems()
         if self.captured and self.algorithm not in CAPTURED_ALGORITHMS:
-            known = ", ".join(CAPTURED_ALGORITHMS)
-            yield f"execution graph captures {known}, got {self.algorithm}; use eager"
+            yield f"execution graph cannot capture algorithm {self.algorithm}; use eager"
         if self.algorithm == "low_latency" and self.nbytes > LOW_LATENCY_BYTES:
             most = format_bytes(LOW_LATENCY_BYTES)
             yield f"algorithm low_latency sums up to {most}, got {self.nbytes} bytes; use two_shot"
         if self.algorithm != "hierarchical":
             if self.node_size:
-                unused = f"algorithm {self.algorithm} takes no node_size"
-                yield f"{unused}, got {self.node_size}; use 0, or algorithm hierarchical"
+                yield f"algorithm {self.algorithm} takes no node_size, got {self.node_size}; use 0"
         elif not 1 < self.node_size < self.world_size or self.world_size % self.node_size:
             takes = f"a node_size above 1 that divides {self.world_size} ranks into two nodes or more"
-            yield f"algorithm hierarchical takes {takes}, got {self.node_size}; use another node_size or ring"
+            yield f"algorithm hierarchical takes {takes}, got {self.node_size}"
 
     @property
     def maps_memory(self) -> bool:

@@ -28,8 +28,7 @@ class TraceSpec(TrainingSpec):
     def problems(self) -> Iterator[str]:
         yield from super().problems()
         if self.strategy == "own_ddp" and self.maps_memory:
-            found = "got comm_hook symmetric_memory; use none"
-            yield f"a trace cannot tell own_ddp's copies from other copies, {found}"
+            yield "a trace cannot tell own_ddp's copies from other copies; use comm_hook none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +75,9 @@ class MessagesSpec(TrainingSpec):
         if not self.grouped:
             yield f"strategy {strategy} has no process group and sends nothing; use ddp, zero1 or fsdp"
         if strategy == "own_ddp" and self.maps_memory:
-            found = "got comm_hook symmetric_memory; use none"
-            yield f"reads of mapped memory by own_ddp cannot be counted as messages, {found}"
+            yield "own_ddp's reads of mapped memory are no messages that count; use comm_hook none"
         if execution != "eager":
-            found = f"got execution {execution}; use eager"
-            yield f"messages are counted where torch dispatches them, {found}"
+            yield f"messages are counted where torch dispatches them, got execution {execution}; use eager"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +93,8 @@ class BucketReplaySpec(TrainingSpec):
     def problems(self) -> Iterator[str]:
         yield from super().problems()
         if self.strategy != "ddp" or self.comm_hook not in DELAYED_HOOKS:
-            found = f"got {self.strategy} with {self.comm_hook}"
-            yield f"a bucket replay needs strategy ddp with comm_hook {', '.join(DELAYED_HOOKS)}, {found}"
+            needed = f"strategy ddp with comm_hook {', '.join(DELAYED_HOOKS)}"
+            yield f"a bucket replay needs {needed}, got {self.strategy} with {self.comm_hook}"
 
 
 Kind = TypeVar("Kind", TraceSpec, PartsSpec, EpochPartsSpec, BucketReplaySpec, MessagesSpec)

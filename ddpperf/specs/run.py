@@ -30,8 +30,6 @@ WORDS = {  # how a spec's id names the fields that differ from their defaults
     "average_weights": "averaged",
     "set_epoch": "no_set_epoch",
 }
-MOST_CROP_PADDING = 64  # pixels
-MOST_EPOCHS = 100_000
 MOST_DOUBLINGS = 30  # of the batch size
 
 
@@ -65,7 +63,7 @@ class RunSpec(TrainingSpec):
     repeats: ClassVar[bool] = False
     counts: ClassVar[bool] = True
 
-    epochs: Annotated[int, 1, MOST_EPOCHS]
+    epochs: Annotated[int, 1, 100_000]
     test_images: Positive
     optimizer: OptimizerName = "sgd"
     rate: Annotated[float, 1e3]
@@ -75,7 +73,7 @@ class RunSpec(TrainingSpec):
     warmup_epochs: int = 0
     label_smoothing: Fraction = 0.0
     cutmix: Fraction = 0.0
-    crop_padding: int = 4
+    crop_padding: Annotated[int, 0, 64] = 4
     uncropped_epochs: int = 0
     clip_norm: Annotated[float, 1e6] = 0.0
     grow_from: int = 0
@@ -94,26 +92,20 @@ class RunSpec(TrainingSpec):
             yield f"a run is trained by single or ddp, got strategy {self.strategy}; use ddp"
         if self.input != "device":
             yield f"a run takes its images from the device, got input {self.input}; use input device"
-        if (first := self.warmup_epochs) > self.epochs:
-            yield f"a warm-up of {first} epochs is longer than the run of {self.epochs}; shorten it"
-        if (last := self.uncropped_epochs) > self.epochs:
-            yield f"uncropped_epochs={last} is more than the {self.epochs} epochs of the run; use less"
-        if self.crop_padding > MOST_CROP_PADDING:
-            yield f"crop_padding goes up to {MOST_CROP_PADDING}, got {self.crop_padding}"
+        for name in ("warmup_epochs", "uncropped_epochs"):
+            if (epochs := getattr(self, name)) > self.epochs:
+                yield f"{name}={epochs} is more than the {self.epochs} epochs of the run; use less"
         if grow_from > batch:
             yield f"grow_from={grow_from} is more than a batch of {batch}; use less"
         if batch > images:
-            of = f"its {images} images of an epoch"
-            yield f"a batch of {batch} images per rank is more than {of}; use a smaller one"
+            found = f"a batch of {batch} images per rank is more than its {images} images of an epoch"
+            yield f"{found}; use a smaller one"
         if self.captured and self.precision == "fp16" and self.optimizer != "sgd":
-            scaler = f"fp16's scaler with optimizer {self.optimizer}, which waits for the scaler"
-            yield f"execution {self.execution} cannot capture {scaler}; use bf16 or eager"
+            yield f"execution {self.execution} cannot capture {self.optimizer} with fp16's scaler; use bf16"
         if self.comm_hook == "powersgd":
-            restart = "each round restarts the training, which cannot reset"
-            yield f"{restart} PowerSGD's state, got comm_hook powersgd; use bf16"
+            yield "a round cannot start PowerSGD's state anew, got comm_hook powersgd; use bf16"
         if grow_from and self.compiled:
-            found = f"got grow_from={grow_from}; use eager or graph"
-            yield f"execution {self.execution} compiles one batch size, {found}"
+            yield f"execution {self.execution} compiles one batch size, got grow_from={grow_from}; use eager"
         if not self.drop_last:
             yield "a run's epochs have batches of one size; use drop_last"
         if not self.rate:

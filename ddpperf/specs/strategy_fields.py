@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from ddpperf.errors import quoted
 from ddpperf.specs.work import Delay, Positive, Work
@@ -37,7 +37,6 @@ DDP_OPTIONS: dict[str, str | int | bool] = {
     "static_graph": False,
     "buffer_sync": True,
 }
-OWN_DDP_OPTIONS = ("comm_hook", "bucket_cap_mb")
 OWN_DDP_HOOKS = ("none", "symmetric_memory")
 # Fields that switch off or delay DDP's communication, with the values that do neither.
 APART: dict[str, str | int | float] = {"communication": "on", "comm_delay_seconds": 0.0, "comm_delay_rank": 0}
@@ -77,7 +76,7 @@ class StrategyFields(Work):
     execution: Execution = "eager"  # type: ignore[misc]
     inductor: str = ""
     comm_hook: CommHook = "none"
-    bucket_cap_mb: int = 0
+    bucket_cap_mb: Annotated[int, 0, MOST_BUCKET_CAP_MB] = 0
     gradient_as_bucket_view: bool = False
     static_graph: bool = False
     buffer_sync: bool = True
@@ -92,11 +91,8 @@ class StrategyFields(Work):
         strategy, hook, execution = self.strategy, self.comm_hook, self.execution
         if strategy == "data_parallel" and self.world_size < 2:
             yield "world_size must be a whole number of at least 2, got 1"
-        if self.bucket_cap_mb > MOST_BUCKET_CAP_MB:
-            yield f"bucket_cap_mb goes up to {MOST_BUCKET_CAP_MB}, got {self.bucket_cap_mb}"
         if not re.fullmatch(INDUCTOR_OPTIONS, self.inductor):
-            takes = "names of torch's inductor options joined by +"
-            yield f"inductor must be {takes}, got {quoted(self.inductor)}"
+            yield f"inductor must be names of torch's options joined by +, got {quoted(self.inductor)}"
         for name, default in APART.items():
             value = getattr(self, name)
             if value != default and strategy != "ddp" and (strategy, value) != ("data_parallel", "no_sync"):
@@ -108,28 +104,22 @@ class StrategyFields(Work):
                 yield f"hook {hook} cannot have {name}={value}; use none, avg or bf16"
         for name, default in DDP_OPTIONS.items():
             if (value := getattr(self, name)) != default and name not in options_of(strategy):
-                found = f"got strategy {strategy}; use ddp or zero1, or leave it out"
-                yield f"{name}={value} is an option of DDP, {found}"
+                yield f"{name}={value} is an option of DDP, got strategy {strategy}; use ddp or zero1"
         if strategy == "own_ddp" and hook not in OWN_DDP_HOOKS:
-            found = "got own_ddp; use none or symmetric_memory"
-            yield f"comm_hook={hook} works with strategy ddp only, {found}"
+            yield f"comm_hook={hook} is no hook of own_ddp; use none or symmetric_memory"
         if self.sync_batch_norm and strategy not in GROUPED_STRATEGIES:
-            found = f"got strategy {strategy}; use ddp, own_ddp, zero1 or fsdp"
-            yield f"sync_batch_norm needs a process group, {found}"
+            yield f"sync_batch_norm needs a process group, got strategy {strategy}; use ddp"
         if strategy == "fsdp" and self.precision == "fp16":
-            found = "got strategy fsdp; use precision bf16"
-            yield f"fp16's gradient scaler checks a rank's own shard only, {found}"
+            yield "fp16's gradient scaler checks a rank's own shard of fsdp only; use precision bf16"
         if strategy in SHARDED_STRATEGIES and self.memory_format != "contiguous":
-            found = f"got {self.memory_format}; use contiguous"
-            yield f"{strategy} stores parameters in one flat buffer, {found}"
+            yield f"{strategy} stores parameters in one flat buffer; use memory_format contiguous"
         if self.static_graph and self.accumulation_steps > 1:
             yield "static_graph does not work with accumulation_steps above 1; leave one of them out"
         for part in (strategy, hook):
             if self.captured and part in NOT_CAPTURED:
                 yield f"execution {execution} cannot capture {part}, {NOT_CAPTURED[part]}; use eager"
         if self.captured and strategy == "zero1" and self.precision == "fp16":
-            scaler = "fp16's scaler with zero1, which waits for the scaler"
-            yield f"execution {execution} cannot capture {scaler}; use bf16"
+            yield f"execution {execution} cannot capture zero1, which waits for fp16's scaler; use bf16"
         if self.compiled and strategy in ("data_parallel", "fsdp"):
             yield f"execution {execution} cannot compile strategy {strategy}; use eager"
         if self.inductor and not self.compiled:
@@ -168,7 +158,7 @@ def strategy_words(spec: Any) -> str:
 def options_of(strategy: str) -> tuple[str, ...]:
     """Return the names of the DDP options that a strategy such as "ddp" or "own_ddp" supports."""
     if strategy == "own_ddp":
-        return OWN_DDP_OPTIONS
+        return ("comm_hook", "bucket_cap_mb")
     return tuple(DDP_OPTIONS) if strategy in DDP_STRATEGIES else ()
 
 

@@ -61,11 +61,9 @@ class TrainingSpec(StrategyFields):
                 yield f"accumulation_steps={parts} does not divide a batch of {size} images; use a divisor"
         if model in IMAGENET_STEM and least < 2 * parts:
             found = f"got a batch of {least}{f' in {parts} parts' * (parts > 1)}"
-            use = f"use batches of at least {2 * parts}"
-            yield f"{model}'s last BatchNorm needs at least two images, {found}; {use}"
+            yield f"{model}'s last BatchNorm needs 2 images, {found}; use batches of at least {2 * parts}"
         if self.captured and last != batch:
-            smaller = "but an epoch's last batch is smaller; use drop_last"
-            yield f"execution {self.execution} needs batches of one size, {smaller}"
+            yield f"execution {self.execution} needs batches of one size; use drop_last"
         if is_custom_model(model) and self.memory_format != "contiguous":
             yield f"{model} has its own memory format, got {self.memory_format}; use contiguous"
         if is_custom_model(model) and self.input != "fixed":
@@ -73,8 +71,7 @@ class TrainingSpec(StrategyFields):
         if self.loader_workers and self.input != "dataloader":
             yield f"loader_workers={self.loader_workers} needs input dataloader, got {self.input}"
         if self.input == "dataloader" and self.repeats:
-            instead = "measure an epoch of it (EpochSpec)"
-            yield f"a dataloader runs ahead between the rounds of a step; {instead}"
+            yield "a dataloader runs ahead between the rounds of a step; measure an epoch (EpochSpec)"
 
     @property
     def functions(self) -> tuple[str, ...]:
@@ -135,11 +132,6 @@ class TrainingSpec(StrategyFields):
     def images_per_epoch(self) -> int:
         """Return the number of images that all processes together train on in an epoch."""
         return self.processes * ((self.steps_per_epoch - 1) * self.process_batch_size + self._last_batch_size)
-
-    @property
-    def needs_torchvision(self) -> bool:
-        """Return whether the ranks import torchvision, for its models or its image transforms."""
-        return self.model.startswith("torchvision:") or self.input == "dataloader"
 
     def ddp(self) -> Self:
         """Return a spec for the same training step by DDP with default options."""

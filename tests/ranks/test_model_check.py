@@ -142,14 +142,20 @@ def test_trainable_model_is_accepted(folder: Path, name: str, monkeypatch: pytes
     check(name, 2)
 
 
-def test_model_that_ends_its_process_is_refused(
-    folder: Path, read: Read, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("leaving", "--model own_models:leaving ended its process with status 0; train it"),
+        ("raising", r"--model: model own_models:raising cannot be trained \(OSError: no weights here\)"),
+    ],
+)
+def test_model_is_checked_in_a_process(
+    folder: Path, read: Read, name: str, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
-    with pytest.raises(
-        Refused, match=r"^--model own_models:leaving ended its process with status 0; train it"
-    ):
-        check_model(read("own_models:leaving"))
+    with pytest.raises(Refused, match=f"^{sentence}") as refusal:
+        check_model(read(f"own_models:{name}"))
+    assert "\n" not in str(refusal.value)
     assert FUNCTIONS_VARIABLE not in os.environ
 
 
@@ -159,10 +165,6 @@ def test_model_that_ends_its_process_is_refused(
         (
             CompletedProcess([], 3, "", "a\nb"),
             "--model own_models:good ended its process with status 3; train it",
-        ),
-        (
-            CompletedProcess([], 1, "", "a\nmodel x must be y; do z"),
-            "--model: model x must be y; do z",
         ),
         (None, "--model own_models:good trained no step in 120 s; train it by itself"),
     ],

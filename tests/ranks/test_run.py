@@ -345,59 +345,31 @@ def test_ranks_train_and_evaluate_together(two_ranks: Pool) -> None:
         two_ranks.measure(dataclasses.replace(two, model="resnet18", rate=1e3))
 
 
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        ({"warmup_epochs": 3}, "a warm-up of 3 epochs is longer than the run of 2; shorten it"),
-        (
-            {"per_rank_batch_size": 128},
-            "a batch of 128 images per rank is more than its 64 images of an epoch; use a smaller one",
-        ),
-        ({"grow_from": 32}, "grow_from=32 is more than a batch of 16; use less"),
-        ({"input": "fixed"}, "a run takes its images from the device, got input fixed; use input device"),
-        ({"strategy": "fsdp"}, "a run is trained by single or ddp, got strategy fsdp; use ddp"),
-        ({"optimizer": "adam"}, "optimizer must be one of sgd, lars, lamb, muon, got 'adam'"),
-        (
-            {"schedule": "none"},
-            "schedule must be one of constant, step, multistep, cosine, linear, cyclic, one_cycle, got",
-        ),
-        ({"rate": 0}, "rate must be more than 0, got 0"),
-        ({"rate": True}, "rate must be a number from 0 to 1000, got True"),
-        ({"rate": "fast"}, "rate must be a number from 0 to 1000, got 'fast'"),
-        ({"label_smoothing": 2.0}, "label_smoothing must be a number from 0 to 1, got 2.0"),
-        ({"epochs": 0}, "epochs must be a whole number of at least 1, got 0"),
-        ({"set_epoch": 1}, "set_epoch must be a bool, got 1"),
-        (
-            {"world_size": 2, "strategy": "ddp", "comm_hook": "powersgd"},
-            "each round restarts the training, which cannot reset PowerSGD's state, got comm_hook powersgd",
-        ),
-        (
-            {"precision": "fp16", "execution": "graph", "optimizer": "lars"},
-            "execution graph cannot capture fp16's scaler with optimizer lars, which waits for the scaler",
-        ),
-        (
-            {"execution": "compile", "grow_from": 8},
-            "execution compile compiles one batch size, got grow_from=8; use eager or graph",
-        ),
-        ({"clip_norm": -1.0}, "clip_norm must be a number from 0 to 1e+06, got -1.0"),
-        (
-            {"optimizer": "lars", "nesterov": False},
-            "nesterov=False is an option of sgd, got optimizer lars; leave it out",
-        ),
-        (
-            {"optimizer": "muon", "decay_vectors": True},
-            "decay_vectors=True is an option of sgd, got optimizer muon; leave it out",
-        ),
-        ({"momentum": 1.0}, "momentum must be between 0 and 1, got 1"),
-        (
-            {"model": "resnet18", "grow_from": 1},
-            "last BatchNorm needs at least two images, got a batch of 1; use batches of at least 2",
-        ),
-        ({"drop_last": False}, "a run's epochs have batches of one size; use drop_last"),
-    ],
-)
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"warmup_epochs": 3}, "warmup_epochs=3 is more than the 2 epochs of the run; use less"),
+    ({"uncropped_epochs": 3}, "uncropped_epochs=3 is more than the 2 epochs of the run; use less"),
+    ({"crop_padding": 65}, "crop_padding must be a whole number of at least 0 and at most 64, got 65"),
+    ({"cutmix": 1.5}, "cutmix must be a number from 0 to 1, got 1.5"),
+    ({"per_rank_batch_size": 128}, "a batch of 128 images per rank is more than its 64 images of an epoch"),
+    ({"grow_from": 32}, "grow_from=32 is more than a batch of 16; use less"),
+    ({"input": "fixed"}, "a run takes its images from the device, got input fixed; use input device"),
+    ({"strategy": "fsdp"}, "a run is trained by single or ddp, got strategy fsdp; use ddp"),
+    ({"optimizer": "adam"}, "optimizer must be one of sgd, lars, lamb, muon, got 'adam'"),
+    ({"rate": 0}, "rate must be more than 0, got 0"),
+    ({"momentum": 1.0}, "momentum must be between 0 and 1, got 1"),
+    ({"strategy": "ddp", "comm_hook": "powersgd"}, "a round cannot start PowerSGD's state anew"),
+    ({"precision": "fp16", "execution": "graph", "optimizer": "lars"}, "execution graph cannot capture lars"),
+    ({"execution": "compile", "grow_from": 8}, "execution compile compiles one batch size"),
+    ({"optimizer": "lars", "nesterov": False}, "nesterov=False is an option of sgd, got optimizer lars"),
+    ({"optimizer": "muon", "decay_vectors": True}, "decay_vectors=True is an option of sgd, got optimizer"),
+    ({"model": "resnet18", "grow_from": 1}, "last BatchNorm needs 2 images, got a batch of 1"),
+    ({"drop_last": False}, "a run's epochs have batches of one size; use drop_last"),
+]
+
+
+@pytest.mark.parametrize(("fields", "sentence"), REFUSED)
 def test_a_wrong_recipe_is_refused(fields: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence.replace("(", r"\(").replace("+", r"\+")):
+    with pytest.raises(ValueError, match=sentence):
         dataclasses.replace(SMALL, **fields)
 
 

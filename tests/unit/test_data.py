@@ -37,13 +37,6 @@ def test_synthetic_images_can_be_learned() -> None:
     assert torch.equal(torch.cdist(pixels[500:], means).argmin(1), labels[500:])
 
 
-def test_callers_random_state_is_kept() -> None:
-    synthetic_images.cache_clear()
-    before = torch.get_rng_state()
-    synthetic_images(4)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 # --- a cached tensor file
 
 
@@ -69,15 +62,6 @@ def test_file_gives_its_first_training_images(
     images = load_images(str(path), count)
     assert torch.equal(images.pixels, content["train_images"][:found])
     assert torch.equal(images.labels, content["train_labels"][:found])
-
-
-def test_file_is_mapped_instead_of_copied(
-    stored: tuple[Path, dict[str, Any]],
-) -> None:
-    path, _ = stored
-    images = load_images(str(path), 4)
-    assert str(path) in Path("/proc/self/maps").read_text()
-    assert len(images.pixels) == 4
 
 
 # --- an epoch's batches

@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import http.server
 import os
 import pickle
-import subprocess
 import sys
 import tarfile
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from email.message import Message
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
+from urllib.response import addinfourl
 
 import pytest
 import torch
@@ -96,12 +94,6 @@ def test_first_images_sample_all_classes() -> None:
     assert all(400 < count < 600 for count in labels[:5000].bincount())
 
 
-def test_one_class_is_enough(tmp_path: Path) -> None:
-    for part in ("train", "test"):
-        picture(tmp_path / "images" / part / "only" / "0.png", 1)
-    assert prepare(f"imagefolder:{tmp_path}/images", tmp_path / "cache", silent).classes == 1
-
-
 def test_progress_is_counted(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "PROGRESS_SECONDS", 0)
     said: list[str] = []
@@ -142,11 +134,8 @@ def put_fifo(path: Path) -> None:
 
 SPOILT: dict[str, Callable[[Path], object]] = {
     "a byte": flip_a_byte,
-    "cut": lambda cache: os.truncate(cache, 100),
     "no tensors": lambda cache: cache.unlink(),
-    "no sidecar": lambda cache: cache.with_suffix(".json").unlink(),
     "cut sidecar": lambda cache: truncate(cache.with_suffix(".json")),
-    "older sidecar": lambda cache: cache.with_suffix(".json").write_text("{}"),
     "fifo": put_fifo,
 }
 
@@ -158,27 +147,21 @@ def test_damaged_cache_is_rebuilt(folder: Path, cache: Path, spoil: Callable[[Pa
     spoil(cache)
     said: list[str] = []
     prepare(f"imagefolder:{folder}", cache.parent, said.append)
-    decoding = f"decoding 27 images of {folder}, once"
-    assert said == [f"the cache {cache} is damaged, rebuilding it", decoding]
+    assert said == [f"decoding 27 images of {folder}, once"]
     assert cache.read_bytes() == before
     assert set(cache.parent.iterdir()) == {cache, cache.with_suffix(".json")}
 
 
 CHANGES: dict[str, Callable[[Path], object]] = {
     "time": lambda image: os.utime(image, ns=(0, image.stat().st_mtime_ns + 1)),
-    "content": lambda image: picture(image, 1, size=(4, 3), mode="L"),
     "name": lambda image: image.rename(image.with_name("other.png")),
     "new": lambda image: picture(image.with_name("other.png"), 1),
-    "gone": lambda image: image.unlink(),
 }
 
 
-@pytest.mark.parametrize("part", ["train", "test"])
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_changed_folder_is_decoded_again(
-    folder: Path, cache: Path, part: str, change: Callable[[Path], object]
-) -> None:
-    change(folder / part / "bee" / "0.png")
+def test_changed_folder_is_decoded_again(folder: Path, cache: Path, change: Callable[[Path], object]) -> None:
+    change(folder / "test" / "bee" / "0.png")
     said: list[str] = []
     assert prepare(f"imagefolder:{folder}", cache.parent, said.append).path == cache
     assert len(said) == 1
@@ -209,7 +192,6 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: picture(f / "test/dog/0.png", 1),
         "class 'dog' in test and not in train",
     ),
-    "class only in train": (lambda f: picture(f / "train/ant/0.png", 1), "'ant' in train and not in test"),
     "class without images": (
         lambda f: put(f / "train/dog/notes.txt", b"no image"),
         "must have images of every class .*: Found no valid file for the classes dog, ",
@@ -295,20 +277,6 @@ def test_missing_torchvision_is_refused(
     refused(f"imagefolder:{folder}", tmp_path / "cache", "needs torchvision, which is not installed; install")
 
 
-def test_silent_or_dead_decoder_is_refused(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def hang(command: Sequence[str], *arguments: object, on_line: object) -> CompletedProcess[str]:
-        raise subprocess.TimeoutExpired(command, 7200)
-
-    monkeypatch.setattr(cache_module, "run_child", lambda *_, on_line: CompletedProcess([], -9, "", ""))
-    refused(
-        f"imagefolder:{folder}", tmp_path / "cache", "were not decoded: the process was killed by SIGKILL"
-    )
-    monkeypatch.setattr(cache_module, "run_child", hang)
-    refused(f"imagefolder:{folder}", tmp_path / "cache", "were not decoded within 7200 s; check the disk, or")
-
-
 # --- CIFAR-10
 
 
@@ -344,21 +312,18 @@ def test_cifar10_is_decoded_as_torchvision_does(batches: Path, tmp_path: Path) -
     assert_as_torchvision(data.path, parts)
 
 
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *args: object) -> None:
-        pass
-
-
 @pytest.fixture
-def archive(batches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """CIFAR-10's archive, which torchvision takes from a server on this machine."""
-    served = tmp_path / "served"
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(served))) as server:
-        threading.Thread(target=server.serve_forever, args=(0.02,)).start()
-        monkeypatch.setenv("no_proxy", "127.0.0.1")
-        monkeypatch.setattr(CIFAR10, "url", f"http://127.0.0.1:{server.server_port}/{CIFAR10.filename}")
-        yield served / CIFAR10.filename
-        server.shutdown()
+def archive(batches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """CIFAR-10's archive, which torchvision gets as a file instead of an answer of a server."""
+    served = tmp_path / "served" / CIFAR10.filename
+
+    def answer(*_: object) -> Any:
+        file = open(served, "rb")  # noqa: SIM115
+        return addinfourl(file, Message(), CIFAR10.url)
+
+    monkeypatch.setattr("urllib.request.urlopen", answer)
+    monkeypatch.setattr(addinfourl, "length", None, raising=False)
+    return served
 
 
 @pytest.mark.usefixtures("archive")
@@ -371,8 +336,7 @@ def test_cifar10_is_downloaded_once(batches: Path, tmp_path: Path) -> None:
     assert len(list((tmp_path / "cache").iterdir())) == 4, "files and sidecars"
 
 
-@pytest.mark.parametrize("name", ["data_batch_3", "test_batch", "batches.meta"])
-@pytest.mark.parametrize("spoil", [Path.unlink, truncate])
+@pytest.mark.parametrize(("name", "spoil"), [("data_batch_3", truncate), ("batches.meta", Path.unlink)])
 def test_damaged_cifar10_is_refused(
     batches: Path, tmp_path: Path, name: str, spoil: Callable[[Path], None]
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Callable
 from itertools import count, cycle
@@ -14,12 +13,10 @@ import pytest
 import torch
 from torch import nn
 
-from ddpperf.analysis.batch_size import loading_fraction
 from ddpperf.data.inputs import Batch, Input, TransformedImages
 from ddpperf.instruments import step_parts as parts
 from ddpperf.instruments.step_parts import PartedSteps, PartMarks
-from ddpperf.measuring.clock import seconds_of
-from ddpperf.specs import PARTS, EpochPartsSpec, EpochSpec, from_json, measured_as, to_json
+from ddpperf.specs import PARTS, EpochPartsSpec
 from ddpperf.training import model_and_data
 from ddpperf.training.epoch import TrainingEpoch
 from ddpperf.training.measured_step import MeasuredStep
@@ -230,26 +227,4 @@ def test_slow_data_set_is_found_in_loading(slept: list[float]) -> None:
     assert sum(slept) / STEPS <= waited <= counters["loading_seconds"]
 
 
-@pytest.mark.usefixtures("slept")
-def test_loading_agrees_with_the_epoch_without_loading() -> None:
-    """`loading_fraction` compares the times of two epochs. The parts come from one epoch."""
-    with_loading, without = epoch_of(SPEC), epoch_of(dataclasses.replace(SPEC, input="fixed"))
-    whole, alone = (seconds_of(epoch.step, 1, CPU) for epoch in (with_loading, without))
-    counters = measured(with_loading)
-    by_parts = counters["loading_seconds"] / sum(seconds(counters).values())
-    assert by_parts == pytest.approx(loading_fraction(whole, alone), abs=0.1)
-    assert 0.5 < by_parts < 0.9
-
-
 # --- specs
-
-
-def test_parts_of_an_epoch_are_read_from_json() -> None:
-    spec = dataclasses.replace(SPEC, loader_workers=2)
-    assert from_json(json.loads(json.dumps(to_json(spec)))) == spec
-    assert measured_as(EpochPartsSpec, EpochSpec(**dataclasses.asdict(spec))) == spec
-
-
-def test_parts_of_an_fsdp_epoch_are_refused() -> None:
-    with pytest.raises(ValueError, match="timed for strategy single, ddp, zero1, got fsdp; use ddp"):
-        dataclasses.replace(SPEC, strategy="fsdp")

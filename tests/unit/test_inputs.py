@@ -125,14 +125,6 @@ def test_repeated_epoch_is_the_same() -> None:
     assert torch.equal(torch.get_rng_state(), before), "the model's own random numbers are left alone"
 
 
-def test_each_rank_has_the_images_of_its_shard() -> None:
-    shards = [
-        [label for _, labels in epoch_of(device_input(rank, 2), 2) for label in labels.tolist()]
-        for rank in range(2)
-    ]
-    assert sorted(label for shard in shards for label in shard) == list(range(COUNT))
-
-
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_batch_has_the_requested_memory_format(memory_format: torch.memory_format) -> None:
     batches = epoch_of(device_input(memory_format=memory_format), 0)

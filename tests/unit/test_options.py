@@ -355,7 +355,7 @@ REFUSALS = {
     "--batch-sizes 8 --spec accumulation_steps=3": "accumulation_steps=3 does not divide a batch of 8 images",
     "--spec static_graph=true --spec accumulation_steps=2": "static_graph does not",
     "--spec inductor=combo_kernels": "needs a compiled execution, got eager; pass --executions compile",
-    "--executions compile --spec inductor=a,b": "inductor must be names of torch's inductor options joined",
+    "--executions compile --spec inductor=a,b": "inductor must be names of torch's options joined",
     "--candidate execution=graph": "this runs on the CPU; pass other --executions or another --candidate",
     "--world-sizes 1 --candidate static_graph=true": "static_graph=True needs several ranks, got",
 }

@@ -57,33 +57,19 @@ def test_retired_field_is_ignored_with_any_value(value: object) -> None:
     assert from_json(fields | {"cutout": value}) == AllReduceSpec(**ALL_REDUCE)
 
 
+CALL = {"measurement": "all_reduce", **ALL_REDUCE}
+
+
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        (
-            {},
-            "measurement is None; it must be one of training_step, training_epoch, .*, custom_collective",
-        ),
-        ({"measurement": "broadcast", **ALL_REDUCE}, "measurement is 'broadcast'; it must be one of"),
-        ({"measurement": ["all_reduce"], **ALL_REDUCE}, "it must be one of"),
-        (
-            {"measurement": "all_reduce", **TRAINING},
-            "all_reduce has other fields than these: .*per_rank_batch_size",
-        ),
-        (
-            {"measurement": "all_reduce", "world_size": 4},
-            "all_reduce has other fields than these: world_size .*nbytes",
-        ),
-        ({"measurement": "all_reduce", **ALL_REDUCE, "nbytes": 6}, "multiple of a float32's 4 bytes, got 6"),
-        (
-            {"measurement": "all_reduce", **ALL_REDUCE, "fault": {"kind": "hang"}},
-            "other fields than these: .*'rank'",
-        ),
-        (
-            {"measurement": "all_reduce", **ALL_REDUCE, "fault": {"kind": "hang", "rank": 0, "when": 1}},
-            "other fields .*'when'",
-        ),
-        ({"measurement": "all_reduce", **ALL_REDUCE, "fault": "hang"}, "other fields than these: .*mapping"),
+        ({}, "measurement is None; it must be one of training_step, training_epoch, .*, custom_collective"),
+        (CALL | {"measurement": ["all_reduce"]}, "it must be one of"),
+        (CALL | TRAINING, "all_reduce has other fields than these: .*per_rank_batch_size"),
+        ({"measurement": "all_reduce", "world_size": 4}, "other fields than these: world_size .*nbytes"),
+        (CALL | {"nbytes": 6}, "multiple of a float32's 4 bytes, got 6"),
+        (CALL | {"fault": {"kind": "hang"}}, "other fields than these: .*'rank'"),
+        (CALL | {"fault": "hang"}, "other fields than these: .*mapping"),
     ],
 )
 def test_other_json_is_refused(fields: dict[str, Any], sentence: str) -> None:
@@ -155,15 +141,7 @@ def test_busy_processes_include_loaders(changes: dict[str, Any], processes: int)
 
 @pytest.mark.parametrize(
     ("nbytes", "text"),
-    [
-        (4, "4B"),
-        (1000, "1000B"),
-        (1024, "1KiB"),
-        (1536, "1536B"),
-        (2**20, "1MiB"),
-        (3 * 2**19, "1536KiB"),
-        (2**30, "1GiB"),
-    ],
+    [(4, "4B"), (1024, "1KiB"), (1536, "1536B"), (3 * 2**19, "1536KiB"), (2**30, "1GiB")],
 )
 def test_sizes_have_the_largest_whole_unit(nbytes: int, text: str) -> None:
     assert format_bytes(nbytes) == text

@@ -214,10 +214,3 @@ def test_flops_count_forward_and_backward(in_parts: int, monkeypatch: pytest.Mon
     of_weights, of_activations = forward, 2 * batch * hidden * classes  # none of the images
     counted = trained(dataclasses.replace(SINGLE, accumulation_steps=in_parts))["flops"]
     assert counted == forward + of_weights + of_activations
-
-
-def test_parts_of_fsdp_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match="a step's parts are timed for strategy single, ddp, zero1, got fsdp; use ddp"
-    ):
-        PartsSpec(world_size=2, per_rank_batch_size=4, strategy="fsdp")
