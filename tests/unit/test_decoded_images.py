@@ -315,7 +315,7 @@ def test_cifar10_is_decoded_as_torchvision_does(batches: Path, tmp_path: Path) -
 @pytest.fixture
 def archive(batches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """CIFAR-10's archive, which torchvision gets as a file instead of an answer of a server."""
-    served = tmp_path / "served" / CIFAR10.filename
+    served: Path = tmp_path / "served" / CIFAR10.filename
 
     def answer(*_: object) -> Any:
         file = open(served, "rb")  # noqa: SIM115
