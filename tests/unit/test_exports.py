@@ -85,15 +85,12 @@ def test_json_has_the_fields_of_pytest_benchmark(plain: dict[str, Any], ours: di
     expected, found = plain["benchmarks"][0], ours["benchmarks"][0]
     assert expected.keys() == found.keys()
     assert kinds(expected["stats"]) == kinds(found["stats"])
-    assert plain["machine_info"].keys() >= {"node", "machine", "system", "python_version", "cpu"}
     assert ours["machine_info"].keys() >= {"node", "machine", "system", "python_version", "cpu"}
     assert plain["commit_info"].keys() - {"error"} <= ours["commit_info"].keys()
 
 
 def test_bencher_reads_each_test(ours: dict[str, Any]) -> None:
     """Its adapter "python_pytest" needs these four statistics in seconds, and the names of tests."""
-    assert isinstance(ours["machine_info"], dict)
-    assert isinstance(ours["commit_info"], dict)
     for found in ours["benchmarks"]:
         stats = found["stats"]
         assert found["fullname"]

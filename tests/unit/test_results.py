@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import random
-from statistics import mean, median
 from typing import Any
 
 import pytest
@@ -18,6 +16,7 @@ from tests.generated import BOUNDED, measurements
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
 ALONE = TrainingSpec(world_size=1, per_rank_batch_size=32, strategy="single")
+EPOCH = EpochSpec(world_size=1, per_rank_batch_size=32, strategy="single")
 
 
 def sample(*seconds: tuple[float, ...], name: str = "A1") -> Sample:
@@ -34,10 +33,7 @@ def measured(*samples: Sample, spec: Spec = SPEC, iterations: int = 1) -> Measur
         (SPEC, 3.0 / 1.0),  # the slower rank of the median round, by the slower device
         (ALONE, 2.0 / 0.5),  # the others' devices were not this one
         (dataclasses.replace(ALONE, delay_seconds=0.5), 2.0 / 1.0),
-        (
-            EpochSpec(world_size=1, per_rank_batch_size=2, strategy="single", epoch_images=6),
-            2.0 / 1.5,
-        ),  # three steps
+        (dataclasses.replace(EPOCH, per_rank_batch_size=2, epoch_images=6), 2.0 / 1.5),  # three steps
     ],
 )
 def test_launch_bound_is_step_over_device_time(spec: Spec, bound: float) -> None:
@@ -50,7 +46,7 @@ def test_launch_bound_is_step_over_device_time(spec: Spec, bound: float) -> None
     }
 
 
-@pytest.mark.parametrize("seconds", [math.nan, math.inf, -math.inf, 0.0, -1e-3, 1e-13, 1e10])
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, 0.0, -1e-3])
 def test_what_is_no_duration_is_refused(seconds: float) -> None:
     with pytest.raises(ValueError, match=rf"set A1 measured {seconds} s, which is no duration"):
         sample((0.1, 0.1), (0.1, seconds))
@@ -84,32 +80,12 @@ def test_slowest_device_has_the_largest_median(devices: int, seconds: float) -> 
     assert alone.slowest_device_seconds(devices) == {"A1": seconds, "A2": 1.5}
 
 
-def test_more_noisy_devices_do_not_look_slower() -> None:
-    rng = random.Random(0)
-    samples = [
-        sample(*(tuple(rng.uniform(0.9, 1.1) for _ in range(8)) for _ in range(101)), name=f"A{index}")
-        for index in range(10)
-    ]
-    noisy = measured(*samples, spec=ALONE)
-    slowest = [mean(noisy.slowest_device_seconds(devices).values()) for devices in (1, 8)]
-    assert slowest[1] / slowest[0] < 1.03
-    assert (
-        mean(median(map(max, each.seconds)) for each in samples) > 1.07
-    )  # what they would look like round by round
-
-
 @pytest.mark.parametrize(
     ("spec", "seconds"),
     [
-        (
-            AllReduceSpec(world_size=3, nbytes=1024),
-            2.0 + 8.0 + 4.0,
-        ),  # together: a round takes as long as its slowest rank
+        (AllReduceSpec(world_size=3, nbytes=1024), 2.0 + 8.0 + 4.0),  # of the slowest rank
         (ALONE, 1.0 + 2.0 + 0.5 + 8.0 + 4.0 + 0.25 + 4.0 + 1.0 + 1.0),  # one after the other
-        (
-            EpochSpec(world_size=1, per_rank_batch_size=32, strategy="single"),
-            1.0 + 8.0 + 4.0,
-        ),  # the first alone
+        (EPOCH, 1.0 + 8.0 + 4.0),  # the first alone
         (TrainingSpec(world_size=3, per_rank_batch_size=32, strategy="data_parallel"), 1.0 + 8.0 + 4.0),
     ],
 )
@@ -139,12 +115,6 @@ def test_json_gives_the_same_seconds_back(measured: Measured) -> None:
     assert Measured.from_json(json.loads(json.dumps(measured.to_json(), allow_nan=False))) == measured
 
 
-def test_older_files_have_no_kernels() -> None:
-    kept = measured(sample((0.1, 0.1))).to_json()
-    del kept["samples"][0]["kernels"]
-    assert Measured.from_json(kept).samples[0].kernels == ""
-
-
 def stored(**change: Any) -> dict[str, Any]:
     return measured(sample((0.1, 0.2)), iterations=2).to_json() | change
 
@@ -153,12 +123,8 @@ def stored(**change: Any) -> dict[str, Any]:
     ("fields", "sentence"),
     [
         ({}, r"cannot be read: KeyError\('spec'\)"),
-        (stored(spec=None), "cannot be read: AttributeError"),
         (stored(samples=[]), "at least one set's sample"),
-        *(
-            (stored(iterations=each), "iterations must be a whole number from 1 to 1000000000, got")
-            for each in (0, 2.5, True, 10**9 + 1)
-        ),
+        (stored(iterations=0), "iterations must be a whole number from 1 to 1000000000, got"),
     ],
 )
 def test_other_json_is_refused(fields: dict[str, Any], sentence: str) -> None:

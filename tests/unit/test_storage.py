@@ -51,11 +51,6 @@ def run_of(
     }
 
 
-def unfit_run(why: str, *, status: str) -> dict[str, Any]:
-    run = run_of(status=status)
-    return run | {"ddpperf": run["ddpperf"] | {"unfit": [why]}}
-
-
 @pytest.fixture
 def storage(tmp_path: Path) -> Storage:
     return Storage(root=tmp_path, hardware_key=KEY)
@@ -136,11 +131,6 @@ def test_the_whole_file_is_left_or_none(storage: Storage, write: Callable[..., P
     assert storage.load(path).measured == {"t": MEASURED}
 
 
-def test_a_tests_parameters_are_written_whatever_they_are(storage: Storage) -> None:
-    path = storage.promote(run_of() | {"params": {"spec": SPEC, "folder": Path("x"), "own": {1, 2}}}, "main")
-    assert json.loads(path.read_text())["params"] == {"spec": to_json(SPEC), "folder": "x", "own": "{1, 2}"}
-
-
 @pytest.mark.parametrize(
     ("older", "newest"), [("0001_old.json", "0002_new.json"), ("9999_z.json", "10000_a.json")]
 )
@@ -193,10 +183,9 @@ def test_file_is_found_by_number_or_name(storage: Storage, wanted: str, found: s
 @pytest.mark.parametrize(
     ("wanted", "advice"),
     [
-        *((each, "name one of these") for each in ("0003", "1000", "ain", "missing.json", "x" * 5000)),
+        *((each, "name one of these") for each in ("0003", "1000", "ain", "missing.json")),
         ("/", "put it last"),
     ],
-    ids=["number", "cut number", "end", "file", "long", "folder"],
 )
 def test_an_unknown_name_is_refused(storage: Storage, wanted: str, advice: str) -> None:
     put(storage.baselines, "0001_main.json", run_of())
@@ -212,15 +201,13 @@ def test_fifo_is_no_baseline(storage: Storage) -> None:
         storage.load(storage.find(str(fifo)))
 
 
-@pytest.mark.parametrize("cut", [None, 40], ids=["whole", "cut"])
-def test_compressed_run_is_read_if_it_is_whole(storage: Storage, cut: int | None) -> None:
-    path = storage.root / "mine.json.gz"
-    path.write_bytes(gzip.compress(json.dumps(run_of()).encode())[:cut])
-    if cut is None:
-        assert storage.load(storage.find(str(path))).measured.keys() == {"t"}
-    else:
-        with pytest.raises(NoBaseline, match=r"cannot be read .Compressed file ended .*; name another"):
-            storage.load(path)
+def test_compressed_run_is_read_if_it_is_whole(storage: Storage) -> None:
+    path, content = storage.root / "mine.json.gz", gzip.compress(json.dumps(run_of()).encode())
+    path.write_bytes(content)
+    assert storage.load(storage.find(str(path))).measured.keys() == {"t"}
+    path.write_bytes(content[:40])
+    with pytest.raises(NoBaseline, match=r"cannot be read .Compressed file ended .*; name another"):
+        storage.load(path)
 
 
 def damaged(**change: object) -> dict[str, Any]:
@@ -250,15 +237,10 @@ NOT_SAVED = r"was not saved by ddpperf; name a file in \.ddpperf/runs or perf/ba
         (other(hardware_key=7), r"is damaged \(its hardware_key is 7\); name another run$"),
         (other(hardware_key="h200x8"), r"was measured on h200x8, this is h200x4; save a baseline here$"),
         ({"ddpperf": run_of()["ddpperf"]}, r"is damaged \(KeyError\('benchmarks'\)\); name another"),
-        (run_of() | {"benchmarks": [run_of()["benchmarks"][0] | {"fullname": 7}]}, r"is damaged \(TypeError"),
         (damaged(spec={"measurement": "broadcast"}), r"is damaged \(ValueError\(.*'broadcast'"),
-        (damaged(spec=to_json(SPEC) | {"world_size": 10**9}), r"world_size must be .* at most 65536, got"),
         (damaged_sample(seconds=[[math.nan]]), r"cannot be read \(NaN is no number\); name"),
         (damaged_sample(seconds=[[-1.0]]), r"is damaged .*no duration"),
-        (damaged_sample(set=["x"]), r"is damaged .*set, side, torch and kernels must be text"),
-        *((other(environment={"commit": commit}), r"is damaged \(ValueError\(.* is no commit")
-          for commit in ("--output=x", "HEAD~1", "0a1b2c3d4\n", "0a1b\0")),
-        (other(environment={"executable": 7}), r"is damaged \(TypeError"),
+        (other(environment={"commit": "--output=x"}), r"is damaged \(ValueError\(.* is no commit"),
         (run_of({}), r"holds no measured test; name another, or save one anew$"),
         (other(against={}), r"is an A/B run, and this run has one side; name a run of one side$"),
         *((text, r"cannot be read \(.*\); name another, or save one anew$")
@@ -284,7 +266,7 @@ def test_what_cannot_be_compared_with_gives_one_sentence(
         (run_of(t="passed", status="FAIL"), False),
         (run_of(t="passed", u="failed"), False),
         (run_of(t="passed", u="not run", status="NO VERDICT"), False),
-        (unfit_run("t is slower", status="NO VERDICT"), False),  # with a control that failed beside
+        (other(unfit=["t is slower"]), False),  # beside a control that failed
         (run_of({}, t="passed", status="NO VERDICT"), False),  # benchmarks were disabled
         (other(against={}), False),  # base and candidate evict each other's caches
         (damaged(spec=to_json(SPEC) | {"delay_seconds": 0.1}), False),

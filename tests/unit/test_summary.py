@@ -176,13 +176,8 @@ MISSED = check("speedup", 1.5, 2.0, "floor", held=False)
     ("checks", "words"),
     [
         ([], "none of 3 for h200x4 applied"),
-        ([EXACT], "1 of 1 met"),
         ([EXACT, FLOOR], "2 of 2 met; nearest: test_efficiency efficiency 95.3%, minimum 90.0%"),
         ([FLOOR, LIMIT], "2 of 2 met; nearest: test_cpu_seconds CPU time 4.000 ms, maximum 4.100 ms"),
-        (
-            [FLOOR, check("cpu_seconds", 0.002, 0.0041, "limit")],
-            "2 of 2 met; nearest: test_efficiency efficiency 95.3%, minimum 90.0%",
-        ),
         ([LIMIT, MISSED, FLOOR], "2 of 3 met; missed most: test_speedup speedup 1.50x, minimum 2.00x"),
         ([check("speedup", None, 2.0, "floor", held=False)], "0 of 1 met"),
     ],
@@ -299,8 +294,6 @@ def warned(lines: list[str]) -> list[str]:
 @pytest.mark.parametrize(
     ("rounds", "spread", "warnings"),
     [
-        ((0.1,) * 4, "IQR 0%", []),
-        ((0.1,), "", [FEW]),
         ((0.1, 0.2, 0.3), "", [FEW]),
         ((0.1, 0.1, 0.125, 0.125), "IQR 22%", []),
         ((0.1, 0.1, 0.13, 0.13), "IQR 26%", ["the rounds spread by more than 25% (IQR)"]),
@@ -327,8 +320,6 @@ def test_warnings_of_references_are_the_tests() -> None:
         "the rounds of reference measurements spread by more than 25% (IQR)",
         "t(1) of the devices differs by more than 10%; the slowest device's t(1) is used",
     ]
-    test["references"] = {"one_device": stored(0.1, spec=ALONE), "another": stored(0.1, spec=ALONE)}
-    assert warned(summary_lines(passed(test_a=test))) == [FEW]
     test["references"] = {"one_device": stored(*[(0.1, 0.109)] * 4, spec=ALONE)}
     assert warned(summary_lines(passed(test_a=test))) == []
 
@@ -345,7 +336,6 @@ def test_warning_of_several_tests_is_explained_once() -> None:
     assert row(lines, "1 KiB")[-1] == "!1"
     assert row(lines, "2 KiB")[-1] == "!1,2"
     assert starting(lines, "OWN")[0].endswith(" !1")
-    assert lines.index(starting(lines, "  !")[0]) < lines.index(starting(lines, "OWN")[0])
 
 
 def test_skipped_tests_are_grouped_by_reason() -> None:
@@ -411,7 +401,7 @@ def test_figures_of_an_ab_run_are_those_of_the_candidate() -> None:
     assert (case.seconds, case.value("speedup")) == (0.2, 0.75)
 
 
-@pytest.mark.parametrize(("count", "left"), [(1, 0), (9, 0), (10, 2), (100, 92)])
+@pytest.mark.parametrize(("count", "left"), [(9, 0), (10, 2), (100, 92)])
 def test_a_verdict_has_few_reasons_and_says_where_all_are(count: int, left: int) -> None:
     reasons = [f"reason {number}" for number in range(count)]
     lines = verdict_lines(document({}, {}, "NO VERDICT", *reasons)["ddpperf"])
@@ -456,11 +446,9 @@ def test_verdict_ends_with_the_next_command(status: str, header: Json, command: 
     ("line", "look"),
     [
         ("PASS: good", {"green": True, "bold": True}),
-        ("FAIL: bad", {"red": True, "bold": True}),
         ("NO VERDICT: unknown", {"yellow": True, "bold": True}),
         ("  !1 the rounds drift", {"yellow": True}),
         ("ALL_REDUCE MODEL  2 ranks: call 1.000 ms", {"bold": True}),
-        ("skipped     it needs a GPU", {}),
         ("1 KiB   all_reduce", {}),
     ],
 )
