@@ -187,7 +187,6 @@ class Machine:
     uses. unmapped: the indices of the first two GPUs that cannot read each other's memory.
     interface: the network interface to the other nodes; None in a run on one node.
     gpus: the GPUs in the order of the ranks; empty on the CPU, whose links have no known rate.
-    between: the rate of the link between two nodes.
     """
 
     device: str = "cpu"
@@ -197,7 +196,6 @@ class Machine:
     unmapped: tuple[int, int] | None = None
     interface: Interface | None = None
     gpus: tuple[Gpu, ...] = field(default=(), compare=False)
-    between: LinkRate | None = field(default=None, compare=False)
 
     def link(self, world_size: int) -> LinkRate | None:
         """Return the rate of the link that the first `world_size` devices share, or None if unknown.
@@ -205,8 +203,12 @@ class Machine:
         Across nodes, this is the rate of a whole node's link, not a device's part of it. In a flat
         ring, consecutive ranks are on one node, so each node sends the bytes of one rank: 2(N-1)/N
         times the buffer. Their rate is busbw as in nccl-tests, and the link is its upper bound.
+        A rate between nodes from the user overrides the nominal rate.
         """
-        return self.between if self.crosses_nodes(world_size) else gpu_link(self.gpus[:world_size])
+        if self.interface is not None and self.crosses_nodes(world_size):
+            given = self.links.network.bandwidth if self.links.network else None
+            return link_between(self.interface, self.links.node, given)
+        return gpu_link(self.gpus[:world_size])
 
     def crosses_nodes(self, world_size: int) -> bool:
         """Return whether so many ranks are on several nodes."""
@@ -239,12 +241,8 @@ def machine(
 ) -> Machine:
     """Return a description of the machine's device type, GPU model and links.
 
-    The rate between nodes from the user overrides the nominal rate. interface: the network interface
-    to the other nodes of a run. CPU nodes that loopback connects are one machine.
+    interface: the network interface to the other nodes of a run.
     """
-    between = None
-    if interface is not None:
-        between = link_between(interface, links.node, links.network.bandwidth if links.network else None)
     alike = device == "cuda" and len({gpu.name for gpu in gpus}) == 1
     return Machine(
         device=device,
@@ -254,7 +252,6 @@ def machine(
         unmapped=first_unmapped(gpus) if device == "cuda" else None,
         interface=interface,
         gpus=tuple(gpus) if device == "cuda" else (),
-        between=between,
     )
 
 

@@ -83,21 +83,19 @@ def test_captured_step_trains_like_the_eager_step() -> None:
     assert losses["eager"][-1] < losses["eager"][0], "it trains"
 
 
-@pytest.mark.parametrize("execution", ["eager", "graph"])
-def test_written_example_is_measured(pool: Pool, execution: CallExecution) -> None:
+def test_written_example_is_measured(pool: Pool) -> None:
     world_size = min(2, torch.cuda.device_count())
     spec = CustomStepSpec(
-        function="perf.step:make_step", world_size=world_size, per_rank_batch_size=32, execution=execution
+        function="perf.step:make_step", world_size=world_size, per_rank_batch_size=32, execution="graph"
     )
     (seconds,) = pool.measure(spec).median_step_seconds().values()
     assert 0 < seconds < 0.1
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-@pytest.mark.parametrize("execution", ["eager", "graph"])
-def test_own_all_reduce_is_checked_and_measured(pool: Pool, execution: CallExecution) -> None:
+def test_own_all_reduce_is_checked_and_measured(pool: Pool) -> None:
     spec = CustomCollectiveSpec(
-        function="gpu_functions:all_reduce", world_size=2, nbytes=2**20, execution=execution
+        function="gpu_functions:all_reduce", world_size=2, nbytes=2**20, execution="graph"
     )
     (seconds,) = pool.measure(spec).median_step_seconds().values()
     assert 0 < seconds < 0.01

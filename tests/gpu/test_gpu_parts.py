@@ -35,7 +35,7 @@ def parts(pool: Pool, spec: TrainingSpec) -> dict[str, float]:
     ("spec", "batch_size"),
     [
         pytest.param(ALONE, 512, id="single-512"),
-        pytest.param(SPEC, 32, marks=two_gpus, id="ddp-32"),
+        pytest.param(SPEC, 32, marks=[two_gpus, pytest.mark.slow], id="ddp-32"),
         pytest.param(SPEC, 512, marks=two_gpus, id="ddp-512"),
     ],
 )
@@ -54,6 +54,7 @@ def test_parts_sum_to_their_step_and_to_one_without_marks(
 
 
 @two_gpus
+@pytest.mark.slow
 def test_a_late_message_counts_as_gradient_sync(exact_gpus: Pool) -> None:
     spec = replace(SPEC, per_rank_batch_size=512, epoch_images=512 * 128)
     late = replace(spec, comm_delay_seconds=DELAY_SECONDS, comm_delay_rank=1)

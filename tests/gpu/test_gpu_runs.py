@@ -73,7 +73,10 @@ def test_every_execution_learns_like_the_eager_one(
     [
         {"accumulation_steps": 4},
         {"clip_norm": 1.0, "schedule": "one_cycle"},
-        {"optimizer": "lars", "rate": 5.0, "nesterov": True, "decay_vectors": False},
+        pytest.param(
+            {"optimizer": "lars", "rate": 5.0, "nesterov": True, "decay_vectors": False},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_plain_loop_is_captured_with_each_remedy(fields: dict[str, Any]) -> None:

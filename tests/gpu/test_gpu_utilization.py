@@ -125,6 +125,7 @@ def test_energy_is_the_integral_of_the_power(trained: Trained) -> None:
     assert usage.joules[0] == pytest.approx(watts * seconds, rel=0.05)
 
 
+@pytest.mark.slow
 def test_epochs_and_a_training_agree_in_energy(pool: Pool, trained: Trained) -> None:
     of_run = trained.usage
     of_epoch, _ = usage_of(pool, EPOCH)

@@ -11,7 +11,6 @@ import pytest
 from ddpperf.analysis.cost_models import LinkModel, choose_links
 from ddpperf.analysis.logarithmic_fit import Estimate
 from ddpperf.machine.hardware import Links, Machine
-from ddpperf.machine.links import LinkRate
 from ddpperf.machine.network import Interface
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.results.notes import NoteKind
@@ -24,15 +23,11 @@ from perf.test_all_reduce import test_fastest_all_reduce as fastest_all_reduce
 from tests.fake_nvml import healthy
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
-LINK_OF_NODES = LinkRate(bytes_per_second=2048.0, source="eth10")
-
-
 GPUS = tuple(healthy(number).gpu for number in range(2))  # joined by a link of 450 GB/s
 NODES = Machine(
     links=Links(node=2),
     gpus=GPUS,
-    interface=Interface(name="eth0", address="10.0.0.1", link="eth10"),
-    between=LINK_OF_NODES,
+    interface=Interface(name="eth0", address="10.0.0.1", link="eth10", bytes_per_second=2048.0),
 )
 
 
