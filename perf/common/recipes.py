@@ -35,7 +35,7 @@ OF_RECIPE = (
 )
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(RunSpec) if field.name in OF_RECIPE}
 RECIPE_KEYS = (
-    *("name", "global_batch_size", "images_at_once", "devices", "model", "epochs", "seeds"),
+    *("name", "global_batch_size", "batch_sizes", "images_at_once", "devices", "model", "epochs", "seeds"),
     *("rate", "rates", "rate_of", "scale", "reported_train_accuracy", "reported_test_accuracy"),
     *OF_RECIPE,
 )
@@ -149,7 +149,7 @@ def read_recipes(device: str, kind: str = "recipe") -> list[Recipe]:
     of_device, common = document[device], document[KINDS[kind]]
     tuned_rates = {name: found["rate"] for name, found in tuned().get(device, {}).items()}
     recipes: dict[str, Recipe] = {}
-    for row in of_device.get(kind, ()):
+    for row in _rows(of_device.get(kind) or document.get(kind, []), device):
         what = f"recipe {row.get('name', len(recipes) + 1)!r} of {device} in recipes.toml"
         _require_known(row, what, RECIPE_KEYS)
         try:
@@ -161,6 +161,32 @@ def read_recipes(device: str, kind: str = "recipe") -> list[Recipe]:
             raise ValueError(f"{what} cannot be trained: {error}") from error
         recipes[recipe.name] = recipe
     return list(recipes.values())
+
+
+def _rows(table: Sequence[dict[str, Any]], device: str) -> list[dict[str, Any]]:
+    """Return the rows of a kind for a device type, in which each row has one batch size.
+
+    A row with `batch_sizes` stands for several rows. These follow the other rows, in the order of
+    their batch sizes.
+    """
+    rows = [row for row in table if "batch_sizes" not in row]
+    several = [(row, row["batch_sizes"]) for row in table if "batch_sizes" in row]
+    lists = [(row, sizes.get(device, ()) if isinstance(sizes, dict) else sizes) for row, sizes in several]
+    for size in sorted({size for _, sizes in lists for size in sizes}):
+        rows += [_of_batch_size(row, size) for row, sizes in lists if size in sizes]
+    return rows
+
+
+def _of_batch_size(row: dict[str, Any], size: int) -> dict[str, Any]:
+    """Return the row for one of its batch sizes, with the values that the row has for it."""
+    found: dict[str, Any] = {"global_batch_size": size}
+    for key, value in row.items():
+        if not isinstance(value, dict) or not all(map(str.isdigit, value)):
+            found[key] = value
+        elif str(size) in value:
+            found[key] = value[str(size)]
+    del found["batch_sizes"]
+    return found | {"name": row["name"].format(size)}
 
 
 def _recipe(
@@ -263,7 +289,7 @@ def _document() -> dict[str, Any]:
         raise ValueError(f"{path.name} cannot be read ({first_line(error)}); correct it") from error
     known: dict[str, Sequence[str]] = dict.fromkeys(KINDS.values(), (*OF_RECIPE, "rate", "seeds"))
     known |= dict.fromkeys(("cpu", "cuda"), (*OF_DATA, "epochs", "seeds", "tuning_seeds", *KINDS))
-    _require_known(document, path.name, tuple(known))
+    _require_known(document, path.name, (*known, *KINDS))
     for name, keys in known.items():
         if name not in document:
             raise ValueError(f"{path.name} has no table [{name}]; add it")

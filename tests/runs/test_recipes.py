@@ -253,7 +253,8 @@ def test_tuning_tries_every_rate_of_every_recipe(options: Any) -> None:
     assert min(spec.seed for spec in tried if isinstance(spec, RunSpec)) == FIRST_SEED
 
 
-NAME, BATCH = 'name = "64, warm-up"\n', "global_batch_size = 64\n"
+NAME = 'name = "{}, warm-up"\n'
+BATCHES = "batch_sizes = { cpu = [64], cuda = [2048, 8192] }\n"
 
 
 @pytest.mark.parametrize(
@@ -266,16 +267,16 @@ NAME, BATCH = 'name = "64, warm-up"\n', "global_batch_size = 64\n"
         (NAME, f'{NAME}rate_of = "64, warm-up"\n', "no earlier recipe of its kind; name an earlier one"),
         (NAME, f'{NAME}optimizer = "lars"\nnesterov = false\n', "nesterov=False is an option of sgd"),
         (NAME, f"{NAME}grow_from = 8\nimages_at_once = 8\n", "exclude each other; remove one"),
-        (f"{NAME}{BATCH}warmup_epochs = 1", f"{NAME}{BATCH}warmup_epochs = 9",
+        (f"{NAME}{BATCHES}warmup_epochs = 1", f"{NAME}{BATCHES}warmup_epochs = 9",
          "a warm-up of 9 epochs is longer than the run of 4; shorten it"),
-        (f"{NAME}{BATCH}", NAME, "'64, warm-up' of cpu in recipes.toml has no 'global_batch_size'; add it"),
+        (f"{NAME}{BATCHES}", NAME, "warm-up' of cpu in recipes.toml has no 'global_batch_size'; add it"),
         (NAME, "name = \n", "recipes.toml cannot be read (Invalid value"),
         (NAME, f'{NAME}model = "resnet11"\n', "cannot be trained: model must be one of resnet18"),
         (NAME, f"{NAME}devices = 3\n", "batch 64 does not divide over 3 devices; use a divisor"),
         (NAME, f"{NAME}rates = [0.1, 1e9]\n", "rate must be a number from 0 to 1000, got 1000000000.0"),
         ("[plain]\n", "[plane]\n", "recipes.toml has the unknown key 'plane'; correct it to plain"),
         ("[plain]\n", "[plain]\nmomentun = 1\n", "[plain] in recipes.toml has the unknown key 'momentun'"),
-        (f"[[cpu.remedy]]\n{NAME}", f"[[cpu.remedies]]\n{NAME}", "correct it to remedy"),
+        (f"[[remedy]]\n{NAME}", f"[[remedies]]\n{NAME}", "correct it to remedy"),
     ],
 )  # fmt: skip
 def test_wrong_recipe_is_refused(
