@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from operator import attrgetter, itemgetter, sub, truediv
 from statistics import median
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from ddpperf.analysis.bandwidth import algbw, all_reduce_busbw, collective_busbw, crossing_factor
 from ddpperf.analysis.cost_models import REPORT_FORMULAS, LinkModel, choose_links
 from ddpperf.analysis.library_cost_model import FEWEST_SIZES, choose_envelope
-from ddpperf.analysis.node_cost_model import NodeCall, two_links_and_error
+from ddpperf.analysis.node_cost_model import TwoLinkModel, two_links_and_error
 from ddpperf.plugin.cases import Case, case, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
@@ -34,7 +36,7 @@ from perf.common.all_reduces import (
     too_few,
     warn_if_undetermined,
 )
-from perf.common.base_and_candidate import SIDES
+from perf.common.by_set import SIDES, field_metrics, per_set
 
 ONE_RANK = "a collective needs two ranks or more; pass --world-sizes 1,2"
 COLLECTIVE_SIZES, GPU_COLLECTIVE_SIZES = (2**24,), (2**20, 2**24, 2**28)
@@ -42,31 +44,41 @@ LEAST_GATE_BYTES = 2**24  # on GPUs, the CPU's launches limit all-reduces of few
 KINDS: tuple[CollectiveKind, ...] = ("reduce_scatter", "all_gather", "broadcast", "all_to_all")
 
 
-def groups(options: Options) -> list[int]:
-    """Return the world sizes above 1 of --world-sizes, in descending order.
+def on_several_ranks(
+    cases_on: Callable[[Options, int], Iterator[Case]],
+) -> Callable[[Options], Iterator[Case]]:
+    """Return a function that yields the cases of each world size above 1, in descending order.
 
     After a smaller group of ranks mapped its memory, a larger group would need a new process set.
+    With a single rank, which has nobody to communicate with, it yields a skipped case.
     """
-    return [world_size for world_size in reversed(options.world_sizes) if world_size > 1]
+
+    def cases(options: Options) -> Iterator[Case]:
+        for world_size in reversed(options.world_sizes):
+            if world_size > 1:
+                yield from cases_on(options, world_size)
+        if max(options.world_sizes) == 1:
+            yield skipped(size_id(options, 1), ONE_RANK)
+
+    return cases
 
 
-def calls(options: Options) -> Iterator[Case]:
-    """Yield measurement specs of all-reduces for every world size, buffer size and algorithm.
+@on_several_ranks
+def calls(options: Options, N: int) -> Iterator[Case]:
+    """Yield measurement specs of all-reduces on N ranks for every buffer size and algorithm.
 
     Some large all-reduces are measured out of place, too. The core suite has all ranks: NCCL or
     gloo at all sizes, and the other algorithms at one large size. The gate has large all-reduces
     in a CUDA graph on all GPUs, by NCCL and two_shot. On a CPU the gate has none, because gloo's
     times differ by a fifth between process sets.
     """
-    for N in groups(options):
-        most = max(options.world_sizes) == N
-        for call in (*in_place(options, N), *out_of_place(options, N)):
-            chosen = call.algorithm == "backend" or (call.algorithm == "two_shot" and call.in_place)
-            large = call.captured and call.nbytes >= LEAST_GATE_BYTES
-            gate = options.device == "cuda" and most and large and chosen
-            one_size = call.algorithm == "backend" or call.nbytes == largest_of_all(options.links)
-            yield case(call, core=most and call.in_place and (one_size or gate), gate=gate)
-    yield from skipped_on_one_rank(options)
+    most = max(options.world_sizes) == N
+    for call in (*in_place(options, N), *out_of_place(options, N)):
+        chosen = call.algorithm == "backend" or (call.algorithm == "two_shot" and call.in_place)
+        large = call.captured and call.nbytes >= LEAST_GATE_BYTES
+        gate = options.device == "cuda" and most and large and chosen
+        one_size = call.algorithm == "backend" or call.nbytes == largest_of_all(options.links)
+        yield case(call, core=most and call.in_place and (one_size or gate), gate=gate)
 
 
 def in_place(options: Options, N: int) -> Iterator[AllReduceSpec]:
@@ -78,12 +90,6 @@ def in_place(options: Options, N: int) -> Iterator[AllReduceSpec]:
     for nbytes in own_sizes(options.links):
         yield from own(N, nbytes)
         yield from between_nodes(N, nbytes, options.links)
-
-
-def skipped_on_one_rank(options: Options) -> Iterator[Case]:
-    """Yield a skipped case if there is a single rank, which has nobody to communicate with."""
-    if not groups(options):
-        yield skipped(size_id(options, 1), ONE_RANK)
 
 
 def out_of_place(options: Options, N: int) -> Iterator[AllReduceSpec]:
@@ -100,66 +106,59 @@ def out_of_place(options: Options, N: int) -> Iterator[AllReduceSpec]:
     yield from (dataclasses.replace(call, in_place=False) for call in calls)
 
 
-def largest(options: Options) -> Iterator[Case]:
-    """Yield the measurement spec of the largest NCCL or gloo all-reduce for each world size."""
+@on_several_ranks
+def largest(options: Options, N: int) -> Iterator[Case]:
+    """Yield the measurement spec of the largest NCCL or gloo all-reduce on N ranks."""
     sizes = backend_sizes(options.device, options.links)
-    for N in groups(options):
-        if len(sizes) < FEWEST_SIZES:
-            yield skipped(size_id(options, N), too_few(sizes))
-        else:
-            call = AllReduceSpec(world_size=N, nbytes=max(sizes), execution=execution(options.device))
-            yield case(call, core=max(options.world_sizes) == N)
-    yield from skipped_on_one_rank(options)
+    if len(sizes) < FEWEST_SIZES:
+        yield skipped(size_id(options, N), too_few(sizes))
+    else:
+        call = AllReduceSpec(world_size=N, nbytes=max(sizes), execution=execution(options.device))
+        yield case(call, core=max(options.world_sizes) == N)
 
 
-def contests(options: Options) -> Iterator[Case]:
+@on_several_ranks
+def contests(options: Options, N: int) -> Iterator[Case]:
     """Yield measurement specs of NCCL's or gloo's all-reduce, to compare with other algorithms."""
-    for N in groups(options):
-        for nbytes in backend_sizes(options.device, options.links):
-            if options.device == "cuda" or nbytes in own_sizes(options.links):
-                call = AllReduceSpec(world_size=N, nbytes=nbytes, execution=execution(options.device))
-                core = max(options.world_sizes) == N and nbytes == largest_of_all(options.links)
-                yield case(call, core=core)
-    yield from skipped_on_one_rank(options)
+    for nbytes in backend_sizes(options.device, options.links):
+        if options.device == "cuda" or nbytes in own_sizes(options.links):
+            call = AllReduceSpec(world_size=N, nbytes=nbytes, execution=execution(options.device))
+            core = max(options.world_sizes) == N and nbytes == largest_of_all(options.links)
+            yield case(call, core=core)
 
 
-def algorithms(options: Options) -> Iterator[Case]:
+@on_several_ranks
+def algorithms(options: Options, N: int) -> Iterator[Case]:
     """Yield a measurement spec for each of this project's own all-reduce algorithms with a cost model.
 
     The buffer has the largest size at which all of them are measured.
     """
     sizes = own_sizes(options.links)
-    for N in groups(options):
-        if len(sizes) < FEWEST_SIZES:
-            yield skipped(size_id(options, N), too_few(sizes))
-        else:
-            for call in modelled(N, largest_of_all(options.links), options.links):
-                yield case(call, core=False)
-    yield from skipped_on_one_rank(options)
+    if len(sizes) < FEWEST_SIZES:
+        yield skipped(size_id(options, N), too_few(sizes))
+    else:
+        for call in modelled(N, largest_of_all(options.links), options.links):
+            yield case(call, core=False)
 
 
-def collectives(options: Options) -> Iterator[Case]:
+@on_several_ranks
+def collectives(options: Options, N: int) -> Iterator[Case]:
     """Yield measurement specs of reduce_scatter, all_gather, broadcast and all_to_all.
 
     Buffer sizes are rounded down so that each rank has the same number of elements. The core suite
     has all ranks and one large size.
     """
     usual = GPU_COLLECTIVE_SIZES if options.device == "cuda" else COLLECTIVE_SIZES
-    for N in groups(options):
-        for kind in KINDS:
-            least = 4 * (1 if kind == "broadcast" else N)  # bytes: one float32 for each rank
-            sizes = options.links.buffer_sizes or usual
-            for size in (size for size in sizes if size < least):
-                reason = (
-                    f"{format_bytes(size)} is less than a float32 for each of {N} ranks; use a larger size"
-                )
-                yield skipped(f"{size_id(options, N)}-{format_bytes(size)}-{kind}", reason)
-            for nbytes in dict.fromkeys(size - size % least for size in sizes if size >= least):
-                mode = execution(options.device)
-                call = CollectiveSpec(world_size=N, nbytes=nbytes, kind=kind, execution=mode)
-                rounded = 0 <= largest_of_all(options.links) - nbytes < 4 * N
-                yield case(call, core=max(options.world_sizes) == N and rounded)
-    yield from skipped_on_one_rank(options)
+    sizes, mode = options.links.buffer_sizes or usual, execution(options.device)
+    for kind in KINDS:
+        least = 4 * (1 if kind == "broadcast" else N)  # bytes: one float32 for each rank
+        for size in (size for size in sizes if size < least):
+            reason = f"{format_bytes(size)} is less than a float32 for each of {N} ranks; use a larger size"
+            yield skipped(f"{size_id(options, N)}-{format_bytes(size)}-{kind}", reason)
+        for nbytes in dict.fromkeys(size - size % least for size in sizes if size >= least):
+            call = CollectiveSpec(world_size=N, nbytes=nbytes, kind=kind, execution=mode)
+            rounded = 0 <= largest_of_all(options.links) - nbytes < 4 * N
+            yield case(call, core=max(options.world_sizes) == N and rounded)
 
 
 @pytest.mark.specs(cases=calls)
@@ -183,20 +182,17 @@ def call_metrics(measure: Measure, call: Measured, busbw_of: Callable[[float], f
     """
     assert isinstance(call.spec, AllReduceSpec | CollectiveSpec)
     N, nbytes, seconds = call.spec.world_size, call.spec.nbytes, call.median_step_seconds()
-    busbw = {name: busbw_of(t) for name, t in seconds.items()}
-    measure.metric("algbw_bytes_per_second", {name: algbw(nbytes, t) for name, t in seconds.items()})
+    busbw = per_set(busbw_of, seconds)
+    measure.metric("algbw_bytes_per_second", per_set(lambda t: algbw(nbytes, t), seconds))
     measure.metric("busbw_bytes_per_second", busbw)
     kind = call.spec.kind if isinstance(call.spec, CollectiveSpec) else call.spec.algorithm
-    factor: float | None = 1.0
-    if measure.machine.crosses_nodes(N):
-        factor = crossing_factor(kind, N, measure.machine.links.node)
+    across = measure.machine.crosses_nodes(N)
+    factor = crossing_factor(kind, N, measure.machine.links.node) if across else 1.0
     if factor is not None:
-        link_utilization(measure, {name: factor * rate for name, rate in busbw.items()}, N)
-    kernels = {
-        sample.set: min(sample.counters.get("kernel_seconds", ()), default=0.0) for sample in call.samples
-    }
+        link_utilization(measure, per_set(lambda rate: factor * rate, busbw), N)
+    kernels = {one.set: min(one.counters.get("kernel_seconds", ()), default=0.0) for one in call.samples}
     if all(kernels.values()):
-        measure.metric("framework_seconds", {name: t - kernels[name] for name, t in seconds.items()})
+        measure.metric("framework_seconds", per_set(sub, seconds, kernels))
 
 
 @pytest.mark.specs(cases=contests)
@@ -212,19 +208,17 @@ def test_fastest_all_reduce(measure: Measure, spec: AllReduceSpec) -> None:
         call.algorithm: measure.reference(call.algorithm, call) for call in possible
     }
     calls[spec.algorithm] = measure(spec)  # last, because mapped memory may need new process sets
-    by_set = {name: call.median_step_seconds() for name, call in calls.items()}
-    others = [name for name in by_set if name != spec.algorithm]
-    best = min(others, key=lambda name: median(by_set[name].values()))
-    ratio = {name: t / by_set[best][name] for name, t in by_set[spec.algorithm].items()}
-    measure.metric("speedup_of_the_best_other", ratio)
-    for name in others:
-        over = {set_name: t / by_set[spec.algorithm][set_name] for set_name, t in by_set[name].items()}
-        measure.metric(f"{name}_over_backend", over)
+    others = {name: call.median_step_seconds() for name, call in calls.items()}
+    backend = others.pop(spec.algorithm)
+    best = min(others.values(), key=lambda seconds: median(seconds.values()))
+    measure.metric("speedup_of_the_best_other", per_set(truediv, backend, best))
+    for name, seconds in others.items():
+        measure.metric(f"{name}_over_backend", per_set(truediv, seconds, backend))
     sides = list(dict.fromkeys(sample.side for sample in calls[spec.algorithm].samples))
     for side in sides:
         of = f", {SIDES[side]}" if len(sides) > 1 else ""
         found = the_fastest({name: call.of(side) for name, call in calls.items()})
-        measure.note(f"{format_bytes(spec.nbytes)} on {N} ranks{of}: {found}")
+        measure.note(f"{format_bytes(nbytes)} on {N} ranks{of}: {found}")
 
 
 @pytest.mark.specs(cases=largest)
@@ -234,26 +228,21 @@ def test_backend_model(measure: Measure, spec: AllReduceSpec) -> None:
     The model is checked by predicting the time of each buffer size from the other buffer sizes.
     """
     sizes = backend_sizes(measure.machine.device, measure.machine.links)
-    references = {
-        size: measure.reference(format_bytes(size), dataclasses.replace(spec, nbytes=size))
-        for size in sizes
-        if size < spec.nbytes
-    }
-    measured = {nbytes: reference.median_step_seconds() for nbytes, reference in references.items()}
-    measured[spec.nbytes] = measure(spec).median_step_seconds()
-    chosen = {
-        name: choose_envelope(list(measured), [t[name] for t in measured.values()])
-        for name in measured[spec.nbytes]
-    }
-    estimate_metric(measure, "latency_seconds", {name: fit.latency for name, fit in chosen.items()})
+    smaller = [size for size in sizes if size < spec.nbytes]
+    calls = [
+        measure.reference(format_bytes(nbytes), dataclasses.replace(spec, nbytes=nbytes))
+        for nbytes in smaller
+    ]
+    times = [call.median_step_seconds() for call in (*calls, measure(spec))]
+    chosen = per_set(lambda *seconds: choose_envelope([*smaller, spec.nbytes], seconds), *times)
+    estimate_metric(measure, "latency_seconds", per_set(lambda fit: fit.latency, chosen))
     of_a_byte = all_reduce_busbw(1, 1, spec.world_size)
-    busbw = {name: fit.byte_seconds.inverse(of_a_byte) for name, fit in chosen.items()}
+    busbw = per_set(lambda fit: fit.byte_seconds.inverse(of_a_byte), chosen)
     estimate_metric(measure, "asymptotic_busbw_bytes_per_second", busbw)
     if all(math.isfinite(estimate.value) for estimate in busbw.values()):
-        fitted = {name: estimate.value for name, estimate in busbw.items()}
-        link_utilization(measure, fitted, spec.world_size)
-    measure.metric("protocols", {name: len(fit.envelope.lines) for name, fit in chosen.items()})
-    measure.metric("held_out_error", {name: fit.held_out_error for name, fit in chosen.items()})
+        link_utilization(measure, per_set(lambda estimate: estimate.value, busbw), spec.world_size)
+    measure.metric("protocols", per_set(lambda fit: len(fit.envelope.lines), chosen))
+    field_metrics(measure, chosen, held_out_error="held_out_error")
 
 
 @pytest.mark.specs(cases=algorithms)
@@ -275,102 +264,54 @@ def test_cost_model(measure: Measure, spec: AllReduceSpec) -> None:
         if call != spec
     }
     measured[spec] = measure(spec).median_step_seconds()
+    times = {name: {call: t[name] for call, t in measured.items()} for name in measured[spec]}
+    fitted: Mapping[str, tuple[LinkModel | TwoLinkModel, float]]
     with warn_if_undetermined(measure, "the cost model"):
         if links.node < N:
-            two_link_metrics(measure, spec, measured)
-            return
-        fitted = {
-            name: choose_links({call: t[name] for call, t in measured.items()}) for name in measured[spec]
-        }
-        model_metrics(measure, spec, measured, fitted)
+            fitted = per_set(lambda times: two_links_and_error(times, links.node), times)
+            two_link_metrics(measure, per_set(itemgetter(0), fitted))
+        else:
+            fitted = per_set(choose_links, times)
+            model_metrics(measure, spec, measured[spec], per_set(itemgetter(0), fitted))
+        for call, t in measured.items():
+            if (call.algorithm, call.world_size) == (spec.algorithm, N):
+                predicted = per_set(lambda found, t, call=call: found[0].seconds(call) / t, fitted, t)
+                measure.metric(f"predicted_over_measured_{format_bytes(call.nbytes)}", predicted)
+        measure.metric("held_out_error", per_set(itemgetter(1), fitted))
 
 
-def two_link_metrics(
-    measure: Measure, spec: AllReduceSpec, measured: Mapping[AllReduceSpec, Mapping[str, float]]
-) -> None:
-    """Fit a link inside the nodes and one between them, and store both.
-
-    measured: the seconds of each spec and process set. Raises Undetermined.
-    """
-    calls = {
-        call: NodeCall(
-            algorithm=call.algorithm,
-            world_size=call.world_size,
-            node_size=measure.machine.links.node,
-            nbytes=call.nbytes,
-        )
-        for call in measured
-    }
-    fitted = {
-        name: two_links_and_error({calls[call]: t[name] for call, t in measured.items()})
-        for name in measured[spec]
-    }
+def two_link_metrics(measure: Measure, models: Mapping[str, TwoLinkModel]) -> None:
+    """Store the parameters of the link inside the nodes and of the one between them."""
     for place in ("inside", "between"):
-        links = {name: getattr(model, place) for name, (model, _) in fitted.items()}
+        links = per_set(attrgetter(place), models)
         if all(links.values()):  # one rank per node sends nothing inside a node
-            message = {name: link.latency for name, link in links.items()}
-            estimate_metric(measure, f"{place}_message_seconds", message)
-            bandwidth = {name: link.byte_seconds.inverse() for name, link in links.items()}
+            estimate_metric(measure, f"{place}_message_seconds", per_set(lambda link: link.latency, links))
+            bandwidth = per_set(lambda link: link.byte_seconds.inverse(), links)
             estimate_metric(measure, f"{place}_bytes_per_second", bandwidth)
-    predictors = {name: (lambda call, m=model: m.seconds(calls[call])) for name, (model, _) in fitted.items()}
-    prediction_metrics(
-        measure, spec, measured, predictors, {name: error for name, (_, error) in fitted.items()}
-    )
 
 
 def model_metrics(
     measure: Measure,
     spec: AllReduceSpec,
-    measured: Mapping[AllReduceSpec, Mapping[str, float]],
-    fitted: Mapping[str, tuple[LinkModel, float]],
+    seconds: Mapping[str, float],
+    models: Mapping[str, LinkModel],
 ) -> None:
-    """Store the parameters of a fitted cost model, and predicted over measured all-reduce times.
+    """Store the parameters of a fitted cost model, and those of course reports over measured times.
 
-    The formulas of two course reports are compared with the measured times, too. measured: the
-    seconds of each spec and process set. fitted: the model of each process set, and its error on
-    left-out sizes.
+    seconds: the measured times of the test's own spec.
     """
-    estimate_metric(measure, "latency_seconds", {name: model.latency for name, (model, _) in fitted.items()})
-    links = {name: model.byte_seconds.inverse() for name, (model, _) in fitted.items()}
+    estimate_metric(measure, "latency_seconds", per_set(lambda model: model.latency, models))
+    links = per_set(lambda model: model.byte_seconds.inverse(), models)
     bounded = link_metric(measure, links)
-    adding = {
-        name: model.reduce_seconds for name, (model, _) in fitted.items() if model.reduce_seconds is not None
-    }
-    if len(adding) == len(fitted):  # the model separates addition from sending in every process set
+    adding = per_set(lambda model: model.reduce_seconds, models)
+    if all(adding.values()):  # the model separates addition from sending in every process set
         estimate_metric(measure, "reduce_byte_seconds", adding)
     link = measure.machine.link(spec.world_size)
     used = dict.fromkeys(links, link.bytes_per_second) if link is not None else {}
     if bounded:
-        used = {name: estimate.value for name, estimate in links.items()}
+        used = per_set(lambda estimate: estimate.value, links)
         link_utilization(measure, used, spec.world_size)
     for report in REPORT_FORMULAS if used else ():
-        written = {
-            name: report.seconds(spec.world_size, spec.nbytes, B) / measured[spec][name]
-            for name, B in used.items()
-        }
-        measure.metric(f"{report.name}_over_measured", written)
+        written = per_set(partial(report.seconds, spec.world_size, spec.nbytes), used)
+        measure.metric(f"{report.name}_over_measured", per_set(truediv, written, seconds))
         measure.note(f"{report.formula}: {report.describes}")
-    predictors = {name: model.seconds for name, (model, _) in fitted.items()}
-    prediction_metrics(
-        measure, spec, measured, predictors, {name: error for name, (_, error) in fitted.items()}
-    )
-
-
-def prediction_metrics(
-    measure: Measure,
-    spec: AllReduceSpec,
-    measured: Mapping[AllReduceSpec, Mapping[str, float]],
-    predictors: Mapping[str, Callable[[AllReduceSpec], float]],
-    errors: Mapping[str, float],
-) -> None:
-    """Store predicted over measured times of a test's algorithm and ranks, and the prediction error.
-
-    measured: the seconds of each spec and process set. predictors: for each process set, the
-    function that predicts the seconds of a spec. errors: for each process set, the error on buffer
-    sizes that were not fitted.
-    """
-    for call, t in measured.items():
-        if (call.algorithm, call.world_size) == (spec.algorithm, spec.world_size):
-            predicted = {name: seconds(call) / t[name] for name, seconds in predictors.items()}
-            measure.metric(f"predicted_over_measured_{format_bytes(call.nbytes)}", predicted)
-    measure.metric("held_out_error", errors)

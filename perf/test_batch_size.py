@@ -14,7 +14,7 @@ from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
 from ddpperf.specs import EpochSpec, TrainingSpec, is_custom_model
-from perf.common.base_and_candidate import sets_by_side
+from perf.common.by_set import per_set, sets_by_side
 from perf.common.step_metrics import training_metrics
 
 CPU_BATCHES, GPU_BATCHES = (32, 128, 512), (32, 128, 512, 2048)  # images per step of the epochs
@@ -161,5 +161,4 @@ def without_loading(spec: EpochSpec) -> EpochSpec:
 
 def loading_fractions(loaded: Measured, without: Measured) -> dict[str, float]:
     """Return the fraction of the epoch time that loading images takes, for each process set."""
-    alone = without.median_step_seconds()
-    return {name: loading_fraction(t, alone[name]) for name, t in loaded.median_step_seconds().items()}
+    return per_set(loading_fraction, loaded.median_step_seconds(), without.median_step_seconds())

@@ -5,18 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from functools import partial
+from operator import attrgetter, sub
 
 import pytest
 
 from ddpperf.analysis.bandwidth import all_reduce_busbw
-from ddpperf.analysis.comm_split import (
-    Difference,
-    Traced,
-    difference,
-    disagreement,
-    last_rank,
-    traced,
-)
+from ddpperf.analysis.comm_split import Traced, difference, disagreement, last_rank, traced
 from ddpperf.plugin.cases import Case, case, if_valid, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
@@ -29,6 +23,7 @@ from ddpperf.specs import (
     measured_as,
 )
 from perf.common.all_reduces import link_utilization
+from perf.common.by_set import by_rank, field_metrics, per_set
 from perf.common.nodes import node_spread
 from perf.common.step_metrics import training_metrics
 from perf.common.step_specs import measured_also_as, resnet50, resnet50_step, training
@@ -73,38 +68,34 @@ def test_comm_split(measure: Measure, spec: TrainingSpec) -> None:
     t1 = measure.reference("one_device", spec.one_device()).slowest_device_seconds(spec.world_size)
 
     tN = undelayed.median_step_seconds()
-    differences = {name: difference(ddp[name], no_sync[name], local[name]) for name in ddp}
+    differences = per_set(difference, ddp, no_sync, local)
     traces = traced_by_set(trace)
-    seconds = {
-        "exposed_comm_seconds": {name: split.exposed for name, split in differences.items()},
-        "traced_exposed_comm_seconds": {name: split.exposed for name, split in traces.items()},
-        "traced_comm_seconds": {name: split.total for name, split in traces.items()},
-        "comm_without_waiting_seconds": {name: split.least_total for name, split in traces.items()},
-        "replayed_comm_seconds": replay.median_step_seconds(),
-        "step_minus_one_device_seconds": {name: tN[name] - t1[name] for name in tN},
-        "bucket_copy_seconds": {name: split.bucket_copies for name, split in differences.items()},
-        "comm_skew_seconds": {name: split.skew for name, split in differences.items()},
-        "traced_comm_skew_seconds": {name: split.skew for name, split in traces.items()},
-    }
+    field_metrics(measure, differences, exposed_comm_seconds="exposed")
+    traced_metrics(measure, traces)
+    field_metrics(measure, traces, comm_without_waiting_seconds="least_total")
+    measure.metric("replayed_comm_seconds", replay.median_step_seconds())
+    measure.metric("step_minus_one_device_seconds", per_set(sub, tN, t1))
+    field_metrics(measure, differences, bucket_copy_seconds="bucket_copies", comm_skew_seconds="skew")
+    field_metrics(measure, traces, traced_comm_skew_seconds="skew")
     for name in TRACED if traces else ():
-        seconds[name] = {
-            sample.set: sample.counters[name][traces[sample.set].rank] for sample in trace.samples
-        }
-    for name, by_set in seconds.items():
-        if by_set:
-            measure.metric(name, by_set)
+        measure.metric(name, {one.set: one.counters[name][traces[one.set].rank] for one in trace.samples})
     if traces:
-        measure.metric("overlap_fraction", {name: split.overlap_fraction for name, split in traces.items()})
-        compared(measure, tN, trace, differences, traces)
-    else:
-        measure.note(NO_TRACE)
+        disagreement_metric(
+            measure,
+            per_set(attrgetter("exposed"), differences),
+            trace,
+            tN,
+            per_set(attrgetter("bucket_copies"), differences),
+            "bucket copies",
+        )
     across = measure.machine.crosses_nodes(spec.world_size)
     node_size = measure.machine.links.node if across else None
     late = {last_rank(differences[name], traces.get(name), tN[name], node_size) for name in tN}
     for sentence in sorted(late - {""}):
         measure.note(sentence)
     if across:
-        exposed_by_link(measure, undelayed, sends_nothing, seconds["exposed_comm_seconds"], traces)
+        exposed = per_set(attrgetter("exposed"), differences)
+        exposed_by_link(measure, undelayed, sends_nothing, exposed, traces)
         node_spread(measure, local, spec.world_size)
     bandwidths(measure, replay, trace, traces)
     training_metrics(measure, step)
@@ -132,33 +123,24 @@ def exposed_by_link(
     communication.
     """
     size = measure.machine.links.node
-    traced_exposed = {name: split.exposed for name, split in traces.items()}
     if size == 1:
         measure.metric("exposed_between_nodes_seconds", exposed_by_difference(step, local))
-        if traces:
-            measure.metric("traced_exposed_between_nodes_seconds", traced_exposed)
+        field_metrics(measure, traces, traced_exposed_between_nodes_seconds="exposed")
         return
     assert isinstance(step.spec, TrainingSpec)
     one_node = dataclasses.replace(step.spec, world_size=size)
     inside = exposed_by_difference(
         measure.reference("one_node", one_node), measure.reference("one_node_no_sync", one_node.no_sync())
     )
-    methods = [("", exposed, inside)]
+    methods: list[tuple[str, Mapping[str, float], Mapping[str, float]]] = [("", exposed, inside)]
     if traces:
         traced_inside = traced_by_set(measure.reference("one_node_trace", measured_as(TraceSpec, one_node)))
-        methods.append(
-            ("traced_", traced_exposed, {name: split.exposed for name, split in traced_inside.items()})
-        )
+        by_trace = [per_set(attrgetter("exposed"), found) for found in (traces, traced_inside)]
+        methods.append(("traced_", by_trace[0], by_trace[1]))
     for prefix, across, within in methods:
         if within:
-            between = {name: across[name] - seconds for name, seconds in within.items()}
             measure.metric(f"{prefix}exposed_inside_node_seconds", within)
-            measure.metric(f"{prefix}exposed_between_nodes_seconds", between)
-
-
-def by_rank(measured: Measured) -> dict[str, list[float]]:
-    """Return the step time, in seconds, on each rank of each process set."""
-    return {sample.set: measured.rank_step_seconds(sample) for sample in measured.samples}
+            measure.metric(f"{prefix}exposed_between_nodes_seconds", per_set(sub, across, within))
 
 
 def traced_by_set(trace: Measured) -> dict[str, Traced]:
@@ -175,39 +157,37 @@ def traced_by_set(trace: Measured) -> dict[str, Traced]:
     return known if len(known) == len(trace.samples) else {}
 
 
-def compared(
+def traced_metrics(measure: Measure, traces: Mapping[str, Traced]) -> None:
+    """Store the communication in traces, or a note if the profiler saw none."""
+    exposed, total = "traced_exposed_comm_seconds", "traced_comm_seconds"
+    field_metrics(
+        measure, traces, **{exposed: "exposed", total: "total", "overlap_fraction": "overlap_fraction"}
+    )
+    if not traces:
+        measure.note(NO_TRACE)
+
+
+def disagreement_metric(
     measure: Measure,
-    tN: Mapping[str, float],
+    exposed: Mapping[str, float],
     trace: Measured,
-    differences: Mapping[str, Difference],
-    traces: Mapping[str, Traced],
+    tN: Mapping[str, float],
+    known: Mapping[str, float],
+    cause: str,
 ) -> None:
-    """Store the difference of two exposed communication results, as a fraction of the step time.
-
-    One measurement is by difference of step times, the other one by profiler trace. A note on the
-    measurement explains a large difference. tN: the seconds of a step in each process set.
-    """
-    profiled = trace.counter("traced_step_seconds")
-    apart = {
-        name: disagreement(
-            differences[name].exposed - split.exposed,
-            differences[name].bucket_copies,
-            "bucket copies",
-            tN[name],
-            profiled[name],
-        )
-        for name, split in traces.items()
-    }
-    store_disagreement(measure, apart)
-
-
-def store_disagreement(measure: Measure, apart: Mapping[str, tuple[float, str]]) -> None:
     """Store by which fraction of the step two methods disagree, and warn of what explains it.
 
-    apart: the fraction and the warning, or "", of each process set.
+    exposed: the exposed communication by difference of step times; the other method is the trace.
+    tN: the seconds of a step. known: the seconds that the difference contains and the trace does
+    not. cause: what these seconds are.
     """
-    measure.metric("method_disagreement", {name: fraction for name, (fraction, _) in apart.items()})
-    for _, reason in apart.values():
+    apart = per_set(lambda seconds, split: seconds - split.exposed, exposed, traced_by_set(trace))
+    found = per_set(
+        lambda apart, known, tN, profiled: disagreement(apart, known, cause, tN, profiled),
+        *(apart, known, tN, trace.counter("traced_step_seconds")),
+    )
+    measure.metric("method_disagreement", per_set(lambda one: one[0], found))
+    for _, reason in found.values():
         if reason:
             measure.warn(reason)
 
@@ -271,55 +251,36 @@ def test_data_parallel_split(measure: Measure, spec: TrainingSpec) -> None:
     tN = undelayed.median_step_seconds()
     measure.metric("exposed_comm_seconds", exposed)
     measure.metric("ddp_exposed_comm_seconds", ddp_exposed)
-    measure.metric("step_minus_one_device_seconds", {name: tN[name] - t1[name] for name in tN})
-    if traces := traced_by_set(trace):
-        data_parallel_trace(measure, trace, traces, exposed, tN)
-    else:
-        measure.note(NO_TRACE)
-    if ddp_traces := traced_by_set(ddp_trace):
-        measure.metric(
-            "ddp_traced_exposed_comm_seconds", {name: split.exposed for name, split in ddp_traces.items()}
-        )
-        measure.metric("ddp_traced_comm_seconds", {name: split.total for name, split in ddp_traces.items()})
-        if traces:
-            over = {name: split.total / ddp_traces[name].total for name, split in traces.items()}
-            measure.metric("comm_over_ddp", over)
+    measure.metric("step_minus_one_device_seconds", per_set(sub, tN, t1))
+    traces, ddp_traces = traced_by_set(trace), traced_by_set(ddp_trace)
+    traced_metrics(measure, traces)
+    if traces:
+        data_parallel_trace(measure, trace, exposed, tN)
+    of_ddp = {"ddp_traced_exposed_comm_seconds": "exposed", "ddp_traced_comm_seconds": "total"}
+    field_metrics(measure, ddp_traces, **of_ddp)
+    if traces and ddp_traces:
+        measure.metric("comm_over_ddp", per_set(lambda dp, ddp: dp.total / ddp.total, traces, ddp_traces))
     training_metrics(measure, step)
 
 
 def exposed_by_difference(step: Measured, no_sync: Measured) -> dict[str, float]:
     """Return by how many seconds communication makes the step longer, on the rank that waits most."""
-    together, alone = by_rank(step), by_rank(no_sync)
-    return {
-        name: max(seconds - without for seconds, without in zip(ranks, alone[name], strict=True))
-        for name, ranks in together.items()
-    }
+    return per_set(lambda together, alone: max(map(sub, together, alone)), by_rank(step), by_rank(no_sync))
 
 
 def data_parallel_trace(
-    measure: Measure,
-    trace: Measured,
-    traces: Mapping[str, Traced],
-    exposed: Mapping[str, float],
-    tN: Mapping[str, float],
+    measure: Measure, trace: Measured, exposed: Mapping[str, float], tN: Mapping[str, float]
 ) -> None:
     """Store what a trace shows of DataParallel's parts, and how far it agrees with the difference.
 
     exposed: the exposed communication by difference. tN: the seconds of a step in each process set.
     """
-    measure.metric("traced_comm_seconds", {name: split.total for name, split in traces.items()})
-    measure.metric("traced_exposed_comm_seconds", {name: split.exposed for name, split in traces.items()})
-    measure.metric("overlap_fraction", {name: split.overlap_fraction for name, split in traces.items()})
     parts = [f"{part}_seconds" for part in DATA_PARALLEL_PARTS]
     for counter in (*parts, "idle_in_comm_seconds", *TRACED):
         measure.metric(counter, trace.counter(counter))
-    idle, profiled = trace.counter("idle_in_comm_seconds"), trace.counter("traced_step_seconds")
+    idle = trace.counter("idle_in_comm_seconds")
     cause = "GPUs that wait for the CPU in these parts"
-    apart = {
-        name: disagreement(exposed[name] - split.exposed, idle[name], cause, tN[name], profiled[name])
-        for name, split in traces.items()
-    }
-    store_disagreement(measure, apart)
+    disagreement_metric(measure, exposed, trace, tN, idle, cause)
     if unassigned := max(trace.counter("unassigned_operations").values()):
         what = f"{unassigned:g} kernels and copies per step"
         measure.warn(f"{what} have no launch in the trace, so they count as computation")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from operator import truediv
 
 import pytest
 
@@ -12,6 +13,7 @@ from ddpperf.plugin.cases import Case, case, if_valid, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import Precision, RunSpec, TrainingSpec, is_custom_model
+from perf.common.by_set import per_set
 from perf.common.recipes import Recipe, read_recipes
 from perf.common.seeds import by_seed, references, training_seconds
 from perf.common.step_metrics import speedup_over, training_metrics
@@ -99,7 +101,7 @@ def test_precision_accuracy(measure: Measure, spec: RunSpec) -> None:
     learned(measure, runs)
     for base in slower_precisions(spec.precision, measure.machine.device):
         bases = references(measure, base, dataclasses.replace(spec, precision=base), runs)
-        ours, theirs = training_seconds(runs), training_seconds(bases)
-        measure.metric(f"speedup_over_{base}", {of_set: theirs[of_set] / t for of_set, t in ours.items()})
+        speedup = per_set(truediv, training_seconds(bases), training_seconds(runs))
+        measure.metric(f"speedup_over_{base}", speedup)
         if base == "fp32":
             compare(measure, "accuracy_over_fp32", runs, bases)

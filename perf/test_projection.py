@@ -32,6 +32,7 @@ from ddpperf.specs import (
     measured_as,
 )
 from perf.common.all_reduces import backend_sizes, estimate_metric, too_few, warn_if_undetermined
+from perf.common.by_set import per_set
 from perf.common.step_specs import fewer, measured_also_as, too_few_world_sizes
 
 Times = Mapping[int, float]  # seconds of all-reduces by their bytes
@@ -190,17 +191,18 @@ def projection_metrics(
     The measured value is that of the largest world size. A prediction is stored if every process
     set has it. t1: the single-device step time of each process set, in seconds.
     """
-    measure.metric("excess_seconds", {name: excesses[largest].seconds for name, excesses in measured.items()})
-    for N in sorted(set.intersection(*map(set, by_set.values()))):
+    measure.metric("excess_seconds", per_set(lambda excesses: excesses[largest].seconds, measured))
+    projected_to = set.intersection(*map(set, by_set.values()))
+    if largest in projected_to:
+        smaller = max(size for found in measured.values() for size in found if size < largest)
+        measure.metric("plain_excess_seconds", per_set(lambda found: found[smaller].seconds, measured))
+        if all(excesses[largest].seconds > 0 for excesses in measured.values()):
+            predicted = per_set(lambda found: found[largest].value, by_set)
+            excess = per_set(lambda found: found[largest].seconds, measured)
+            measure.metric("projection_error", per_set(lambda ours, true: ours / true - 1, predicted, excess))
+    for N in sorted(projected_to):
         projections = {name: found[N] for name, found in by_set.items()}
-        if largest == N:
-            fewer = {name: max(size for size in found if size < N) for name, found in measured.items()}
-            plain = {name: measured[name][size].seconds for name, size in fewer.items()}
-            measure.metric("plain_excess_seconds", plain)
-            if all(excesses[N].seconds > 0 for excesses in measured.values()):
-                error = {name: p.value / measured[name][N].seconds - 1 for name, p in projections.items()}
-                measure.metric("projection_error", error)
         estimate_metric(measure, f"projected_excess_on_{N}", projections)
         if largest != N:
-            efficiency = {name: t1[name] / (t1[name] + found.value) for name, found in projections.items()}
+            efficiency = per_set(lambda found, t1: t1 / (t1 + found.value), projections, t1)
             measure.metric(f"projected_efficiency_on_{N}", efficiency)

@@ -9,6 +9,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from operator import attrgetter, itemgetter, mul, truediv
 from typing import Any, get_args
 
 import pytest
@@ -36,7 +37,7 @@ from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
 from ddpperf.specs import EpochSpec, Model, TrainingSpec, is_custom_model
 from ddpperf.specs.strategy_fields import CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, DDP_OPTIONS
-from perf.common.base_and_candidate import sets_by_side
+from perf.common.by_set import by_rank, field_metrics, per_set, sets_by_side
 from perf.common.nodes import node_spread
 from perf.common.step_metrics import cost_metrics, training_metrics
 from perf.common.step_specs import (
@@ -241,7 +242,7 @@ def test_epoch_scaling(measure: Measure, spec: EpochSpec) -> None:
     )
     TN = epoch.median_step_seconds()
     speedups = measure.metrics["speedup"]["by_set"] if spec.world_size > 1 else dict.fromkeys(TN, 1.0)
-    cost_metrics(measure, {name: speedups[name] * t for name, t in TN.items()}, TN, spec.world_size)
+    cost_metrics(measure, per_set(mul, TN, speedups), TN, spec.world_size)
 
 
 def scaling_metrics(
@@ -260,15 +261,13 @@ def scaling_metrics(
         tN = step.median_step_seconds()
         alone = measure.reference("one_device", one_device)
         t1 = alone.slowest_device_seconds(spec.world_size)
-        speedup = {name: speedup_of(t1[name], tN[name], spec.world_size) for name in tN}
+        speedup = per_set(lambda t1, tN: speedup_of(t1, tN, spec.world_size), t1, tN)
         measure.metric("speedup", speedup)
-        measure.metric("efficiency", {name: efficiency(speedup[name], spec.world_size) for name in tN})
-        by_rank = {one.set: alone.rank_step_seconds(one, spec.world_size) for one in alone.samples}
-        node_spread(measure, by_rank, spec.world_size)
+        measure.metric("efficiency", per_set(lambda speedup: efficiency(speedup, spec.world_size), speedup))
+        node_spread(measure, by_rank(alone, spec.world_size), spec.world_size)
     if spec.strategy == "data_parallel":
         ddp = measure.reference("ddp", spec.ddp()).median_step_seconds()
-        seconds = step.median_step_seconds()
-        measure.metric("ddp_over_data_parallel", {name: t / ddp[name] for name, t in seconds.items()})
+        measure.metric("ddp_over_data_parallel", per_set(truediv, step.median_step_seconds(), ddp))
     training_metrics(measure, step)
     return step
 
@@ -307,22 +306,20 @@ def law_metrics(
     """
     step = measure(spec)
     seconds = {spec.world_size: step.median_step_seconds()}
-    seconds |= {
-        N: measure.reference(f"world_size={N}", case).median_step_seconds() for N, case in cases.items()
-    }
+    for N, smaller in cases.items():
+        seconds[N] = measure.reference(f"world_size={N}", smaller).median_step_seconds()
     t1 = measure.reference("one_device", one_device).slowest_device_seconds(spec.world_size)
-    sizes, sets = sorted(seconds), list(t1)
-    speedups = {name: [speedup_of(t1[name], seconds[N][name], N) for N in sizes] for name in sets}
-    fractions = {name: fit(sizes, speedups[name]).value for name in sets}
+    sizes = sorted(seconds)
+    speedups = {name: [speedup_of(t, seconds[N][name], N) for N in sizes] for name, t in t1.items()}
+    fractions = per_set(lambda of_set: fit(sizes, of_set).value, speedups)
     measure.metric("serial_fraction", fractions)
     sides = sets_by_side(step)
     fits = {side: fit_sets(fit, sizes, [speedups[name] for name in names]) for side, names in sides.items()}
     together = {name: fits[side] for side, names in sides.items() for name in names}
     if all(math.isfinite(estimate.high) for estimate in fits.values()):
-        measure.metric("serial_fraction_low", {name: together[name].low for name in sets})
-        measure.metric("serial_fraction_high", {name: together[name].high for name in sets})
+        field_metrics(measure, together, serial_fraction_low="low", serial_fraction_high="high")
     for place, N in enumerate(sizes):
-        measure.metric(f"speedup_of_{N}", {name: speedups[name][place] for name in sets})
+        measure.metric(f"speedup_of_{N}", per_set(itemgetter(place), speedups))
     cores, ranks = core_count(), measure.machine.ranks_here(spec.world_size)
     if measure.machine.device == "cpu" and ranks > cores:
         shared = f"{ranks} ranks share {cores} cores"
@@ -345,12 +342,11 @@ def predictions(
     from all process sets of its side, which has the interval. No interval is stored if the measured
     speedups give none.
     """
-    predicted = {name: predicted_speedup(law, estimate, N) for name, estimate in together.items()}
-    values = {"": {name: law(min(max(fraction, 0.0), 1.0), N) for name, fraction in fractions.items()}}
+    predicted = per_set(lambda estimate: predicted_speedup(law, estimate, N), together)
+    values = {"": per_set(lambda fraction: law(min(max(fraction, 0.0), 1.0), N), fractions)}
     if all(math.isfinite(speedup.high) for speedup in predicted.values()):
-        values["_low"] = {name: speedup.low for name, speedup in predicted.items()}
-        values["_high"] = {name: speedup.high for name, speedup in predicted.items()}
+        values |= {f"_{end}": per_set(attrgetter(end), predicted) for end in ("low", "high")}
     for end, speedup in values.items():
         measure.metric(f"predicted_speedup_of_{N}{end}", speedup)
-        by_set = {name: efficiency(found, N) for name, found in speedup.items()}
-        measure.metric(f"predicted_efficiency_of_{N}{end}", by_set)
+        found = per_set(lambda speedup: efficiency(speedup, N), speedup)
+        measure.metric(f"predicted_efficiency_of_{N}{end}", found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from functools import partial
+from operator import truediv
 from statistics import median
 
 import pytest
@@ -31,6 +32,7 @@ from ddpperf.specs import (
     TrainingSpec,
     measured_as,
 )
+from perf.common.by_set import by_rank, per_set
 from perf.common.step_metrics import cost_metrics, training_metrics
 from perf.common.step_specs import measured_also_as, resnet50, resnet50_step, training
 
@@ -65,17 +67,16 @@ def test_step_breakdown(measure: Measure, spec: TrainingSpec) -> None:
     spec = dataclasses.replace(spec, delay_seconds=0.0)  # a delay is no part of the step
     parts = measure.reference("parts", measured_as(PartsSpec, spec))
     seconds = measure.reference("step", spec).median_step_seconds()
-    part_metrics(measure, parts)
+    part_metrics(measure, least_waiting_parts(parts))
     compared_with_marks(measure, parts, seconds)
     if bound := step.launch_bound():
-        measure.metric("gpu_busy_fraction", {name: min(1.0, 1 / ratio) for name, ratio in bound.items()})
+        measure.metric("gpu_busy_fraction", per_set(lambda ratio: min(1.0, 1 / ratio), bound))
     if peak := peak_flops_per_second(measure.machine.gpu, spec.precision):
-        flops = parts.counter("flops")
-        measure.metric("mfu", {name: mfu(flops[name], t, peak) for name, t in seconds.items()})
+        used = per_set(lambda flops, t: mfu(flops, t, peak), parts.counter("flops"), seconds)
+        measure.metric("mfu", used)
     if spec.world_size > 1 and spec.strategy == "ddp":
         alone = measure.reference("no_sync", spec.no_sync())
-        ranks = {sample.set: alone.rank_step_seconds(sample) for sample in alone.samples}
-        measure.metric("straggler_spread", {name: straggler_spread(t) for name, t in ranks.items()})
+        measure.metric("straggler_spread", per_set(straggler_spread, by_rank(alone)))
     costs(measure, step)
     training_metrics(measure, step)
 
@@ -131,11 +132,11 @@ def test_epoch_breakdown(measure: Measure, spec: EpochSpec) -> None:
     epoch = measure(spec)
     spec = dataclasses.replace(spec, delay_seconds=0.0)  # a delay is no part of the step
     parts = measure.reference("parts", measured_as(EpochPartsSpec, spec))
-    part_metrics(measure, parts)
+    by_part = least_waiting_parts(parts)
+    part_metrics(measure, by_part)
     measure.metric("loading_wait_seconds", parts.counter("loading_wait_seconds"))
     compared_with_marks(measure, parts, measure.reference("epoch", spec).median_step_seconds())
-    found = least_waiting_parts(parts).values()
-    if median(by_part["loading"] / sum(by_part.values()) for by_part in found) >= LEAST_FRACTION:
+    if median(found["loading"] / sum(found.values()) for found in by_part.values()) >= LEAST_FRACTION:
         measure.warn("loading limits the epoch")
     training_metrics(measure, epoch)
 
@@ -199,16 +200,11 @@ def store_part_speedups(measure: Measure, spec: TrainingSpec, *, weak: bool) -> 
     alone = dataclasses.replace(spec.one_device(), per_rank_batch_size=batch_size)
     parts = measure.reference("parts", measured_as(kind, spec))
     on_one = parts_on_one_device(measure.reference("parts_on_one_device", measured_as(kind, alone)), spec)
-    part_metrics(measure, parts)
     on_many = least_waiting_parts(parts)
-    speedups = {
-        name: part_speedups(on_one[name], on_many[name], spec.world_size, weak=weak) for name in on_many
-    }
-    for part in PARTS:
-        if by_set := {name: found[part] for name, found in on_one.items() if part in found}:
-            measure.metric(f"{part}_seconds_on_one_device", by_set)
-        if by_set := {name: found[part] for name, found in speedups.items() if part in found}:
-            measure.metric(f"{part}_speedup", by_set)
+    part_metrics(measure, on_many)
+    speedups = per_set(partial(part_speedups, N=spec.world_size, weak=weak), on_one, on_many)
+    part_metrics(measure, on_one, "{}_seconds_on_one_device")
+    part_metrics(measure, speedups, "{}_speedup")
 
 
 def parts_on_one_device(alone: Measured, spec: TrainingSpec) -> dict[str, dict[str, float]]:
@@ -232,12 +228,16 @@ def least_waiting_parts(parts: Measured) -> dict[str, dict[str, float]]:
     return {sample.set: parts_without_waiting(parts_of(sample, world_size)) for sample in parts.samples}
 
 
-def part_metrics(measure: Measure, parts: Measured) -> None:
-    """Store the seconds of each part of a training step."""
-    found = least_waiting_parts(parts)
+def part_metrics(
+    measure: Measure, parts: Mapping[str, Mapping[str, float]], name: str = "{}_seconds"
+) -> None:
+    """Store a value of each part of a training step, such as its seconds on each process set.
+
+    name: the metric's name, with {} for the name of the part.
+    """
     for part in PARTS:
-        if by_set := {name: by_part[part] for name, by_part in found.items() if part in by_part}:
-            measure.metric(f"{part}_seconds", by_set)
+        if by_set := {of_set: by_part[part] for of_set, by_part in parts.items() if part in by_part}:
+            measure.metric(name.format(part), by_set)
 
 
 def compared_with_marks(measure: Measure, parts: Measured, seconds: Mapping[str, float]) -> None:
@@ -245,11 +245,10 @@ def compared_with_marks(measure: Measure, parts: Measured, seconds: Mapping[str,
 
     seconds: the time of the step or epoch without marks, for each process set.
     """
-    marked = parts.median_step_seconds()
     measure.metric(
         "parts_over_step", {sample.set: parts_over_step(parts, sample) for sample in parts.samples}
     )
-    measure.metric("marked_over_step", {name: t / seconds[name] for name, t in marked.items()})
+    measure.metric("marked_over_step", per_set(truediv, parts.median_step_seconds(), seconds))
     if abs(apart := measure.metrics["parts_over_step"]["value"] - 1) > AGREEMENT:
         measure.note(f"the sum of the parts differs from the step they were timed in by {apart:+.1%}")
 
@@ -285,6 +284,6 @@ def costs(measure: Measure, step: Measured) -> None:
         one_device = measure.reference("one_device", spec.one_device())
         t1 = one_device.slowest_device_seconds(spec.world_size)
     steps = spec.images_per_epoch / spec.per_rank_batch_size  # on one device
-    T1 = {name: steps * seconds for name, seconds in t1.items()}
-    TN = {name: spec.steps_per_epoch * seconds for name, seconds in tN.items()}
+    T1 = per_set(lambda t: steps * t, t1)
+    TN = per_set(lambda t: spec.steps_per_epoch * t, tN)
     cost_metrics(measure, T1, TN, spec.world_size)

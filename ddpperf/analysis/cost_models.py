@@ -12,13 +12,10 @@ import contextlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from statistics import median
-from typing import Protocol, TypeVar
 
 import numpy as np
 
-from ddpperf.analysis.library_cost_model import DIGITS
-from ddpperf.analysis.logarithmic_fit import Estimate, fit_logarithms
+from ddpperf.analysis.logarithmic_fit import DIGITS, Estimate, Undetermined, fit_determined, held_out_error
 from ddpperf.specs.collective import AllReduceSpec, ring_pieces
 
 
@@ -95,26 +92,20 @@ class LinkModel:
         return cost.latency * self.latency.value + call.nbytes * byte_seconds
 
 
-class Undetermined(ValueError):
-    """Raised if the measured times do not determine all parameters of a cost model."""
-
-
 def fit_links(times: Times, *, reduction: bool) -> LinkModel:
     """Fit a cost model to measured all-reduces by least squares of logarithms.
 
     No value is negative. `reduction` says whether addition has its own value. Raises Undetermined
     if the times do not determine all values.
     """
-    seconds = list(times.values())
     costs = [(call.nbytes, counts(call.algorithm, call.world_size, call.nbytes)) for call in times]
     rows = np.array([(cost.latency, cost.volume * size, cost.reduced * size) for size, cost in costs])
-    rows = rows if reduction else rows[:, :2]
-    scaled = rows / np.array(seconds)[:, None]
-    if np.linalg.matrix_rank(scaled / np.abs(scaled).max(axis=0)) < rows.shape[1]:
-        unclear = "these calls cannot separate the time of sending from that of adding"
-        raise Undetermined(f"{unclear}; measure other sizes or algorithms")
-    fit = fit_logarithms(rows.tolist(), seconds)
-    latency, byte_seconds, *others = fit.estimates(fit.residuals, len(fit.values))
+    latency, byte_seconds, *others = fit_determined(
+        rows if reduction else rows[:, :2],
+        list(times.values()),
+        "these calls cannot separate the time of sending from that of adding; "
+        "measure other sizes or algorithms",
+    )
     return LinkModel(latency=latency, byte_seconds=byte_seconds, reduce_seconds=others[0] if others else None)
 
 
@@ -125,39 +116,21 @@ def choose_links(times: Times) -> tuple[LinkModel, float]:
     is the median of |predicted / measured - 1| over sizes that neither the fit nor the choice used.
     Raises Undetermined.
     """
-    return _best_links(times), held_out_error(times, lambda kept: _best_links(kept).seconds)
+    return _best_links(times), held_out_error(times, lambda kept: _best_links(kept).seconds, nbytes_of)
 
 
 def _best_links(times: Times) -> LinkModel:
-    errors = {False: held_out_error(times, lambda kept: fit_links(kept, reduction=False).seconds)}
+    def error(reduction: bool) -> float:
+        return held_out_error(times, lambda kept: fit_links(kept, reduction=reduction).seconds, nbytes_of)
+
+    errors = {False: error(False)}
     with contextlib.suppress(Undetermined):
-        errors[True] = held_out_error(times, lambda kept: fit_links(kept, reduction=True).seconds)
+        errors[True] = error(True)
     return fit_links(times, reduction=min(errors, key=lambda reduction: round(errors[reduction], DIGITS)))
 
 
-class Sized(Protocol):
-    """An all-reduce of a number of bytes per rank."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-
-Call = TypeVar("Call", bound=Sized)
-
-
-def held_out_error(
-    times: Mapping[Call, float], fit: Callable[[Mapping[Call, float]], Callable[[Call], float]]
-) -> float:
-    """Return the median of |predicted / measured - 1| over buffer sizes that the fit did not use.
-
-    Each size but the smallest and the largest is omitted from the fit once. `fit` takes measured times, and
-    returns the function that predicts the seconds of an all-reduce.
-    """
-    errors = []
-    for held_out in sorted({call.nbytes for call in times})[1:-1]:
-        predict = fit({call: seconds for call, seconds in times.items() if call.nbytes != held_out})
-        errors += [abs(predict(call) / times[call] - 1) for call in times if call.nbytes == held_out]
-    return median(errors)
+def nbytes_of(call: AllReduceSpec) -> int:
+    return call.nbytes
 
 
 # --- the formulas in course reports

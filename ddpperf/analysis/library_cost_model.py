@@ -5,20 +5,18 @@ The library chooses the fastest protocol, so that the time is the minimum of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import combinations, pairwise
 from math import log
-from statistics import median
 
 import numpy as np
 
-from ddpperf.analysis.logarithmic_fit import Estimate, LogFit, fit_logarithms
+from ddpperf.analysis.logarithmic_fit import DIGITS, Estimate, LogFit, fit_logarithms, held_out_error
 
 MOST_LINES = 3  # the number of protocols of a library
 FEWEST_SIZES = 4  # cross-validation leaves out each size but the first and last
-DIGITS = 3  # prediction errors that agree to this many digits count as equal
 
 Points = Sequence[tuple[int, float]]  # buffer sizes in bytes, with seconds
 
@@ -97,21 +95,20 @@ def choose_envelope(sizes: Sequence[int], seconds: Sequence[float]) -> Chosen:
         envelope=_envelope(fits),
         latency=min(starts, key=lambda estimate: estimate.value),
         byte_seconds=min(slopes, key=lambda estimate: estimate.value),
-        held_out_error=_held_out_error(
-            points, lambda kept: fit_envelope(kept, lines=_best_lines(kept, most))
-        ),
+        held_out_error=_held_out_error(points, lambda kept: _best_lines(kept, most)),
     )
 
 
 def _best_lines(points: Points, most: int) -> int:
-    counted = range(1, most + 1)
-    errors = {lines: _held_out_error(points, partial(fit_envelope, lines=lines)) for lines in counted}
-    return min(errors, key=lambda lines: round(errors[lines], DIGITS))
+    return min(
+        range(1, most + 1),
+        key=lambda lines: round(_held_out_error(points, lambda kept: lines), DIGITS),
+    )
 
 
-def _held_out_error(points: Points, fit: Callable[[Points], Envelope]) -> float:
-    errors = []
-    for place, (size, seconds) in list(enumerate(points))[1:-1]:
-        kept = [*points[:place], *points[place + 1 :]]
-        errors.append(abs(fit(kept).seconds(size) / seconds - 1))
-    return median(errors)
+def _held_out_error(points: Points, lines_of: Callable[[Points], int]) -> float:
+    def fit(kept: Mapping[int, float]) -> Callable[[int], float]:
+        points = list(kept.items())
+        return fit_envelope(points, lines=lines_of(points)).seconds
+
+    return held_out_error(dict(points), fit, size=int)

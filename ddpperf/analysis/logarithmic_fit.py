@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 CONFIDENCE = 0.95
 NEGLIGIBLE = 1e-6  # a part below this fraction of every measured time counts as 0
+DIGITS = 3  # prediction errors that agree to this many digits count as equal
 Array = npt.NDArray[np.float64]
 
 
@@ -60,6 +63,42 @@ class LogFit:
             Estimate(value=float(value), low=max(0.0, float(value - width)), high=float(value + width))
             for value, width in zip(self.values, half, strict=True)
         ]
+
+
+class Undetermined(ValueError):
+    """Raised if the measured times do not determine all parameters of a cost model."""
+
+
+def fit_determined(counts: Array, seconds: Sequence[float], unclear: str) -> list[Estimate]:
+    """Return the seconds of one unit of each part, fitted to times that determine them all.
+
+    Raises Undetermined with the sentence `unclear` if the times do not.
+    """
+    scaled = counts / np.array(seconds)[:, None]
+    if np.linalg.matrix_rank(scaled / np.abs(scaled).max(axis=0)) < counts.shape[1]:
+        raise Undetermined(unclear)
+    fit = fit_logarithms(counts.tolist(), seconds)
+    return fit.estimates(fit.residuals, len(fit.values))
+
+
+Call = TypeVar("Call")
+
+
+def held_out_error(
+    times: Mapping[Call, float],
+    fit: Callable[[Mapping[Call, float]], Callable[[Call], float]],
+    size: Callable[[Call], int],
+) -> float:
+    """Return the median of |predicted / measured - 1| over buffer sizes that the fit did not use.
+
+    Each size but the smallest and the largest is omitted from the fit once. `fit` takes measured
+    times, and returns the function that predicts the seconds of a call. `size` is that of a call.
+    """
+    errors = []
+    for held_out in sorted(set(map(size, times)))[1:-1]:
+        predict = fit({call: seconds for call, seconds in times.items() if size(call) != held_out})
+        errors += [abs(predict(call) / times[call] - 1) for call in times if size(call) == held_out]
+    return median(errors)
 
 
 def fit_logarithms(counts: Sequence[Sequence[float]], seconds: Sequence[float]) -> LogFit:

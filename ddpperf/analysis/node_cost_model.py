@@ -8,14 +8,13 @@ Adding buffers counts as a part of sending.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from ddpperf.analysis.cost_models import Undetermined, counts, held_out_error
-from ddpperf.analysis.logarithmic_fit import Estimate, fit_logarithms
-from ddpperf.specs.collective import ring_pieces
+from ddpperf.analysis.cost_models import Times, counts, nbytes_of
+from ddpperf.analysis.logarithmic_fit import Estimate, Undetermined, fit_determined, held_out_error
+from ddpperf.specs.collective import AllReduceSpec, ring_pieces
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,20 +89,6 @@ def _ring_between(members: int, pieces: int) -> Load:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeCall:
-    """An all-reduce of `nbytes` bytes per rank on nodes of `node_size` consecutive ranks."""
-
-    algorithm: str
-    world_size: int
-    node_size: int
-    nbytes: int
-
-    @property
-    def counts(self) -> TwoLinkCounts:
-        return two_link_counts(self.algorithm, self.world_size, self.node_size, self.nbytes)
-
-
-@dataclass(frozen=True, kw_only=True)
 class FittedLink:
     """A link's fitted seconds per message and seconds per byte.
 
@@ -117,18 +102,20 @@ class FittedLink:
 
 @dataclass(frozen=True, kw_only=True)
 class TwoLinkModel:
-    """A fitted cost model of all-reduces on several nodes.
+    """A fitted cost model of all-reduces on several nodes of `node_size` consecutive ranks.
 
     `inside` is None if no measured all-reduce sent messages inside a node.
     """
 
+    node_size: int
     inside: FittedLink | None
     between: FittedLink
 
-    def seconds(self, call: NodeCall) -> float:
+    def seconds(self, call: AllReduceSpec) -> float:
         """Return the predicted seconds of an all-reduce. Raises Undetermined for an unknown link."""
+        counted = two_link_counts(call.algorithm, call.world_size, self.node_size, call.nbytes)
         seconds = 0.0
-        for load, link in ((call.counts.inside, self.inside), (call.counts.between, self.between)):
+        for load, link in ((counted.inside, self.inside), (counted.between, self.between)):
             if link is None and load != Load():
                 raise Undetermined(
                     "no measured all-reduce used the link inside a node; measure one that does"
@@ -139,38 +126,39 @@ class TwoLinkModel:
         return seconds
 
 
-def fit_two_links(times: Mapping[NodeCall, float]) -> TwoLinkModel:
+def fit_two_links(times: Times, node_size: int) -> TwoLinkModel:
     """Fit both links to the measured seconds of all-reduces by least squares of logarithms.
 
     Flat and hierarchical all-reduces are fitted together. No value is negative. Raises Undetermined
     if the times do not determine all values, or if no all-reduce crossed nodes.
     """
-    rows, seconds = [], list(times.values())
+    rows = []
     for call in times:
-        loads = call.counts.inside, call.counts.between
+        counted = two_link_counts(call.algorithm, call.world_size, node_size, call.nbytes)
+        loads = counted.inside, counted.between
         rows.append([part for load in loads for part in (load.messages, load.volume * call.nbytes)])
     table = np.array(rows, dtype=float).reshape(-1, 4)
     if not table[:, 2:].any():
         raise Undetermined("no measured all-reduce crossed nodes; measure world sizes of several nodes")
-    used = np.array([0, 1, 2, 3] if table[:, :2].any() else [2, 3])
-    scaled = table[:, used] / np.array(seconds)[:, None]
-    if np.linalg.matrix_rank(scaled / np.abs(scaled).max(axis=0)) < len(used):
-        unclear = "these all-reduces cannot separate latency and bandwidth inside and between nodes"
-        raise Undetermined(f"{unclear}; measure other sizes, or flat and hierarchical all-reduces")
-    fit = fit_logarithms(table[:, used].tolist(), seconds)
-    estimates = fit.estimates(fit.residuals, len(used))
-    links = [
+    estimates = fit_determined(
+        table if table[:, :2].any() else table[:, 2:],
+        list(times.values()),
+        "these all-reduces cannot separate latency and bandwidth inside and between nodes; "
+        "measure other sizes, or flat and hierarchical all-reduces",
+    )
+    *inside, between = (
         FittedLink(latency=latency, byte_seconds=byte_seconds)
         for latency, byte_seconds in zip(estimates[::2], estimates[1::2], strict=True)
-    ]
-    return TwoLinkModel(inside=links[0] if len(links) == 2 else None, between=links[-1])
+    )
+    return TwoLinkModel(node_size=node_size, inside=inside[0] if inside else None, between=between)
 
 
-def two_links_and_error(times: Mapping[NodeCall, float]) -> tuple[TwoLinkModel, float]:
+def two_links_and_error(times: Times, node_size: int) -> tuple[TwoLinkModel, float]:
     """Fit both links to measured all-reduces, and return the model and its prediction error.
 
     At least four buffer sizes are needed. Each size between the smallest and the largest is once
     predicted from a fit to the other sizes. The error is the median of |predicted / measured - 1|
     over these predictions. Raises Undetermined.
     """
-    return fit_two_links(times), held_out_error(times, lambda kept: fit_two_links(kept).seconds)
+    error = held_out_error(times, lambda kept: fit_two_links(kept, node_size).seconds, nbytes_of)
+    return fit_two_links(times, node_size), error

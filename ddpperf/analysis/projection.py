@@ -19,12 +19,10 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ddpperf.analysis.cost_models import Undetermined, counts
+from ddpperf.analysis.cost_models import counts
 from ddpperf.analysis.library_cost_model import Envelope
-from ddpperf.analysis.logarithmic_fit import CONFIDENCE, Estimate
-from ddpperf.analysis.node_cost_model import two_link_counts
+from ddpperf.analysis.logarithmic_fit import CONFIDENCE, Estimate, Undetermined
 
-LIBRARY_ALGORITHM = "ring"  # the all-reduce of gloo and NCCL on several nodes
 DRAWS = 1000
 # NCCL's bus bandwidth on two GPUs of a node, as part of that on more GPUs. It makes the predictions for
 # four GPUs from two right on average, for 4 MiB to 256 MiB on H100s and H200s.
@@ -151,8 +149,7 @@ class AllReduces:
         """Return by what the start and the slope of an all-reduce on N devices grow."""
         if self.node >= N:
             return math.log2(N), counts("ring", N).volume / (self.pair_bandwidth if N == 2 else 1.0)
-        load = two_link_counts(LIBRARY_ALGORITHM, N, self.node).between
-        return load.messages, load.volume
+        return 2 * (N - 1), counts("ring", N).volume  # as the all-reduce of gloo and NCCL on several nodes
 
 
 @dataclass(frozen=True, kw_only=True)

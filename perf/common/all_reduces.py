@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from statistics import median
 
-from ddpperf.analysis.cost_models import Undetermined
 from ddpperf.analysis.library_cost_model import FEWEST_SIZES
-from ddpperf.analysis.logarithmic_fit import Estimate
+from ddpperf.analysis.logarithmic_fit import Estimate, Undetermined
 from ddpperf.analysis.statistics import not_longer
 from ddpperf.machine.hardware import Links
 from ddpperf.plugin.measure_fixture import Measure
@@ -23,6 +23,7 @@ from ddpperf.specs import (
     AllReduceSpec,
     CallExecution,
 )
+from perf.common.by_set import per_set
 
 SIZES = (2**10, 2**16, 2**20, 2**24, 2**26)
 GPU_SIZES = (2**10, 2**12, 2**14, 2**16, 2**18, 2**20, 2**22, 2**24, 2**26, 2**28, 2**30)
@@ -152,10 +153,10 @@ def link_utilization(measure: Measure, bandwidths: Mapping[str, float], world_si
     """
     if (link := measure.machine.link(world_size)) is None:
         return
-    used = {set_name: value / link.bytes_per_second for set_name, value in bandwidths.items()}
-    measure.metric("link_utilization", used)
+    rate = link.bytes_per_second
+    measure.metric("link_utilization", per_set(lambda bandwidth: bandwidth / rate, bandwidths))
     if measure.metrics["link_utilization"]["value"] > 1:
-        measure.warn(f"bandwidth above the link's {units.bandwidth(link.bytes_per_second)}: {WHY_ABOVE}")
+        measure.warn(f"bandwidth above the link's {units.bandwidth(rate)}: {WHY_ABOVE}")
 
 
 def estimate_metric(
@@ -167,8 +168,6 @@ def estimate_metric(
     set.
     """
     for end in ends:
-        values = {
-            set_name: getattr(estimate, end.lstrip("_") or "value") for set_name, estimate in by_set.items()
-        }
+        values = per_set(attrgetter(end.lstrip("_") or "value"), by_set)
         if all(map(math.isfinite, values.values())):
             measure.metric(f"{name}{end}", values)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ddpperf.analysis.breakdown import straggler_spread
 from ddpperf.plugin.measure_fixture import Measure
+from perf.common.by_set import per_set
 
 
 def node_spread(measure: Measure, by_rank: Mapping[str, Sequence[float]], world_size: int) -> None:
@@ -23,4 +24,4 @@ def node_spread(measure: Measure, by_rank: Mapping[str, Sequence[float]], world_
             name: [max(ranks[first : first + size]) for first in range(0, world_size, size)]
             for name, ranks in by_rank.items()
         }
-        measure.metric("node_spread", {name: straggler_spread(times) for name, times in nodes.items()})
+        measure.metric("node_spread", per_set(straggler_spread, nodes))

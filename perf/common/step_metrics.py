@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import itemgetter, truediv
 from statistics import mean
 
 from ddpperf.analysis.breakdown import epoch_cost
@@ -11,6 +12,7 @@ from ddpperf.results.samples import Measured
 from ddpperf.results.usage import EnergySource, Usage
 from ddpperf.specs import EpochSpec, RunSpec, TrainingSpec
 from ddpperf.verdict.judged_work import is_launch_bound
+from perf.common.by_set import per_set
 
 FEWEST_STEPS = 8  # in a shorter epoch, most rounds wait for the shuffling of the next epoch
 COUNTED = ("peak_memory_bytes", "cpu_seconds", "communicator_seconds", "compile_seconds", "capture_seconds")
@@ -25,21 +27,21 @@ def training_metrics(measure: Measure, step: Measured) -> None:
     assert isinstance(spec, TrainingSpec)
     seconds = step.median_step_seconds()
     whole = isinstance(spec, EpochSpec)
-    epoch = seconds if whole else {name: spec.steps_per_epoch * t for name, t in seconds.items()}
+    steps, images = spec.steps_per_epoch, spec.images_per_epoch
+    epoch = seconds if whole else per_set(lambda t: steps * t, seconds)
     if whole:
-        measure.metric("step_seconds", {name: t / spec.steps_per_epoch for name, t in epoch.items()})
+        measure.metric("step_seconds", per_set(lambda t: t / steps, epoch))
     else:
         measure.metric("epoch_seconds", epoch)
-    measure.metric("images_per_second", {name: spec.images_per_epoch / t for name, t in epoch.items()})
+    measure.metric("images_per_second", per_set(lambda t: images / t, epoch))
     if gradients := step.counter("gradient_bytes"):
-        communicated = {name: spec.steps_per_epoch * nbytes for name, nbytes in gradients.items()}
-        measure.metric("communicated_bytes_per_epoch", communicated)
+        measure.metric("communicated_bytes_per_epoch", per_set(lambda nbytes: steps * nbytes, gradients))
     if bound := step.launch_bound():
         measure.metric("launch_bound", bound)
-    usage_metrics(measure, step)
     for name in COUNTED:
         if by_set := step.counter(name):
             measure.metric(name, by_set)
+    usage_metrics(measure, step)
     if not whole and spec.input == "device" and spec.steps_per_epoch < FEWEST_STEPS:
         measure.warn(f"an epoch has fewer than {FEWEST_STEPS} steps, so its start is part of the times")
     if is_launch_bound(step):
@@ -54,9 +56,9 @@ def cost_metrics(
     T1, TN: the seconds on one device and on N devices, by process set. On several devices, the time
     saved and the extra device time are stored, too. of: "per_epoch" or "of_training".
     """
-    costs = {name: epoch_cost(T1[name], seconds, N) for name, seconds in TN.items()}
+    costs = per_set(lambda TN, T1: epoch_cost(T1, TN, N), TN, T1)
     for field in ("device_seconds", "saved_seconds", "extra_device_seconds")[: None if N > 1 else 1]:
-        measure.metric(f"{field}_{of}", {name: cost[field] for name, cost in costs.items()})
+        measure.metric(f"{field}_{of}", per_set(itemgetter(field), costs))
 
 
 def usage_metrics(measure: Measure, measured: Measured) -> None:
@@ -93,9 +95,9 @@ def energy_metrics(measure: Measure, measured: Measured, usages: Mapping[str, Us
     else:
         steps, epochs = 1, 1 / spec.steps_per_epoch
         images = spec.images_per_epoch * epochs
-    measure.metric("joules_per_step", {name: joules / steps for name, joules in known.items()})
-    measure.metric("joules_per_epoch", {name: joules / epochs for name, joules in known.items()})
-    measure.metric("images_per_joule", {name: images / joules for name, joules in known.items()})
+    measure.metric("joules_per_step", per_set(lambda joules: joules / steps, known))
+    measure.metric("joules_per_epoch", per_set(lambda joules: joules / epochs, known))
+    measure.metric("images_per_joule", per_set(lambda joules: images / joules, known))
     sources = {usages[name].source for name in known}
     if sources != {EnergySource.COUNTER}:
         listed = " and ".join(sorted(source for source in sources if source is not None))
@@ -107,8 +109,5 @@ def speedup_over(measure: Measure, name: str, step: Measured, other: TrainingSpe
 
     name: the metric is called speedup_over_NAME.
     """
-    others = measure.reference(name, other).median_step_seconds()
-    seconds = step.median_step_seconds()
-    measure.metric(
-        f"speedup_over_{name}", {set_name: others[set_name] / t for set_name, t in seconds.items()}
-    )
+    seconds = measure.reference(name, other).median_step_seconds()
+    measure.metric(f"speedup_over_{name}", per_set(truediv, seconds, step.median_step_seconds()))

@@ -176,7 +176,7 @@ def test_reports_formulas_use_the_known_link(link: float | None, notes: int) -> 
     )
     measure = measure_on(Machine(device="cuda", gpus=GPUS if link else ()))
     spec = AllReduceSpec(world_size=2, nbytes=2**24, algorithm="ring")
-    model_metrics(measure, spec, {spec: {"A1": 1e-3}}, {"A1": (model, 0.1)})
+    model_metrics(measure, spec, {"A1": 1e-3}, {"A1": model})
     executions = {
         name: metric["value"]
         for name, metric in measure.metrics.items()

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from dataclasses import dataclass
 from statistics import mean
 
 import pytest
 
-from ddpperf.analysis.cost_models import Undetermined, counts
+from ddpperf.analysis.cost_models import counts
+from ddpperf.analysis.logarithmic_fit import Undetermined
 from ddpperf.analysis.node_cost_model import (
     Load,
-    NodeCall,
     TwoLinkCounts,
     fit_two_links,
     two_link_counts,
     two_links_and_error,
 )
+from ddpperf.specs import Algorithm, AllReduceSpec
 
 KiB, MiB = 2**10, 2**20
 SIZES = (KiB, 64 * KiB, MiB, 4 * MiB, 16 * MiB)
@@ -35,28 +37,32 @@ class Link:
 
 INSIDE = Link(latency=30e-6, byte_seconds=1 / 3e9)
 NETWORK = Link(latency=2e-3, byte_seconds=1 / 125e6)
+SERIES: tuple[tuple[Algorithm, int, tuple[int, ...]], ...] = (
+    ("ring", 0, (2, 4, 6)),
+    ("hierarchical", 2, (4, 6)),
+)
 # Flat and hierarchical all-reduces on one node and on 2 and 3 nodes of 2 ranks.
 CALLS = [
-    NodeCall(algorithm=algorithm, world_size=N, node_size=2, nbytes=nbytes)
-    for algorithm, sizes in (("ring", (2, 4, 6)), ("hierarchical", (4, 6)))
+    AllReduceSpec(algorithm=algorithm, world_size=N, node_size=node_size, nbytes=nbytes)
+    for algorithm, node_size, sizes in SERIES
     for N in sizes
     for nbytes in SIZES
 ]
 ONE_RANK_PER_NODE = [
-    NodeCall(algorithm="ring", world_size=N, node_size=1, nbytes=nbytes) for N in (2, 3) for nbytes in SIZES
+    AllReduceSpec(algorithm="ring", world_size=N, nbytes=nbytes) for N in (2, 3) for nbytes in SIZES
 ]
 
 
-def times(calls: list[NodeCall], noise: float = 0.0, seed: int = 0) -> dict[NodeCall, float]:
+def times(
+    calls: list[AllReduceSpec], noise: float = 0.0, seed: int = 0, node_size: int = 2
+) -> dict[AllReduceSpec, float]:
     drawn = random.Random(seed)
-    return {
-        call: (
-            INSIDE.seconds(call.counts.inside, call.nbytes)
-            + NETWORK.seconds(call.counts.between, call.nbytes)
-        )
-        * drawn.lognormvariate(0, noise)
-        for call in calls
-    }
+    found = {}
+    for call in calls:
+        load = two_link_counts(call.algorithm, call.world_size, node_size, call.nbytes)
+        seconds = INSIDE.seconds(load.inside, call.nbytes) + NETWORK.seconds(load.between, call.nbytes)
+        found[call] = seconds * drawn.lognormvariate(0, noise)
+    return found
 
 
 def test_flat_ring_loads_the_network() -> None:
@@ -103,18 +109,18 @@ def test_what_has_no_model_is_refused() -> None:
 
 
 def test_both_links_are_fitted() -> None:
-    found = fit_two_links(times(CALLS))
+    found = fit_two_links(times(CALLS), 2)
     assert found.inside is not None
     for fitted, link in ((found.inside, INSIDE), (found.between, NETWORK)):
         assert fitted.latency.value == pytest.approx(link.latency, rel=1e-4)
         assert fitted.byte_seconds.value == pytest.approx(link.byte_seconds, rel=1e-4)
-    unseen = NodeCall(algorithm="hierarchical", world_size=8, node_size=2, nbytes=2 * MiB)
+    unseen = AllReduceSpec(algorithm="hierarchical", world_size=8, node_size=2, nbytes=2 * MiB)
     assert found.seconds(unseen) == pytest.approx(times([unseen])[unseen], rel=1e-4)
 
 
-@pytest.mark.parametrize("calls", [CALLS, ONE_RANK_PER_NODE], ids=["2 ranks", "1 rank"])
-def test_noisy_network_is_within_a_tenth(calls: list[NodeCall]) -> None:
-    fits = [fit_two_links(times(calls, 0.03, seed)).between for seed in range(100)]
+@pytest.mark.parametrize(("calls", "node_size"), [(CALLS, 2), (ONE_RANK_PER_NODE, 1)])
+def test_noisy_network_is_within_a_tenth(calls: list[AllReduceSpec], node_size: int) -> None:
+    fits = [fit_two_links(times(calls, 0.03, seed, node_size), node_size).between for seed in range(100)]
     for fit in fits:
         assert fit.latency.value == pytest.approx(NETWORK.latency, rel=0.1)
         assert fit.byte_seconds.value == pytest.approx(NETWORK.byte_seconds, rel=0.1)
@@ -123,10 +129,11 @@ def test_noisy_network_is_within_a_tenth(calls: list[NodeCall]) -> None:
 
 
 def test_one_rank_per_node_has_no_link_inside() -> None:
-    model, error = two_links_and_error(times(ONE_RANK_PER_NODE, 0.03))
+    model, error = two_links_and_error(times(ONE_RANK_PER_NODE, 0.03, node_size=1), 1)
     assert model.inside is None
     assert error < 0.06
-    inside = NodeCall(algorithm="ring", world_size=2, node_size=2, nbytes=MiB)
+    model = dataclasses.replace(model, node_size=2)
+    inside = AllReduceSpec(algorithm="ring", world_size=2, nbytes=MiB)
     with pytest.raises(Undetermined, match="no measured all-reduce used the link inside a node"):
         model.seconds(inside)
 
@@ -134,9 +141,9 @@ def test_one_rank_per_node_has_no_link_inside() -> None:
 def test_undetermined_links_are_refused() -> None:
     one_node = [call for call in CALLS if call.world_size == 2]
     with pytest.raises(Undetermined, match="no measured all-reduce crossed nodes; measure world sizes"):
-        fit_two_links(times(one_node))
+        fit_two_links(times(one_node), 2)
     with pytest.raises(Undetermined, match="no measured all-reduce crossed nodes"):
-        fit_two_links({})
+        fit_two_links({}, 2)
     one_size = [call for call in CALLS if call.nbytes == KiB]
     with pytest.raises(Undetermined, match="cannot separate latency and bandwidth inside and between nodes"):
-        fit_two_links(times(one_size))
+        fit_two_links(times(one_size), 2)

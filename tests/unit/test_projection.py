@@ -7,8 +7,9 @@ import random
 
 import pytest
 
-from ddpperf.analysis.cost_models import Undetermined, counts
+from ddpperf.analysis.cost_models import counts
 from ddpperf.analysis.library_cost_model import Envelope, choose_envelope
+from ddpperf.analysis.logarithmic_fit import Undetermined
 from ddpperf.analysis.node_cost_model import two_link_counts
 from ddpperf.analysis.projection import (
     DOUBLING_ERROR,

@@ -1,0 +1,46 @@
+"""Values by process set: arithmetic on them, and the sides of an A/B run that the sets belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from ddpperf.plugin.measure_fixture import Measure
+from ddpperf.results.samples import BASE, CANDIDATE, Measured
+
+SIDES = {BASE: "base", CANDIDATE: "candidate"}
+Value = TypeVar("Value")
+
+
+def per_set(function: Callable[..., Value], *by_set: Mapping[str, Any]) -> dict[str, Value]:
+    """Return the function's result for each process set; by_set are its arguments."""
+    first, *others = by_set
+    return {name: function(value, *(other[name] for other in others)) for name, value in first.items()}
+
+
+def by_rank(measured: Measured, ranks: int | None = None) -> dict[str, list[float]]:
+    """Return the step time, in seconds, on each of the first `ranks` ranks of each process set.
+
+    `ranks` defaults to the world size.
+    """
+    return {sample.set: measured.rank_step_seconds(sample, ranks) for sample in measured.samples}
+
+
+def field_metrics(measure: Measure, by_set: Mapping[str, object], **fields: str) -> None:
+    """Store a metric for each of the given fields: traced_comm_seconds="total" stores it by that name.
+
+    by_set: the object with these fields of each process set. Without process sets nothing is stored.
+    """
+    for metric, field in fields.items() if by_set else ():
+        measure.metric(metric, {name: getattr(found, field) for name, found in by_set.items()})
+
+
+def sets_by_side(measured: Measured) -> dict[str, list[str]]:
+    """Return the names of the process sets of each side, by "base" and "candidate".
+
+    If there is only one side, its name is empty. Sets of two sides may not be summed up together.
+    """
+    sides: dict[str, list[str]] = {}
+    for sample in measured.samples:
+        sides.setdefault(sample.side, []).append(sample.set)
+    return {SIDES[side] if len(sides) > 1 else "": names for side, names in sides.items()}
