@@ -21,35 +21,20 @@ from tests.project import ALL_REDUCE, REPOSITORY, Project
 TESTS = Path(__file__).parent
 PAGE = REPOSITORY / "docs" / "options.md"
 
-# Four tests in two files. Large buffers: the times of small ones are for information only on a CPU.
-THREE = """
-from ddpperf.specs import AllReduceSpec
-
-def test_one(measure):
-    measure(AllReduceSpec(world_size=2, nbytes=2**24))
-
-def test_two(measure):
-    measure(AllReduceSpec(world_size=2, nbytes=2**25))
-
-def test_three(measure):
-    measure(AllReduceSpec(world_size=2, nbytes=2**26))
-"""
-OTHER = """
-from ddpperf.specs import AllReduceSpec
-
-def test_four(measure):
-    measure(AllReduceSpec(world_size=2, nbytes=2**27))
-"""
 NAMES = ["test_one", "test_two", "test_three", "test_four"]
-SLOW_UNIT = """
-import time
-import pytest
+IMPORT = "from ddpperf.specs import AllReduceSpec, Fault, TrainingSpec\n"
 
-@pytest.mark.timeout(0.2)
-def test_unit():
-    time.sleep(30)
-"""
-UNIT = "def test_unit():\n    pass\n"
+
+def one_test(name: str, nbytes: int) -> str:
+    """Return the source of a test of a large all_reduce: small ones are for information only on a CPU."""
+    return f"\ndef {name}(measure):\n    measure(AllReduceSpec(world_size=2, nbytes={nbytes}))\n"
+
+
+# Four tests in two files
+THREE = IMPORT + "".join(one_test(name, 2 ** (24 + place)) for place, name in enumerate(NAMES[:3]))
+OTHER = IMPORT + one_test("test_four", 2**27)
+SLOW_UNIT = "import pytest, time\n\n@pytest.mark.timeout(0.2)\ndef test_unit():\n    time.sleep(30)\n"
+UNIT = "def test_unit():\n    {}\n"
 
 # A rank dies in the first run of the first test, and an assertion fails in the first run of the second.
 FLAKY = """
@@ -75,20 +60,16 @@ def test_good(measure):
 
 # An A/B run measures each test twice; the second measurement fails.
 FAILS_LATER = """
+import pytest
 from pathlib import Path
 from ddpperf.specs import TrainingSpec
 
-def step(measure, batch_size, name):
+@pytest.mark.parametrize("batch_size", [8, 16])
+def test_step(measure, batch_size):
     measure(TrainingSpec(world_size=2, per_rank_batch_size=batch_size, strategy="ddp"))
-    known = Path(name).exists()
-    Path(name).touch()
+    known = Path(str(batch_size)).exists()
+    Path(str(batch_size)).touch()
     assert not known, "fails when measured again"
-
-def test_first(measure):
-    step(measure, 8, "first")
-
-def test_second(measure):
-    step(measure, 16, "second")
 """
 
 # The limit is for the hanging test alone: starting ranks may take long on a busy machine.
@@ -115,7 +96,7 @@ class Suite(CannedSuite):
         super().__init__(root)
         self.experiment.write_text(THREE)
         (root / "perf" / "test_other.py").write_text(OTHER)
-        (root / "test_unit.py").write_text(UNIT)
+        (root / "test_unit.py").write_text(UNIT.format("pass"))
 
     def options(self) -> list[str]:
         options = super().options()
@@ -176,12 +157,6 @@ def test_selected_tests_alone_are_compared(suite: Suite, arguments: list[str], m
     assert list(suite.measured()) == measured
 
 
-def test_emptied_file_is_missing(suite: Suite) -> None:
-    suite.run("perf", "--benchmark-save=first")
-    (suite.root / "perf" / "test_other.py").write_text("")
-    suite.run("perf", *LIMIT).assert_one_sentence(125, "test_four is in 0001_first.json but was not measured")
-
-
 def test_ids_and_configured_options_select_tests(suite: Suite) -> None:
     suite.run("perf/test_it.py::test_two").assert_one_sentence(0, "PASS: 1 test measured")
     (suite.root / "pytest.ini").write_text("[pytest]\naddopts = -k three\n")
@@ -198,20 +173,16 @@ def test_run_of_other_tests_has_no_verdict(suite: Suite, arguments: list[str]) -
     assert "1 passed, 4 deselected" in run.output
     assert "VERDICT" not in run.output
     assert suite.saved_runs() == []
-    (suite.root / "test_unit.py").write_text("def test_unit():\n    assert 1 == 2\n")
+    (suite.root / "test_unit.py").write_text(UNIT.format("assert 1 == 2"))
     assert suite.run(".", *arguments).status == 1
+    for only in (["--benchmark-only"], ["--benchmark-only", "--benchmark-skip"]):
+        suite.run(".", *only).assert_one_sentence(0, "PASS: 4 tests measured")
 
 
 @pytest.mark.parametrize("arguments", [["-k", "nothing"], ["--benchmark-skip"], ["-m", "gate"]], ids=" ".join)
 def test_run_without_any_test_is_no_verdict(suite: Suite, arguments: list[str]) -> None:
     run = suite.run("perf", *arguments)
     run.assert_one_sentence(125, "NO VERDICT: all 4 tests were deselected on the command line")
-
-
-def test_benchmark_only_skips_other_tests(suite: Suite) -> None:
-    (suite.root / "test_unit.py").write_text("def test_unit():\n    assert 1 == 2\n")
-    for arguments in (["--benchmark-only"], ["--benchmark-only", "--benchmark-skip"]):
-        suite.run(".", *arguments).assert_one_sentence(0, "PASS: 4 tests measured")
 
 
 @pytest.mark.parametrize(
@@ -240,17 +211,7 @@ def test_run_ends_after_failed_tests(suite: Suite, option: str, failed: int) -> 
     assert list(suite.outcomes().values()) == ["failed"] * failed + rest + ["not run"]
 
 
-def test_stepwise_continues_at_the_failed_test(suite: Suite) -> None:
-    suite.experiment.write_text(FLAKY)
-    (suite.root / "died").touch()
-    assert suite.run("perf/test_it.py", "--sw").status == 1
-    assert suite.run("perf/test_it.py", "--sw").status == 0
-    assert list(suite.measured()) == ["test_asserts", "test_good"]
-
-
-@pytest.mark.parametrize(
-    ("option", "failed"), [("-q", 2), ("-x", 1), ("--sw", 1), ("--reruns=1", 2), ("--timeout=60", 2)]
-)
+@pytest.mark.parametrize(("option", "failed"), [("-x", 1), ("--reruns=1", 2), ("--timeout=60", 2)])
 def test_repeated_measurements_end_after_a_failure(suite: Suite, option: str, failed: int) -> None:
     suite.experiment.write_text(FAILS_LATER)
     suite.canned.seconds = lambda spec, name: 0.01 * (4 if name.startswith("B") else 1)
@@ -263,11 +224,16 @@ def test_repeated_measurements_end_after_a_failure(suite: Suite, option: str, fa
 # --- --lf
 
 
-def test_last_failed_runs_failed_tests_alone(suite: Suite) -> None:
+@pytest.mark.parametrize(
+    ("option", "again"), [("--lf", ["test_dies", "test_asserts"]), ("--sw", ["test_asserts", "test_good"])]
+)
+def test_failed_tests_are_run_again(suite: Suite, option: str, again: list[str]) -> None:
     suite.experiment.write_text(FLAKY)
-    assert suite.run("perf").status == 1
-    suite.run("perf", "--lf").assert_one_sentence(0, "PASS: 2 tests measured")
-    assert list(suite.measured()) == ["test_dies", "test_asserts"]
+    if option == "--sw":  # which goes on at the first failure
+        (suite.root / "died").touch()
+    assert suite.run("perf/test_it.py", option).status == 1
+    suite.run("perf/test_it.py", option).assert_one_sentence(0, "PASS: 2 tests measured")
+    assert list(suite.measured()) == again
 
 
 def test_last_failed_runs_tests_that_got_slower(suite: Suite) -> None:
@@ -314,16 +280,15 @@ def test_terminal_plugin_is_not_needed(suite: Suite) -> None:
     assert "PASS" in (suite.root / "v.md").read_text()
 
 
-@pytest.mark.parametrize(("typed", "kind"), [("c\n", "passed"), ("q\n", "not run")])
-def test_debugger_keeps_the_run(suite: Suite, monkeypatch: pytest.MonkeyPatch, typed: str, kind: str) -> None:
+def test_debugger_keeps_the_run(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
     suite.experiment.write_text(FLAKY)
     (suite.root / "died").touch()
-    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    monkeypatch.setattr("sys.stdin", io.StringIO("q\n"))
     monkeypatch.setattr("pytest_timeout.SUPPRESS_TIMEOUT", False)  # which a debugger sets for ever
     run = suite.run("perf/test_it.py", "--pdb")
     run.assert_one_sentence(1, "FAIL: perf/test_it.py::test_asserts failed")
     assert "entering PDB" in run.output
-    assert suite.outcomes()["test_good"] == kind
+    assert suite.outcomes()["test_good"] == "not run"
 
 
 # --- pytest-benchmark
@@ -381,10 +346,12 @@ def test_other_benchmarks_keep_their_options(suite: Suite) -> None:
 )
 def test_table_of_pytest_benchmark_follows_its_options(suite: Suite, option: str, pattern: str) -> None:
     without = [] if option == "--benchmark-verbose" else ["--benchmark-verbose"]
-    for options, expected in ([option], True), (without, False):
+    saving = ["--benchmark-autosave", "--benchmark-save-data"]  # which change nothing
+    for options, expected in ([option], True), ([*without, *saving], False):
         run = suite.run("perf", *options)
         run.assert_one_sentence(0, "PASS: 4 tests measured")
         assert bool(re.search(pattern, " ".join(run.output.split()))) == expected, run
+    assert len(suite.saved_runs()) == 2
 
 
 def test_histogram_is_drawn(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,13 +362,6 @@ def test_histogram_is_drawn(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> No
     run = suite.run("perf", "--benchmark-histogram=drawn")
     run.assert_one_sentence(0, "PASS: 4 tests measured")
     assert drawn == ["drawn"]
-
-
-def test_options_that_save_change_nothing(suite: Suite) -> None:
-    run = suite.run("perf", "--benchmark-autosave", "--benchmark-save-data")
-    run.assert_one_sentence(0, "PASS: 4 tests measured")
-    assert len(suite.saved_runs()) == 1
-    assert "Legend:" not in run.output
 
 
 def test_uncollected_file_is_a_missing_result(suite: Suite) -> None:

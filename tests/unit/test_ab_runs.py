@@ -17,8 +17,9 @@ STEP = """
 from ddpperf.specs import TrainingSpec
 
 def test_step(measure):
-    measure(TrainingSpec(world_size=2, per_rank_batch_size=8, strategy="ddp"))
+    step = measure(TrainingSpec(world_size=2, per_rank_batch_size=8, strategy="ddp"))
 """
+SENT = '    measure.metric("communicated_bytes_per_epoch", step.counter("gradient_bytes"))\n'
 SETTINGS = "[decision.cpu]\nscreen_sets = 3\nconfirm_sets = 3\n"
 ONE_LOOK = "[decision.cpu]\nmargin = 0.9\ntolerance = 0.95\nscreen_sets = 2\n"
 WITH_BF16 = ("--candidate", "comm_hook=bf16")
@@ -86,7 +87,7 @@ from ddpperf.specs import TrainingSpec
 
 @pytest.mark.parametrize("batch", [8, 16])
 def test_step(measure, batch):
-    measure(TrainingSpec(world_size=2, per_rank_batch_size=batch, strategy="ddp"))
+    step = measure(TrainingSpec(world_size=2, per_rank_batch_size=batch, strategy="ddp"))
 """
 NO_TIME = ("--max-seconds", "0.001")
 FIRST_SETS = range(1, 7)  # of a run: three process sets of each side
@@ -139,23 +140,11 @@ def test_more_bytes_leave_time_for_a_slower_test(project: CannedSuite) -> None:
         is_more = getattr(spec, "comm_hook", "") == "bf16" and batch_of(spec) == 8
         return step_counters(spec, rank) | {"gradient_bytes": 2.0**15 if is_more else 2.0**14}
 
-    bytes_sent = 'measure.metric("communicated_bytes_per_epoch", step.counter("gradient_bytes"))'
-    project.experiment.write_text(
-        TWO_STEPS.replace("    measure(", "    step = measure(") + f"    {bytes_sent}\n"
-    )
+    project.experiment.write_text(TWO_STEPS + SENT)
     project.canned.seconds, project.canned.counters = first_slower(1.6, 1.6), more_bytes
     finished = run(project, *WITH_BF16, *NO_TIME)
     finished.assert_one_sentence(1, "test_step[8] is worse: its communicated_bytes_per_epoch is 2.000 times")
     finished.assert_one_sentence(1, "test_step[16] is worse: its time is 1.")
-
-
-def test_tests_of_one_measurement_share_a_finding(project: CannedSuite) -> None:
-    project.experiment.write_text(STEP + STEP.replace("test_step", "test_twin"))
-    project.canned.seconds = slower("B", 1.6)
-    finished = run(project, *WITH_BF16, *NO_TIME)
-    finished.assert_one_sentence(
-        1, "test_step is worse", "same measurement is that of perf/test_it.py::test_twin"
-    )
 
 
 def test_equal_sides_pass_and_are_no_baseline(project: CannedSuite) -> None:
@@ -191,18 +180,13 @@ def test_suspect_of_a_stored_run_is_judged_beside_its_code(project: CannedSuite)
 
 
 def test_candidate_has_its_own_spec(project: CannedSuite) -> None:
-    project.experiment.write_text(
-        "from ddpperf.specs import TrainingSpec\n\n"
-        "def test_step(measure):\n"
-        '    step = measure(TrainingSpec(world_size=2, per_rank_batch_size=8, strategy="ddp"))\n'
-        '    measure.metric("communicated_bytes_per_epoch", step.counter("gradient_bytes"))\n'
-    )
+    project.experiment.write_text(STEP + SENT)
     (project.root / "perf" / "thresholds.toml").write_text(ONE_LOOK)
     project.canned.counters = by_hook
     finished = run(project, *WITH_BF16, "--candidate", "delay_seconds=0.0001", rounds="1")
     (stored,) = project.measured().values()
     assert stored["candidate_spec"]["comm_hook"] == "bf16", finished
-    assert (stored["spec"]["delay_seconds"], stored["candidate_spec"]["delay_seconds"]) == (0, 0.0001)
+    assert [stored[side].get("delay_seconds", 0) for side in ("spec", "candidate_spec")] == [0, 0.0001]
     sent = stored["metrics"]["communicated_bytes_per_epoch"]["by_set"]
     by_side = {sample["side"]: sent[sample["set"]] for sample in stored["samples"]}
     assert by_side["B"] == by_side["A"] / 2
@@ -211,20 +195,12 @@ def test_candidate_has_its_own_spec(project: CannedSuite) -> None:
 
 def test_thresholds_hold_for_the_candidate(project: CannedSuite) -> None:
     """It sends half of what the base does."""
-    project.experiment.write_text(
-        "from ddpperf.specs import TrainingSpec\n\n"
-        "def test_step(measure):\n"
-        '    step = measure(TrainingSpec(world_size=2, per_rank_batch_size=8, strategy="ddp"))\n'
-        '    sent = step.counter("gradient_bytes")\n'
-        '    measure.metric("speedup", {name: nbytes / 2**14 for name, nbytes in sent.items()})\n'
-    )
-    mine = f'[[threshold]]\nhardware = "{hardware_key("cpu", [])}"\ntest = "test_step"\n'
-    text = f"{ONE_LOOK}\n{mine}"
-    text += (
-        'where = { comm_hook = "none" }\nspeedup = 0.9\n'
-        + mine
-        + 'where = { comm_hook = "bf16" }\nspeedup = 0.75\n'
-    )
+    sent = '{name: nbytes / 2**14 for name, nbytes in step.counter("gradient_bytes").items()}'
+    project.experiment.write_text(f'{STEP}    measure.metric("speedup", {sent})\n')
+    text = ONE_LOOK
+    for hook, least in (("none", 0.9), ("bf16", 0.75)):
+        text += f'[[threshold]]\nhardware = "{hardware_key("cpu", [])}"\ntest = "test_step"\n'
+        text += f'where = {{ comm_hook = "{hook}" }}\nspeedup = {least}\n'
     (project.root / "perf" / "thresholds.toml").write_text(text)
     project.canned.counters = by_hook
     finished = run(project, *WITH_BF16, rounds="1")
@@ -232,43 +208,29 @@ def test_thresholds_hold_for_the_candidate(project: CannedSuite) -> None:
     assert "below 0.90x" not in finished.output, "which is of what the base measures"
 
 
+@pytest.mark.parametrize(
+    ("parts", "tests", "words"),
+    [
+        ([2], "1 skipped", "the candidate cannot measure it: static_graph does not work"),
+        ([1, 2], "1 passed, 1 skipped", " 1 of 2 tests cannot be measured by the candidate, such as "),
+    ],
+)
 def test_unmeasurable_candidate_is_no_verdict(
-    project: CannedSuite,
+    project: CannedSuite, parts: list[int], tests: str, words: str
 ) -> None:
     project.experiment.write_text(
-        "import pytest\nfrom ddpperf.specs import AllReduceSpec\n\n"
-        "def cells(options):\n"
-        "    yield options.step(world_size=2, per_rank_batch_size=8, accumulation_steps=2)\n\n"
-        "@pytest.mark.specs(cases=cells)\n"
-        "def test_step(measure, spec):\n"
-        "    measure(spec)\n"
-    )
-    finished = project.run("perf", "--candidate", "static_graph=true")
-    assert finished.status == 125, finished
-    assert "the candidate cannot measure it: static_graph does not work" in finished.output
-
-
-def test_many_unmeasurable_candidates_are_no_verdict(
-    project: CannedSuite,
-) -> None:
-    project.experiment.write_text(
-        "import pytest\nfrom ddpperf.specs import TrainingSpec\n\n"
-        "def cells(options):\n"
-        "    for parts in (1, 2):\n"
-        "        yield TrainingSpec(world_size=2, per_rank_batch_size=8, strategy='ddp',\n"
-        "                           accumulation_steps=parts)\n\n"
-        "@pytest.mark.specs(cases=cells, gate=lambda options, spec: True)\n"
+        "import pytest\n\n"
+        "def cases(options):\n"
+        f"    for parts in {parts}:\n"
+        "        yield options.step(world_size=2, per_rank_batch_size=8, accumulation_steps=parts)\n\n"
+        "@pytest.mark.specs(cases=cases, gate=lambda options, spec: True)\n"
         "def test_step(measure, spec):\n"
         "    measure(spec)\n"
     )
     (project.root / "perf" / "thresholds.toml").write_text(ONE_LOOK)
-    finished = run(
-        project, "--world-sizes", "2", "-m", "gate", "--candidate", "static_graph=true", rounds="1"
-    )
-    assert "1 passed, 1 skipped" in finished.output, finished
-    finished.assert_one_sentence(
-        125, " 1 of 2 tests cannot be measured by the candidate, such as perf/test_it.py::test_step["
-    )
+    finished = run(project, "-m", "gate", "--candidate", "static_graph=true", rounds="1")
+    finished.assert_one_sentence(125, words)
+    assert tests in finished.output
 
 
 def test_wrong_root_is_refused(project: CannedSuite, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -43,13 +44,17 @@ def repository(tmp_path: Path) -> Path:
     for content in ("old", "new"):
         for path in (root / "mine.py", root / "sub" / "mine.py"):
             path.write_text(content)
-        git(root, "add", ".")
-        git(root, "commit", "--quiet", "-m", content)
+        commit_all(root, content)
     return root
 
 
 def old(root: Path) -> str:
     return git(root, "rev-parse", "--short=9", "HEAD~1")
+
+
+def commit_all(root: Path, message: str) -> None:
+    git(root, "add", ".")
+    git(root, "commit", "--quiet", "-m", message)
 
 
 def worktrees(root: Path) -> int:
@@ -89,19 +94,14 @@ def test_commit_is_checked_out_beside_the_tree(repository: Path) -> None:
     assert not folder.exists()
     assert worktrees(repository) == 1
     remove_worktree(repository, folder)
-
-
-def test_folder_of_a_repository_stays_that_folder(repository: Path) -> None:
-    root = check_out(repository / "sub", old(repository), place(repository))
-    assert root == place(repository) / "sub"
+    root = check_out(repository / "sub", old(repository), folder)
+    assert root == folder / "sub", "a folder of a repository stays that folder"
     assert (root / "mine.py").read_text() == "old"
 
 
 def test_worktree_of_a_killed_run_is_replaced(repository: Path) -> None:
     folder = check_out(repository, old(repository), place(repository))
-    for path in sorted(folder.rglob("*"), reverse=True):  # as if somebody had deleted the files
-        path.rmdir() if path.is_dir() else path.unlink()
-    folder.rmdir()
+    shutil.rmtree(folder)  # as if somebody had deleted the files
     assert check_out(repository, old(repository), folder) == folder
     assert (folder / "mine.py").read_text() == "old"
 
@@ -111,8 +111,7 @@ def test_failed_checkout_leaves_no_worktree(repository: Path, monkeypatch: pytes
     with pytest.raises(OSError, match="invalid reference: 123456789"):
         check_out(repository, "123456789", folder)
     (repository / "large").write_bytes(os.urandom(100_000))
-    git(repository, "add", ".")
-    git(repository, "commit", "--quiet", "-m", "large")
+    commit_all(repository, "large")
     with full_disk(), pytest.raises(OSError, match=r"\w"):
         check_out(repository, "HEAD", folder)
     git(repository, "config", "filter.slow.smudge", "sleep 60")
@@ -121,11 +120,6 @@ def test_failed_checkout_leaves_no_worktree(repository: Path, monkeypatch: pytes
     with pytest.raises(OSError, match=r"git took longer than 0\.5 s"):
         check_out(repository, good, folder)
     assert not folder.exists()
-    (repository / ".ddpperf" / "base").rmdir()
-    (repository / ".ddpperf" / "base").touch()
-    with pytest.raises(OSError, match=r"File exists|Not a directory"):
-        check_out(repository, good, folder)
-    assert (repository / ".ddpperf" / "base").is_file()
     assert worktrees(repository) == 1
 
 
@@ -242,11 +236,9 @@ def test_other_torch_needs_the_stored_interpreter(repository: Path, checked: lis
     assert worktrees(repository) == 1
 
 
-@pytest.mark.parametrize("unknown", ["nogit", "123456789"])
-def test_code_that_cannot_be_checked_out_is_refused(repository: Path, unknown: str) -> None:
-    reason = "does not say which commit" if unknown == "nogit" else "not in this repository .*Not a valid obj"
-    with pytest.raises(Refused, match=reason), ExitStack() as cleanup:
-        stored_sides(stored(unknown), repository, OPTIONS, cleanup)
+def test_code_that_cannot_be_checked_out_is_refused(repository: Path) -> None:
+    with pytest.raises(Refused, match=r"not in this repository .*Not a valid"), ExitStack() as cleanup:
+        stored_sides(stored("123456789"), repository, OPTIONS, cleanup)
     assert worktrees(repository) == 1
     assert list(repository.glob(".ddpperf/base/*")) == []
 
@@ -266,8 +258,7 @@ def test_the_base_is_the_code_that_was_stored(repository: Path) -> None:
     was = commit(repository)
     (repository / "perf" / "baselines").mkdir(parents=True)
     (repository / "perf" / "baselines" / "0007_main.json").write_text("{}")
-    git(repository, "add", "perf")
-    git(repository, "commit", "-m", "a baseline")
+    commit_all(repository, "a baseline")
     (repository / "built").write_text("by whoever built it there")
     for the_base in (base(repository), base(None), None):
         require_stored_code(stored(was), the_base, repository)

@@ -62,16 +62,12 @@ LEFT_OUT = "3 tests of the full suite (test_it 3); --full runs them"
 
 
 def test_folder_runs_the_core_suite(project: CannedSuite) -> None:
-    run = project.run("perf")
+    run = project.run("perf", "--verdict", "verdict.md")
     run.assert_one_sentence(0, "PASS: 1 test measured")
     run.assert_one_sentence(0, LEFT_OUT)
+    assert LEFT_OUT in (project.root / "verdict.md").read_text()
     assert list(project.measured()) == ["test_it[2rank-1KiB]"]
     assert project.saved_runs()[-1]["ddpperf"]["left_out"] == {"perf/test_it.py": 3}
-
-
-def test_page_says_what_was_left_out(project: CannedSuite) -> None:
-    project.run("perf", "--verdict", "verdict.md")
-    assert LEFT_OUT in (project.root / "verdict.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -84,19 +80,16 @@ def test_full_and_named_files_run_all(project: CannedSuite, arguments: tuple[str
 
 
 def test_named_case_runs_though_it_is_slow(project: CannedSuite) -> None:
-    run = project.run("perf/test_it.py::test_it[2rank-8KiB]")
-    run.assert_one_sentence(0, "PASS: 1 test measured")
+    project.run("perf/test_it.py::test_it[2rank-8KiB]").assert_one_sentence(0, "PASS: 1 test measured")
     assert list(project.measured()) == ["test_it[2rank-8KiB]"]
-
-
-def test_other_file_does_not_name_the_experiment(project: CannedSuite) -> None:
-    (project.root / "perf" / "test_other.py").write_text(OTHER)
-    project.run("perf", "perf/test_other.py").assert_one_sentence(0, LEFT_OUT)
 
 
 def test_slow_tests_without_specs_run(project: CannedSuite) -> None:
     (project.root / "perf" / "test_other.py").write_text(OTHER)
-    assert "2 passed, 3 deselected" in project.run("perf").output
+    for named in ([], ["perf/test_other.py"]):  # a named file names no other file's tests
+        run = project.run("perf", *named)
+        run.assert_one_sentence(0, LEFT_OUT)
+        assert "2 passed, 3 deselected" in run.output
 
 
 @pytest.mark.parametrize(
@@ -111,11 +104,8 @@ def test_markers_select_from_the_full_suite(project: CannedSuite, expression: st
 def test_keyword_selects_from_the_core_suite(project: CannedSuite) -> None:
     run = project.run("perf", "-k", "4KiB or 1KiB")
     run.assert_one_sentence(0, "1 test of the full suite (test_it 1); --full runs them")
-
-
-def test_nothing_but_slow_tests_is_no_verdict(project: CannedSuite) -> None:
-    run = project.run("perf", "-k", "4KiB")
-    run.assert_one_sentence(125, "NO VERDICT: all 4 tests were left out or deselected", "--full runs")
+    slow = project.run("perf", "-k", "4KiB")
+    slow.assert_one_sentence(125, "NO VERDICT: all 4 tests were left out or deselected", "--full runs")
 
 
 def test_left_out_tests_of_the_baseline_are_not_missing(project: CannedSuite) -> None:
@@ -177,18 +167,13 @@ def test_core_epochs_of_several_gpus_share_the_one_device_epoch(gpus: int, read:
     assert epochs == {scaled, scaled.one_device()}
 
 
-@pytest.mark.parametrize("gpus", [1, 2, 4, 8])
-def test_core_suite_of_gpus_leaves_out_most(gpus: int, read: Read) -> None:
+@pytest.mark.parametrize(("gpus", "most"), [(1, 42), (2, 105), (4, 110), (8, 115)])
+def test_core_suite_of_gpus_is_small(gpus: int, most: int, read: Read) -> None:
     options = read(gpus=gpus)
     every = [case for cases in suite(options).values() for case in cases.values()]
-    core = [marks for _, marks in every if "slow" not in marks]
-    assert len(core) <= {1: 42, 2: 105, 4: 110, 8: 115}[gpus]
-
-
-@pytest.mark.parametrize("gpus", [1, 2, 4, 8])
-def test_core_suite_of_gpus_compiles_few_steps(gpus: int, read: Read) -> None:
-    compiled = [spec for spec in core_specs(read(gpus=gpus)) if isinstance(spec, TrainingSpec)]
-    assert len([spec for spec in compiled if spec.compiled]) <= 3
+    assert len([marks for _, marks in every if "slow" not in marks]) <= most
+    steps = [spec for spec in core_specs(options) if isinstance(spec, TrainingSpec)]
+    assert len([spec for spec in steps if spec.compiled]) <= 3
 
 
 @pytest.mark.parametrize(
