@@ -18,12 +18,7 @@ from typing import Any
 
 from ddpperf.errors import Refused, first_line
 from ddpperf.io.command import Parser, hour_price, print_lines, refused
-from ddpperf.report.exports import (
-    CSV_BEGINS,
-    CURVES_BEGINS,
-    csv_text,
-    curves_csv_text,
-)
+from ddpperf.report.exports import CSV_BEGINS, CURVES_BEGINS, write_csv, write_curves
 from ddpperf.report.markdown import RESULTS_BEGIN, write_results
 from ddpperf.report.page import PAGE_BEGINS, write_page
 from ddpperf.report.plots import write_plots
@@ -38,19 +33,19 @@ from ddpperf.results.stored_runs import (
     newest_run,
     read_document,
     require_replaceable,
-    write_atomically,
 )
 from ddpperf.verdict.confirmed_comparison import answer_of
 from ddpperf.verdict.exit_status import decide
 from ddpperf.verdict.stored_run_comparison import Controls, Reference, compare, negative_control
 from ddpperf.verdict.thresholds import read_threshold_file
 
-
-def load(path: Path) -> dict[str, Any]:
-    """Return the document of a stored run; raise NoBaseline for any other file."""
-    document: dict[str, Any] = read_document(path)
-    header_of(document, path)
-    return document
+PATHS = (
+    ("--baseline", "OTHER.json", "a stored run; show times as ratios to its times"),
+    ("-o --output", "FILE.html", "write a page to this file; FILE.md for Markdown"),
+    ("--plots", "DIR", "write pictures to this folder"),
+    ("--csv", "FILE.csv", "write all metrics to this file as CSV"),
+    ("--curves", "FILE.csv", "write losses and accuracies by epoch to this file"),
+)
 
 
 def compared(document: dict[str, Any], run: Path, with_run: Path, root: Path) -> dict[str, Any]:
@@ -85,31 +80,12 @@ def compared(document: dict[str, Any], run: Path, with_run: Path, root: Path) ->
 
 def main() -> int:
     parser = Parser("ddpperf.report", __doc__)
-    parser.add_argument(
-        "run", type=Path, nargs="?", help="a stored run, such as .ddpperf/runs/KEY/0001_x.json"
-    )
-    parser.add_argument(
-        "--baseline", type=Path, metavar="OTHER.json", help="a stored run; show times as ratios to its times"
-    )
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE.html",
-        help="write a page to this file; FILE.md for Markdown",
-    )
-    parser.add_argument("--plots", type=Path, metavar="DIR", help="write pictures to this folder")
+    parser.add_argument("run", type=Path, nargs="?", help="a stored run; the newest by default")
+    for option, metavar, what in PATHS:
+        parser.add_argument(*option.split(), type=Path, metavar=metavar, help=what)
     parser.add_argument("--tables", action="store_true", help="print Markdown tables for a written report")
-    parser.add_argument(
-        "--gpu-hour-price",
-        type=hour_price,
-        metavar="PRICE",
-        help="price of an hour of one device, in any currency; replaces the price of the run",
-    )
-    parser.add_argument("--csv", type=Path, metavar="FILE.csv", help="write all metrics to this file as CSV")
-    parser.add_argument(
-        "--curves", type=Path, metavar="FILE.csv", help="write losses and accuracies by epoch to this file"
-    )
+    price = "price of an hour of one device, in any currency; replaces the price of the run"
+    parser.add_argument("--gpu-hour-price", type=hour_price, metavar="PRICE", help=price)
     given = parser.parse_args()
     try:
         given.run = given.run or newest_run(Path.cwd())
@@ -130,20 +106,15 @@ def main() -> int:
 Write = Callable[[Path, dict[str, Any], History], Path]  # writes a stored run to a file or folder
 
 
-def _export(content: Callable[[dict[str, Any]], str]) -> Write:
-    """Return the function that writes an export. content: returns the text of a stored run's export."""
-    return lambda path, document, history: write_atomically(path, content(document))
-
-
 def _requested(given: argparse.Namespace) -> list[tuple[Path, Write]]:
     """Return the requested files; raise Refused if one of them would replace something else."""
-    page: tuple[bytes, Write] = (PAGE_BEGINS, write_page)
+    page: tuple[bytes, str, Write] = (PAGE_BEGINS, "pages", write_page)
     if given.output is not None and given.output.suffix == ".md":
-        page = (RESULTS_BEGIN.encode(), write_results)
+        page = (RESULTS_BEGIN.encode(), "pages", write_results)
     outputs = (
-        ("-o", given.output, page[0], "pages", page[1]),
-        ("--csv", given.csv, CSV_BEGINS, "exports", _export(csv_text)),
-        ("--curves", given.curves, CURVES_BEGINS, "exports", _export(curves_csv_text)),
+        ("-o", given.output, *page),
+        ("--csv", given.csv, CSV_BEGINS, "exports", write_csv),
+        ("--curves", given.curves, CURVES_BEGINS, "exports", write_curves),
     )
     if given.gpu_hour_price is not None and not (given.tables or given.output):
         raise Refused("--gpu-hour-price adds costs to --tables and to the page of -o, got neither; add one")
@@ -159,8 +130,8 @@ def _requested(given: argparse.Namespace) -> list[tuple[Path, Write]]:
 
 def _made(given: argparse.Namespace) -> list[str]:
     """Write the requested files, and return the lines to print."""
-    outputs, document = _requested(given), load(given.run)
-    header = document["ddpperf"]
+    outputs, document = _requested(given), read_document(given.run)
+    header = header_of(document, given.run)
     if not document.get("benchmarks"):
         raise NoBaseline(f"{given.run} holds no measured test; name another run")
     if given.baseline is not None:

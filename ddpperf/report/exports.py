@@ -5,14 +5,17 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from ddpperf.errors import Refused
 from ddpperf.report.curves import BY_EPOCH, curve_points
+from ddpperf.report.plots.over_time import History
 from ddpperf.report.spec_properties import timed_work
 from ddpperf.report.stored_cases import cases_of
 from ddpperf.results import metrics
+from ddpperf.results.stored_runs import write_atomically
 
 CSV_BEGINS = b"datetime,hardware,commit,verdict,test,"
 CURVES_BEGINS = b"datetime,hardware,commit,verdict,epoch,"
@@ -43,13 +46,13 @@ def _rows(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             }
 
 
-def csv_text(document: Mapping[str, Any]) -> str:
-    """Return all metrics of a stored run as CSV, with one line for each test and metric."""
-    return _csv(document, FIELDS, _rows(document))
+def write_csv(path: Path, document: Mapping[str, Any], history: History = ()) -> Path:
+    """Write all metrics of a stored run as CSV, with one line for each test and metric."""
+    return write_atomically(path, _csv(document, FIELDS, _rows(document)))
 
 
-def curves_csv_text(document: Mapping[str, Any]) -> str:
-    """Return the figures of all trainings of a stored run as CSV, with one line for each epoch and seed.
+def write_curves(path: Path, document: Mapping[str, Any], history: History = ()) -> Path:
+    """Write the figures of all trainings of a stored run as CSV, with one line for each epoch and seed.
 
     Raises Refused for a run without whole trainings.
     """
@@ -62,7 +65,7 @@ def curves_csv_text(document: Mapping[str, Any]) -> str:
     if not rows:
         where = "measure some with python -m pytest perf/test_large_batch.py"
         raise Refused(f"--curves writes whole trainings, and the run holds none; {where}")
-    return _csv(document, ["epoch", "seed", "process_set", "test", *BY_EPOCH], rows)
+    return write_atomically(path, _csv(document, ["epoch", "seed", "process_set", "test", *BY_EPOCH], rows))
 
 
 def _csv(document: Mapping[str, Any], names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:

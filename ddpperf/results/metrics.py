@@ -164,14 +164,6 @@ def _messages() -> Iterator[Metric]:
     """
     for kind in MESSAGE_KINDS[:-1]:
         yield _bytes(f"{kind}_bytes", kind, **_EXACT)
-    yield _ratio(
-        "gradients_over_parameters",
-        "gradients over parameters",
-        units.percent,
-        better=Better.LOWER,
-        exact=True,
-        threshold=True,
-    )
     yield _bytes("other_bytes", "other messages")
     for kind in ("initial_state", "control", "other"):
         yield _bytes(f"start_{kind}_bytes", f"{kind.replace('_', ' ')} at the start")
@@ -251,6 +243,7 @@ _ALL = (
     _bandwidth("gradient_busbw_bytes_per_second", "gradients' busbw", better=_HIGHER),
     _ratio("link_utilization", "link used", units.percent),
     *_messages(),
+    _ratio("gradients_over_parameters", "", units.percent, better=_LOWER, exact=True, threshold=True),
     # All-reduce and other collectives
     _bandwidth("algbw_bytes_per_second", "algbw", better=_HIGHER),
     _bandwidth("busbw_bytes_per_second", "busbw", better=_HIGHER, threshold=True),

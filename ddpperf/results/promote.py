@@ -7,11 +7,9 @@ Without RUN.json, the newest run of this project is promoted. The command prints
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
-from ddpperf.errors import quoted
 from ddpperf.io.command import Parser, print_lines, refused
 from ddpperf.results.stored_runs import (
     NoBaseline,
@@ -21,8 +19,6 @@ from ddpperf.results.stored_runs import (
     newest_run,
     read_document,
 )
-
-HARDWARE_KEY = re.compile(r"[\w+-]+")
 
 
 def promote(root: Path, run: Path | None = None, name: str = "baseline") -> Path:
@@ -34,13 +30,8 @@ def promote(root: Path, run: Path | None = None, name: str = "baseline") -> Path
     run = run or newest_run(root)
     document = read_document(run)
     header = header_of(document, run)
-    if "against" in header:
-        raise NoBaseline(f"{run} is an A/B run, which cannot be a baseline; name a run without A/B options")
-    key = header["hardware_key"]
-    if not HARDWARE_KEY.fullmatch(key):  # it names a folder, which must not be elsewhere
-        raise NoBaseline(f"{run} is damaged (its hardware_key is {quoted(key)}); name another run")
-    storage = Storage(root=root, hardware_key=key)
-    measured = storage.load(run).measured
+    storage = Storage(root=root, hardware_key=header["hardware_key"])
+    measured = storage.read(document, run).measured
     if not is_baseline(document):
         raise NoBaseline(
             f"{run} cannot become a baseline: its verdict is FAIL, a control failed, a test was not "

@@ -39,9 +39,6 @@ class Sample:
     usage: Usage | None = None
 
     def __post_init__(self) -> None:
-        texts = (self.set, self.side, self.torch, self.kernels)
-        if not all(isinstance(text, str) for text in texts):
-            raise ValueError(f"set, side, torch and kernels must be text, got {quoted(texts)}")
         where = f"set {self.set[:40]}"
         widths = {len(ranks) for ranks in self.seconds}
         if len(widths) != 1 or 0 in widths:
@@ -197,11 +194,11 @@ class Measured:
 
 def _sample(fields: dict[str, Any]) -> Sample:
     return Sample(
-        set=fields["set"],
-        side=fields["side"],
-        torch=fields["torch"],
+        set=str(fields["set"]),
+        side=str(fields["side"]),
+        torch=str(fields["torch"]),
         seconds=tuple(tuple(float(value) for value in ranks) for ranks in fields["seconds"]),
         counters={name: tuple(values) for name, values in fields["counters"].items()},
-        kernels=fields.get("kernels", ""),
+        kernels=str(fields.get("kernels", "")),
         usage=Usage.from_json(usage) if (usage := fields.get("usage")) is not None else None,
     )

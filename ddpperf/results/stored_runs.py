@@ -27,6 +27,7 @@ SCHEMA = 2
 COPY = "a copy of memory"  # the id of a run's memory copy, beside the ids of its tests
 FIRST_RUNS = 5  # a history holds this many of the oldest baselines
 COMMIT = re.compile(r"([0-9a-f]{4,64}\+?|nogit)?")  # also stands in git's command lines
+HARDWARE_KEY = re.compile(r"[\w+-]+")  # names a folder, which must not be elsewhere
 MOST_READ = 20  # the most files read for a history; 20 files of 0.85 MB take 0.4 s
 
 ANOTHER = "name another, or save one anew"  # advice for a stored run that cannot be read
@@ -192,19 +193,18 @@ class Storage:
             raise NoBaseline(f"{path} is an A/B run, and this run has one side; name a run of one side")
         try:
             measured = {
-                _text(benchmark["fullname"]): Measured.from_json(benchmark["extra_info"]["ddpperf"])
+                str(benchmark["fullname"]): Measured.from_json(benchmark["extra_info"]["ddpperf"])
                 for benchmark in document["benchmarks"]
             }
             copied, environment = header.get("copied"), dict(header.get("environment", {}))
             run = Baseline(
                 path=path,
                 measured=measured,
-                when=_text(document.get("datetime", "")),
+                when=str(document.get("datetime", "")),
                 copied=Measured.from_json(copied) if copied is not None else None,
-                commit=_text(environment.get("commit", "")),
+                commit=str(environment.get("commit", "")),
                 environment=environment,
             )
-            _text(environment.get("executable") or "")
             if not COMMIT.fullmatch(run.commit):
                 raise ValueError(f"{quoted(run.commit)} is no commit")
         except _DAMAGED as error:
@@ -213,12 +213,6 @@ class Storage:
         if not measured:
             raise NoBaseline(f"the baseline {path} holds no measured test; {ANOTHER}")
         return run
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{quoted(value)} is no text")
-    return value
 
 
 def newest_run(root: Path) -> Path:
@@ -250,14 +244,15 @@ def read_document(path: Path) -> Any:
 def header_of(document: Any, path: Path) -> dict[str, Any]:
     """Return the part of a stored run that ddpperf wrote; raise NoBaseline for any other JSON.
 
-    path: the file of the run. The hardware_key of the returned part is text.
+    path: the file of the run. The hardware_key of the returned part can name a folder.
     """
     header: Any = document.get("ddpperf") if isinstance(document, dict) else None
     if not isinstance(header, dict) or "schema" not in header:
         raise NoBaseline(f"{path} was not saved by ddpperf; name a file in .ddpperf/runs or perf/baselines")
     if (schema := header["schema"]) != SCHEMA:
         raise NoBaseline(f"{path} has schema {quoted(schema)}, this ddpperf reads {SCHEMA}; measure again")
-    if not isinstance(key := header.get("hardware_key"), str):
+    key = header.get("hardware_key")
+    if not isinstance(key, str) or not HARDWARE_KEY.fullmatch(key):
         raise NoBaseline(f"{path} is damaged (its hardware_key is {quoted(key)}); name another run")
     return header
 

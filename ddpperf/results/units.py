@@ -19,22 +19,17 @@ def _scale(unit: str, value: float) -> tuple[str, float]:
     return next((found for found in SCALES[unit] if abs(value) >= found[1]), SCALES[unit][-1])
 
 
-def _scaled(unit: str, value: float) -> tuple[str, float]:
-    """Return the unit that suits a value in SI units, and the value in this unit."""
-    name, scale = _scale(unit, value)
-    return name, value / scale
-
-
 def seconds(value: float) -> str:
     """Format seconds with four significant digits: 1.234 s, 132.1 ms, 45.60 us."""
-    unit, scaled = _scaled("s", value)
+    unit, scale = _scale("s", value)
+    scaled = value / scale
     return f"{scaled:.0f} {unit}" if abs(scaled) >= 1000 else f"{scaled:#.4g} {unit}".replace(". ", " ")
 
 
 def nbytes(value: float) -> str:
     """Format bytes by powers of ten, as nccl-tests counts them: 46.76 MB, 38.56 KB, 4 B."""
-    unit, scaled = _scaled("B", value)
-    return f"{scaled:.4g} {unit}"
+    unit, scale = _scale("B", value)
+    return f"{value / scale:.4g} {unit}"
 
 
 def bandwidth(value: float) -> str:
@@ -51,8 +46,8 @@ def money(value: float) -> str:
 
 def joules(value: float) -> str:
     """Format joules with at most four significant digits: 1.234 kJ, 45.6 J, 7.89 mJ."""
-    unit, scaled = _scaled("J", value)
-    return f"{scaled:.4g} {unit}"
+    unit, scale = _scale("J", value)
+    return f"{value / scale:.4g} {unit}"
 
 
 def hertz(value: float) -> str:
@@ -92,12 +87,8 @@ def common_scale(unit: str, values: Iterable[float]) -> tuple[str, Callable[[flo
 
     def text(value: float) -> str:
         scaled = value / scale
-        return (
-            f"{scaled:,.0f}"
-            if abs(scaled) >= 1000 or name == "B"
-            else f"{scaled:#.4g}".rstrip(".")
-            if scaled
-            else "0"
-        )
+        if abs(scaled) >= 1000 or name == "B":
+            return f"{scaled:,.0f}"
+        return f"{scaled:#.4g}".rstrip(".") if scaled else "0"
 
     return name, text

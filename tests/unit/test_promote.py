@@ -78,7 +78,7 @@ def fail_a_test(header: dict[str, Any]) -> None:
         (lambda header: header.pop("outcomes"), "or the file is damaged; name another run"),
         (
             lambda header: header.update(against={}),
-            "is an A/B run, which cannot be a baseline; name a run without A/B options",
+            "is an A/B run, and this run has one side",
         ),
     ],
 )
