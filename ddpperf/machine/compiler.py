@@ -37,10 +37,8 @@ def compiler_problem(device: str, seconds: float = COMPILE_SECONDS) -> str:
     The function compiles a short file to find out. torch.compile writes C++ for $CXX or g++. For
     GPUs Triton also writes C for $CC (one word), gcc or clang. seconds: the limit for each compiler.
     """
-    cxx = os.environ.get("CXX", "g++")
-    if not _compiles(cxx, "tried.cpp", seconds):
-        return _problem("torch.compile", "C++", cxx or "an empty $CXX")
-    return _c_problem("torch.compile", seconds) if device == "cuda" else ""
+    cxx = _problem("torch.compile", "C++", os.environ.get("CXX", "g++"), seconds)
+    return cxx or (_c_problem("torch.compile", seconds) if device == "cuda" else "")
 
 
 @functools.cache
@@ -51,29 +49,25 @@ def triton_reason() -> str:
 
 
 def _c_problem(user: str, seconds: float) -> str:
-    cc = os.environ.get("CC", "gcc" if shutil.which("gcc") else "clang")
-    return "" if _compiles(cc, "tried.c", seconds) else _problem(user, "C", cc or "an empty $CC")
+    return _problem(user, "C", os.environ.get("CC", "gcc" if shutil.which("gcc") else "clang"), seconds)
 
 
-def _problem(user: str, language: str, found: str) -> str:
-    return f"{user} needs a {language} compiler with Python's headers, and {found} is not a working compiler"
-
-
-def _compiles(compiler: str, name: str, seconds: float) -> bool:
-    if not compiler:
-        return False
+def _problem(user: str, language: str, compiler: str, seconds: float) -> str:
+    """Compile a short file, and return why that failed, or an empty string."""
+    is_cxx = language == "C++"
     with (
         contextlib.suppress(OSError, ValueError, subprocess.SubprocessError),
         tempfile.TemporaryDirectory() as folder,
     ):
-        source, library = Path(folder) / name, Path(folder) / "tried.so"
-        is_cxx = name.endswith(".cpp")
+        source, library = Path(folder) / ("tried.cpp" if is_cxx else "tried.c"), Path(folder) / "tried.so"
         source.write_text("#include <Python.h>\n" + "#include <cmath>\n" * is_cxx, encoding="utf-8")
         words = shlex.split(compiler) if is_cxx else [compiler]
         include = f"-I{sysconfig.get_path('include')}"
         command = [*words, include, "-shared", "-fPIC", str(source), "-o", str(library)]
-        return run_child(command, {}, seconds).returncode == 0 and library.exists()
-    return False
+        if run_child(command, {}, seconds).returncode == 0 and library.exists():
+            return ""
+    found = compiler or ("an empty $CXX" if is_cxx else "an empty $CC")
+    return f"{user} needs a {language} compiler with Python's headers, and {found} is not a working compiler"
 
 
 def check_inductor(options: str, option: str) -> None:

@@ -168,23 +168,19 @@ class Sampler:
             thread.join()
 
     def _run(self, stop: threading.Event) -> None:
-        began = time.monotonic()
+        began = last = time.monotonic()
         try:
-            self._take_samples(began, stop)
+            self._cpu.now()
+            while True:
+                due = max(last + SAMPLE_SECONDS, began + time.thread_time() / MOST_CPU)
+                if stop.wait(max(0.0, due - time.monotonic())):
+                    break
+                last = time.monotonic()
+                self.samples.append((last, self._sample()))
         except Exception as error:  # whatever a driver or psutil raises must not cost the measurement
             self.problem = first_line(error)
         self._cpu_seconds += time.thread_time()
         self._seconds += time.monotonic() - began
-
-    def _take_samples(self, began: float, stop: threading.Event) -> None:
-        last = began
-        self._cpu.now()
-        while True:
-            due = max(last + SAMPLE_SECONDS, began + time.thread_time() / MOST_CPU)
-            if stop.wait(max(0.0, due - time.monotonic())):
-                break
-            last = time.monotonic()
-            self.samples.append((last, self._sample()))
 
     def _sample(self) -> Values:
         values: Values = {}
