@@ -61,9 +61,10 @@ def test_a_profile_does_not_slow_later_steps(execution: Execution, batch: int) -
         return median(seconds_of(step.step, 25, GPU) for _ in range(20)) / 25
 
     step_seconds()  # while the clocks settle
-    before = step_seconds()
+    before = min(step_seconds() for _ in range(3))
     assert kernel_names(step.step, GPU)
-    assert step_seconds() == pytest.approx(before, rel=0.02)
+    after = min(step_seconds() for _ in range(3))  # eager steps vary with the CPU's launches
+    assert after == pytest.approx(before, rel=0.02)
 
 
 @pytest.mark.slow
