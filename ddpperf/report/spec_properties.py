@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,8 +19,6 @@ from ddpperf.specs import (
     format_bytes,
 )
 from ddpperf.specs.strategy_fields import strategy_words
-
-SPACED = ("KiB", "MiB", "GiB")
 
 
 def properties_of(spec: Spec, *, device: str, global_batch: bool = False) -> dict[str, str]:
@@ -99,9 +98,7 @@ def in_words(name: str, value: str) -> str:
 
 def size(nbytes: int) -> str:
     """Return a buffer's size with a space before its unit, such as "64 MiB"."""
-    text = format_bytes(nbytes)
-    unit = next((unit for unit in SPACED if text.endswith(unit)), "B")
-    return f"{text.removesuffix(unit)} {unit}"
+    return re.sub(r"(?<=\d)(?=[KMG]?i?B)", " ", format_bytes(nbytes))
 
 
 def timed_work(spec: Spec) -> str:

@@ -26,11 +26,7 @@ GATE = REPOSITORY / "docs" / "runs" / "cpu2-gate.json.gz"
 PLAIN = "def test_plain(benchmark):\n    benchmark.pedantic(sum, args=([1, 2],), rounds=3)\n"
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
-
-
-def stored(path: Path) -> dict[str, Any]:
-    document: dict[str, Any] = read_document(path)
-    return document
+stored: Callable[[Path], dict[str, Any]] = read_document
 
 
 @pytest.fixture
@@ -50,21 +46,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
 # --- pytest-benchmark's JSON
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return the JSON that pytest-benchmark writes of a test without ddpperf."""
-    folder = tmp_path_factory.mktemp("plain")
-    (folder / "test_plain.py").write_text(PLAIN)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--benchmark-json=plain.json"]
-    # pytest-xdist's variables would disable the benchmark
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
-    return stored(folder / "plain.json")
-
-
 @pytest.fixture
 def ours(canned_suite: CannedSuite) -> dict[str, Any]:
-    """Return the JSON that a run of ddpperf writes with the same option."""
+    """Return the JSON that a run of ddpperf writes."""
     finished = canned_suite.run("perf", "--benchmark-json=ours.json")
     assert finished.status == 0, finished
     return stored(canned_suite.root / "ours.json")
@@ -79,8 +63,14 @@ def kinds(value: object) -> object:
     return float if isinstance(value, int | float) and not isinstance(value, bool) else type(value)
 
 
-def test_json_has_the_fields_of_pytest_benchmark(plain: dict[str, Any], ours: dict[str, Any]) -> None:
+def test_json_has_the_fields_of_pytest_benchmark(ours: dict[str, Any], tmp_path: Path) -> None:
     """So github-action-benchmark finds fullname, ops, stddev, mean and rounds, with its tool "pytest"."""
+    (tmp_path / "test_plain.py").write_text(PLAIN)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--benchmark-json=plain.json"]
+    # pytest-xdist's variables would disable the benchmark
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    plain = stored(tmp_path / "plain.json")
     assert plain.keys() <= ours.keys()
     expected, found = plain["benchmarks"][0], ours["benchmarks"][0]
     assert expected.keys() == found.keys()

@@ -309,8 +309,8 @@ def with_part_speedups() -> Json:
 def test_speedups_of_parts_have_a_row_for_each_part() -> None:
     text = report_tables(with_part_speedups()).split("## Speedup of the parts of a step\n")[1]
     head, _, *found = [line for line in text.split("\n## ")[0].splitlines() if line.startswith("|")]
-    assert head == "| scaling | part | 1 rank | 2 ranks | 4 ranks | speedup on 2 | speedup on 4 |"
-    work = "| weak, batch 32 per rank |"
+    assert head == "| training | part | 1 rank | 2 ranks | 4 ranks | speedup on 2 | speedup on 4 |"
+    work = "| weak scaling, batch 32 per rank |"
     assert found == [
         f"{work} forward | 10.00 ms | 10.00 ms | 10.00 ms | 2.00x | 4.00x |",
         f"{work} backward | 30.00 ms | 40.00 ms | 40.00 ms | 1.50x | 3.00x |",

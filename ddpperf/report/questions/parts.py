@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ddpperf.analysis.scaling import strong_speedup, weak_speedup
 from ddpperf.report.questions.question import NOTHING, Cells, Question, extreme, training_of
-from ddpperf.report.spec_properties import in_words
+from ddpperf.report.questions.speedup import by_training
 from ddpperf.report.stored_cases import Case
 from ddpperf.results import units
 from ddpperf.specs import PARTS
@@ -36,19 +36,14 @@ STEP_PARTS = Question(
 
 
 def _speedups(cases: Sequence[Case]) -> list[Cells]:
-    """Return a row for each step part, with its time on one and on several devices.
-
-    Cases that differ only in the number of devices share rows.
-    """
-    groups: dict[str, dict[int, Case]] = {}
-    for case in cases:
-        groups.setdefault(_scaled_work(case, cases), {})[training_of(case).world_size] = case
-    sizes = sorted({N for group in groups.values() for N in group})
+    """Return a row for each step part of a training, with its time on one and on several devices."""
+    sizes = sorted({training_of(case).world_size for case in cases})
     devices = "GPUs" if "GPUs" in cases[0].properties else "ranks"
     headings = [f"1 {devices[:-1]}", *(f"{N} {devices}" for N in sizes), *(f"speedup on {N}" for N in sizes)]
     rows: list[Cells] = []
-    for work, group in groups.items():
-        first, found = group[min(group)], [group.get(N) for N in sizes]
+    for training, scaled in by_training(cases).items():
+        by_size = {training_of(case).world_size: case for case in scaled}
+        first, found = scaled[0], [by_size.get(N) for N in sizes]
         law = weak_speedup if first.experiment.kind == "weak" else strong_speedup
         sums = [0.0] * (1 + len(sizes))
         for part in PARTS:
@@ -57,29 +52,18 @@ def _speedups(cases: Sequence[Case]) -> list[Cells]:
             speedups = [case.value(f"{part}_speedup") if case else None for case in found]
             if any(seconds):
                 cells = zip(headings, _part_cells(seconds, speedups), strict=True)
-                rows.append({"scaling": work, "part": part.replace("_", " "), **dict(cells)})
+                rows.append({"training": training, "part": part.replace("_", " "), **dict(cells)})
             sums = [total + (value or 0.0) for total, value in zip(sums, seconds, strict=True)]
         t1, *many = sums
         whole = [law(t1, tN, N) if tN else None for N, tN in zip(sizes, many, strict=True)]
         cells = zip(headings, _part_cells([total or None for total in sums], whole), strict=True)
-        rows.append({"scaling": work, "part": "all parts", **dict(cells)})
+        rows.append({"training": training, "part": "all parts", **dict(cells)})
     return rows
 
 
 def _part_cells(seconds: Sequence[float | None], speedups: Sequence[float | None]) -> list[str]:
     cells = [NOTHING if value is None else units.seconds(value) for value in seconds]
     return cells + [NOTHING if value is None else units.factor(value) for value in speedups]
-
-
-def _scaled_work(case: Case, cases: Sequence[Case]) -> str:
-    """Return what a case scales, such as "weak, batch 32 per rank", and what varies over all cases."""
-    spec, weak = training_of(case), case.experiment.kind == "weak"
-    batch = f"batch {spec.per_rank_batch_size:,} per rank"
-    words = [case.experiment.kind, batch if weak else f"global batch {spec.global_batch_size:,}"]
-    for name in ("model", "precision", "execution", "strategy", "input"):
-        if len({other.properties.get(name) for other in cases}) > 1:
-            words.append(in_words(name, case.properties.get(name, "")))
-    return ", ".join(filter(None, words))
 
 
 def _about_speedups(cases: Sequence[Case]) -> str:

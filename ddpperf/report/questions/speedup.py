@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from statistics import median
 
 from ddpperf.report.questions.question import NOTHING, Cells, Question, extreme, time_cell, training_of
@@ -86,7 +87,7 @@ def by_training(cases: Sequence[Case]) -> dict[str, list[Case]]:
         words = [
             in_words(name, value)
             for name, value in of_case.items()
-            if value and (name in varying or name in ("batch", "global batch"))
+            if value and (name in varying or name in ("kind", "batch", "global batch"))
         ]
         found.setdefault(", ".join(words), []).append(case)
     return found
@@ -112,11 +113,7 @@ def _efficiencies(cases: Sequence[Case]) -> dict[int, float]:
 
 def _worth(efficiencies: Mapping[int, float], limit: float) -> int:
     """Return the largest number of devices up to which all measured efficiencies reach a limit."""
-    worth = 1
-    for N, value in efficiencies.items():
-        if value < limit:
-            break
-        worth = N
+    *_, worth = takewhile(lambda N: efficiencies[N] >= limit, efficiencies)  # that of one device is 1
     return worth
 
 
