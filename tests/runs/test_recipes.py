@@ -26,6 +26,7 @@ from perf.test_large_batch import compare_with_reports, largest_tuned, remedies,
 from perf.test_large_batch import recipes as together
 from tests.canned import CannedSuite
 from tests.experiments import canned_counters, with_experiments
+from tests.fake_measure import FakeMeasure
 from tests.project import REPOSITORY, Finished, Project, script
 
 pytest_plugins = ["pytester"]
@@ -173,10 +174,9 @@ def test_best_rate_of_the_grid_is_kept(
         }
         for spec in (small.spec(options(), rate) for rate in reached)
     ]
-    *others, diverged = sorted(set(small.rates) - reached.keys())
     outcomes = {
         f"perf/learning_rates.py::test_rates[{rate_id(small, rate)}]": {"kind": "failed"}
-        for rate in (*others, diverged)
+        for rate in set(small.rates) - reached.keys()
     }
     run = tmp_path / "run.json"
     header: dict[str, Any] = {"environment": {"backend": "gloo"}, "outcomes": outcomes}
@@ -200,25 +200,8 @@ def test_best_rate_of_the_grid_is_kept(
     assert capsys.readouterr().out == "", "the best rate has others on both sides"
     benchmarks[1]["name"] = "test_large_batch[it is no try]"
     run.write_text(json.dumps({"ddpperf": header, "benchmarks": benchmarks}))
-    with pytest.raises(
-        ValueError,
-        match=r"the run has '16, warm-up \+ linear decay' without its rate 0\.1; run all rates of a recipe",
-    ):
-        update.main(str(run))
-    del benchmarks[0]  # 0.05: then 0.2 is the best, and the one that is left
-    outcomes |= {
-        f"perf/learning_rates.py::test_rates[{rate_id(small, rate)}]": {"kind": "failed"}
-        for rate in (0.05, 0.1)
-    }
-    run.write_text(json.dumps({"ddpperf": header, "benchmarks": benchmarks}))
-    update.main(str(run))
-    assert json.loads((tmp_path / "recipes.json").read_text())["cpu"][small.name]["rate"] == 0.2
-    run.write_text(
-        json.dumps({"ddpperf": {"environment": {"backend": "nccl"}, "outcomes": {}}, "benchmarks": []})
-    )
-    with pytest.raises(
-        ValueError, match=r"the run holds no recipe of cuda; make one by pytest perf/learning_rates\.py"
-    ):
+    missing = r"the run has '16, warm-up \+ linear decay' without its rate 0\.1; run all rates of a recipe"
+    with pytest.raises(ValueError, match=missing):
         update.main(str(run))
 
 
@@ -263,19 +246,15 @@ BATCHES = "batch_sizes = { cpu = [64], cuda = [2048, 8192] }\n"
         (NAME, f"{NAME}device = 1\n", "has the unknown key 'device'; correct it to devices"),
         (NAME, f"{NAME}clip_norm = -1.0\n", "clip_norm must be a number from 0 to 1e+06, got -1.0"),
         (NAME, f'{NAME}rate = "fast"\n', "cannot be trained: could not convert string to float: 'fast'"),
-        (NAME, f"{NAME}rate = nan\n", "rate must be a number from 0 to 1000, got nan"),
         (NAME, f'{NAME}rate_of = "64, warm-up"\n', "no earlier recipe of its kind; name an earlier one"),
-        (NAME, f'{NAME}optimizer = "lars"\nnesterov = false\n', "nesterov=False is an option of sgd"),
         (NAME, f"{NAME}grow_from = 8\nimages_at_once = 8\n", "exclude each other; remove one"),
         (f"{NAME}{BATCHES}warmup_epochs = 1", f"{NAME}{BATCHES}warmup_epochs = 9",
          "a warm-up of 9 epochs is longer than the run of 4; shorten it"),
         (f"{NAME}{BATCHES}", NAME, "warm-up' of cpu in recipes.toml has no 'global_batch_size'; add it"),
         (NAME, "name = \n", "recipes.toml cannot be read (Invalid value"),
-        (NAME, f'{NAME}model = "resnet11"\n', "cannot be trained: model must be one of resnet18"),
         (NAME, f"{NAME}devices = 3\n", "batch 64 does not divide over 3 devices; use a divisor"),
         (NAME, f"{NAME}rates = [0.1, 1e9]\n", "rate must be a number from 0 to 1000, got 1000000000.0"),
         ("[plain]\n", "[plane]\n", "recipes.toml has the unknown key 'plane'; correct it to plain"),
-        ("[plain]\n", "[plain]\nmomentun = 1\n", "[plain] in recipes.toml has the unknown key 'momentun'"),
         (f"[[remedy]]\n{NAME}", f"[[remedies]]\n{NAME}", "correct it to remedy"),
     ],
 )  # fmt: skip
@@ -417,20 +396,6 @@ def assert_remedy(name: str, stored: dict[str, Any], accuracies: Callable[[dict[
         assert plain == (False, True, "constant", 1)
 
 
-class Notes:
-    """A `measure` fixture that keeps metrics and notes."""
-
-    def __init__(self) -> None:
-        self.metrics: dict[str, dict[str, float]] = {}
-        self.notes: list[str] = []
-
-    def metric(self, name: str, by_set: dict[str, float]) -> None:
-        self.metrics[name] = by_set
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-
 @pytest.mark.parametrize(
     ("name", "metrics", "note"),
     [
@@ -438,11 +403,6 @@ class Notes:
             "128, as it is",
             {"reported_train_accuracy_A": 0.849, "reported_train_accuracy_B": 0.8222},
             "train accuracy after 5 epochs: 80.00% here, 84.90% in report A and 82.22% in report B",
-        ),
-        (
-            "8192, as it is",
-            {"reported_train_accuracy_A": 0.739},
-            "train accuracy after 5 epochs: 80.00% here, 73.90% in report A",
         ),
         (
             "ResNet-18, 50 epochs",
@@ -454,25 +414,19 @@ class Notes:
 def test_reports_are_compared_by_the_same_accuracy(
     options: Any, name: str, metrics: dict[str, float], note: str
 ) -> None:
-    recipe, measure = find_recipe("cuda", name), Notes()
+    recipe, measure = find_recipe("cuda", name), FakeMeasure()
     spec = recipe.spec(options(gpus=1))
     accuracies = {"train_accuracy": 0.8, "test_accuracy": 0.6}
     counters: dict[str, tuple[float, ...]] = {
         f"{figure}_{epoch}": (value,) for figure, value in accuracies.items() for epoch in range(1, 51)
     }
     sample = Sample(set="A1", side="A", torch="2.11", seconds=((1.0,),), counters=counters)
-    compare_with_reports(
-        measure,  # type: ignore[arg-type]
-        recipe,
-        [Measured(spec=spec, iterations=1, samples=(sample,))],
-    )
+    synthetic = Measured(spec=spec, iterations=1, samples=(sample,))
+    compare_with_reports(measure, recipe, [synthetic])  # type: ignore[arg-type]
     assert measure.metrics == {}, "synthetic images are not those of the reports"
     real = dataclasses.replace(spec, data="imagefolder", digest="0" * 12)
-    compare_with_reports(
-        measure,  # type: ignore[arg-type]
-        recipe,
-        [Measured(spec=real, iterations=1, samples=(sample,))],
-    )
+    measured = dataclasses.replace(synthetic, spec=real)
+    compare_with_reports(measure, recipe, [measured])  # type: ignore[arg-type]
     assert measure.metrics == {metric: {"A1": value} for metric, value in metrics.items()}
     assert measure.notes == [f"{name}: {note}"]
 

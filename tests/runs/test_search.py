@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, cast
 
 import pytest
@@ -15,6 +14,7 @@ from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import TrainingSpec
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure
 from perf.test_batch_size import test_largest_batch as largest_batch
+from tests.fake_measure import FakeMeasure
 from tests.generated import BOUNDED
 from tests.project import Finished, Project
 
@@ -112,30 +112,23 @@ def test_batches_grow_until_memory_ends_on_real_ranks(project: Project) -> None:
     run.assert_one_sentence(0, "largest batch size 98")
 
 
-class FakeMeasure:
+class FullDevice(FakeMeasure):
     """A `measure` fixture of a device on which 100 images fit, each of which takes a second."""
 
     def __init__(self) -> None:
-        self.metrics: dict[str, Mapping[str, float]] = {}
-        self.notes: list[str] = []
-        self.note = self.notes.append
-
-    def __call__(self, spec: TrainingSpec) -> Measured:
-        seconds = float(spec.per_rank_batch_size)
-        sample = Sample(
-            set="A1", side="A", torch="2", seconds=((seconds,),), counters={"peak_memory_bytes": (seconds,)}
-        )
-        return Measured(spec=spec, iterations=1, samples=(sample,))
+        super().__init__(lambda spec: [images(spec.per_rank_batch_size)])
 
     def attempt(self, spec: TrainingSpec) -> Measured | str:
         return self(spec) if spec.per_rank_batch_size <= 100 else "no room"
 
-    def metric(self, name: str, by_set: Mapping[str, float]) -> None:
-        self.metrics[name] = by_set
+
+def images(count: int) -> Sample:
+    size = (float(count),)
+    return Sample(set="A1", side="A", torch="2", seconds=(size,), counters={"peak_memory_bytes": size})
 
 
 def test_batches_grow_until_one_does_not_fit() -> None:
-    measure: Any = FakeMeasure()
+    measure: Any = FullDevice()
     largest_batch(measure, TrainingSpec(world_size=1, per_rank_batch_size=32, strategy="single"))
     assert measure.metrics["largest_batch_size"] == {"A1": 98}
     for size in (32, 80, 92, 98):

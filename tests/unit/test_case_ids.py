@@ -11,7 +11,7 @@ import pytest
 
 from ddpperf.errors import Refused
 from ddpperf.machine.hardware import Machine
-from ddpperf.plugin.cases import FASTEST_DDP, case_id, parameters, size_id, skipped
+from ddpperf.plugin.cases import FASTEST_DDP, case_id, parameters, size_id
 from ddpperf.plugin.options.options import Options, read_options
 from ddpperf.plugin.run_inputs import read_inputs
 from ddpperf.specs import (
@@ -177,11 +177,6 @@ def test_run_id_names_its_recipe(read: Read) -> None:
     assert len({case_id(spec, options) for spec in [plain, *specs]}) == 1 + len(changed)
 
 
-def test_ids_begin_with_devices_and_batch(read: Read) -> None:
-    assert size_id(read(), 2, 32) == "2rank-b32"
-    assert size_id(read(gpus=4), 4) == "4gpu"
-
-
 def test_ids_name_nodes_and_their_ranks(read: Read) -> None:
     options = read("--nodes=2", "--launcher=srun")
     assert options.world_sizes == (1, 2, 4)
@@ -201,13 +196,6 @@ def test_two_cases_with_one_id_are_refused(read: Read) -> None:
         Refused, match=r"^test_it has two cases with the id 2rank-b32, which names what is stored"
     ):
         parameters("test_it", cases, options, Machine())
-
-
-def test_skipped_spec_has_the_id_of_its_case(read: Read) -> None:
-    options = read()
-    step = options.step(**STEP, world_size=2)
-    (case,) = parameters("test_it", cases_of(skipped(step, "it cannot be")), options, Machine())
-    assert (case.id, [mark.name for mark in case.marks]) == ("2rank-b32", ["skip"])
 
 
 def test_named_case_keeps_its_id(read: Read) -> None:

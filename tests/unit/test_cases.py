@@ -140,15 +140,6 @@ def fake(compiler: Path) -> None:
     compiler.chmod(0o755)
 
 
-def test_default_compiler_is_gpp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert "and g++ is not a working compiler" in compiler_reason()
-    compiler_problem.cache_clear()
-    fake(tmp_path / "g++")
-    assert compiler_reason() == ""
-
-
 @pytest.mark.parametrize(
     "spec",
     [

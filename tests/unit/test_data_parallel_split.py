@@ -12,11 +12,11 @@ import pytest
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.cases import parameters
 from ddpperf.report.questions import report_tables
-from ddpperf.results.samples import Measured, Sample
+from ddpperf.results.samples import Sample
 from ddpperf.results.stored_runs import read_document
 from ddpperf.specs import DATA_PARALLEL_PARTS, TraceSpec, TrainingSpec
 from perf.test_comm_split import test_data_parallel_split as data_parallel_split
-from tests.unit.test_training_metrics import FakeMeasure
+from tests.fake_measure import FakeMeasure
 from tools.default_suite import options_on
 
 STORED = Path(__file__).parents[2] / "docs" / "runs" / "h200x2-where.json.gz"
@@ -92,34 +92,24 @@ TRACES: dict[str, dict[str, tuple[float, ...]]] = {
 }
 
 
-class CannedMeasure(FakeMeasure):
-    """A `measure` fixture with the seconds and the traces above, that keeps its references."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.references: dict[str, TrainingSpec] = {}
-        self.notes: list[str] = []
-
-    def __call__(self, spec: TrainingSpec) -> Measured:
-        seconds = SECONDS[spec.strategy, spec.communication]
-        counters = TRACES[spec.strategy] if isinstance(spec, TraceSpec) else {}
-        sample = Sample(set="A1", side="A", torch="2.11", seconds=(seconds,), counters=counters)
-        return Measured(spec=spec, iterations=1, samples=(sample,))
-
-    def reference(self, name: str, spec: TrainingSpec) -> Measured:
-        self.references[name] = spec
-        return self(spec)
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
+def sample_of(spec: TrainingSpec) -> Sample:
+    seconds = SECONDS[spec.strategy, spec.communication]
+    counters = TRACES[spec.strategy] if isinstance(spec, TraceSpec) else {}
+    return Sample(set="A1", side="A", torch="2.11", seconds=(seconds,), counters=counters)
 
 
-def split(monkeypatch: pytest.MonkeyPatch, **traced: float) -> CannedMeasure:
+def canned_measure() -> Any:
+    """Return a `measure` fixture with the seconds and the traces above."""
+    return FakeMeasure(lambda spec: [sample_of(spec)])
+
+
+def split(monkeypatch: pytest.MonkeyPatch, **traced: float) -> FakeMeasure:
     changed = {name: (value,) for name, value in traced.items()}
     monkeypatch.setitem(TRACES, "data_parallel", TRACES["data_parallel"] | changed)
-    measure: Any = CannedMeasure()
+    measure = canned_measure()
     data_parallel_split(measure, SPEC)
-    return measure  # type: ignore[no-any-return]
+    assert isinstance(measure, FakeMeasure)
+    return measure
 
 
 def test_communication_is_measured_by_two_methods(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +148,7 @@ def test_unassigned_kernels_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_missing_trace_leaves_the_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TRACES, "data_parallel", {})
-    measure: Any = CannedMeasure()
+    measure = canned_measure()
     data_parallel_split(measure, replace(SPEC, delay_seconds=1.0))
     assert measure.metrics["exposed_comm_seconds"] == {"A1": pytest.approx(0.010)}
     assert "replicate_seconds" not in measure.metrics

@@ -11,7 +11,6 @@ from ddpperf.plugin.cases import case_id, parameters
 from ddpperf.plugin.options.options import Options, read_options
 from ddpperf.specs import AllReduceSpec, TrainingSpec
 from perf import test_all_reduce, test_precision, test_scaling
-from tests.canned import CannedSuite
 from tests.command_line import specs_of
 from tools.default_suite import experiments
 
@@ -26,12 +25,8 @@ def gated(options: Options) -> list[Any]:
     """The specs of the experiments' cases in the gate that can be measured."""
     machine = Machine(device=options.device)
     cases = [case for _, test, marker in experiments() for case in parameters(test, marker, options, machine)]
-    names = [{mark.name for mark in case.marks} for case in cases]
-    return [
-        case.values[0]
-        for case, marks in zip(cases, names, strict=True)
-        if marks & {"gate", "skip"} == {"gate"}
-    ]
+    chosen = [case for case in cases if {mark.name for mark in case.marks} & {"gate", "skip"} == {"gate"}]
+    return [case.values[0] for case in chosen]
 
 
 def test_gpu_cases_are_captured_or_large(pytester: pytest.Pytester) -> None:
@@ -95,21 +90,3 @@ def test_skipped_bf16_stays_in_the_gate(pytester: pytest.Pytester, monkeypatch: 
     cases = parameters("test_precision", marker, options(pytester, gpus=0), Machine())
     (left_out,) = (case for case in cases if case.id == "1rank-b32-bf16")
     assert {mark.name for mark in left_out.marks} == {"skip", "gate"}
-
-
-def test_marker_selects_cases_of_any_experiment(canned_suite: CannedSuite) -> None:
-    canned_suite.experiment.write_text(
-        "import pytest\nfrom ddpperf.specs import AllReduceSpec\n\n"
-        "def cases(options):\n"
-        "    for nbytes in (1024, 2048):\n"
-        "        yield AllReduceSpec(world_size=2, nbytes=nbytes)\n\n"
-        "@pytest.mark.specs(cases=cases, gate=lambda options, spec: spec.nbytes > 1024)\n"
-        "def test_it(measure, spec):\n"
-        "    measure(spec)\n\n"
-        "@pytest.mark.specs(cases=cases)\n"
-        "def test_other(measure, spec):\n"
-        "    measure(spec)\n"
-    )
-    finished = canned_suite.run("perf", "-m", "gate", "--strict-markers")
-    assert finished.status == 0, finished
-    assert list(canned_suite.measured()) == ["test_it[2rank-2KiB]"]

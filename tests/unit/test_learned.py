@@ -10,22 +10,9 @@ from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import RunSpec
 from perf.test_large_batch import learned
+from tests.fake_measure import FakeMeasure
 
 FIGURES = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "train_seconds")
-
-
-class FakeMeasure:
-    """A `measure` fixture that keeps metrics and warnings."""
-
-    def __init__(self) -> None:
-        self.metrics: dict[str, dict[str, float]] = {}
-        self.warnings: list[str] = []
-
-    def metric(self, name: str, by_set: dict[str, float]) -> None:
-        self.metrics[name] = by_set
-
-    def warn(self, reason: str) -> None:
-        self.warnings.append(reason)
 
 
 def sample(name: str, **counters: float) -> Sample:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import strategies as st
 
 from ddpperf.analysis.batch_size import LEAST_FRACTION, enough_workers, loading_fraction
-from ddpperf.results.samples import Measured, Sample
-from ddpperf.specs import EpochSpec, Spec
+from ddpperf.results.samples import Sample
+from ddpperf.specs import EpochSpec
 from perf.test_batch_size import test_batch_size as batch_size
 from perf.test_batch_size import test_loader_workers as loader_workers
+from tests.fake_measure import FakeMeasure
 
 shares = st.dictionaries(st.integers(0, 64), st.floats(-1, 1))
 
@@ -39,33 +41,17 @@ def test_enough_is_the_fewest_sufficient_workers(by_workers: dict[int, float], e
     assert enough_workers(by_workers) == enough
 
 
-class FakeMeasure:
-    """A `measure` fixture whose epochs take 1 s, and longer by the fraction of a side and its workers."""
+def measure_with(fractions: dict[str, dict[int, float]]) -> Any:
+    """Return a `measure` fixture whose epochs take 1 s, and longer by a side's fraction for its workers."""
 
-    def __init__(self, fractions: dict[str, dict[int, float]]) -> None:
-        self.fractions = fractions
-        self.metrics: dict[str, Mapping[str, float]] = {}
-        self.warnings: list[str] = []
-        self.warn = self.warnings.append
+    def samples(spec: EpochSpec) -> Iterator[Sample]:
+        for number in (1, 2):
+            for side, by_workers in fractions.items():
+                fraction = by_workers[spec.loader_workers] if spec.input == "dataloader" else 0.0
+                seconds = ((1 / (1 - fraction),),)
+                yield Sample(set=f"{side}{number}", side=side, torch="2", seconds=seconds)
 
-    def __call__(self, spec: EpochSpec) -> Measured:
-        def seconds_of(side: str) -> float:
-            loads = spec.input == "dataloader"
-            return 1 / (1 - self.fractions[side][spec.loader_workers]) if loads else 1.0
-
-        samples = [
-            Sample(set=f"{side}{number}", side=side, torch="2", seconds=((seconds_of(side),),))
-            for number in (1, 2)
-            for side in self.fractions
-        ]
-        return Measured(spec=spec, iterations=1, samples=tuple(samples))
-
-    def reference(self, name: str, spec: Spec) -> Measured:
-        assert isinstance(spec, EpochSpec), name
-        return self(spec)
-
-    def metric(self, name: str, by_set: Mapping[str, float]) -> None:
-        self.metrics[name] = by_set
+    return FakeMeasure(samples)
 
 
 BASE = {0: 0.3, 1: 0.02, 2: 0.01}
@@ -90,8 +76,8 @@ EPOCH = EpochSpec(
 def test_base_and_candidate_need_their_own_workers(
     candidate: dict[int, float], enough: dict[str, int] | None, warnings: list[str]
 ) -> None:
-    measure = FakeMeasure({"A": BASE, "B": candidate})
-    loader_workers(measure, EPOCH)  # type: ignore[arg-type]
+    measure = measure_with({"A": BASE, "B": candidate})
+    loader_workers(measure, EPOCH)
     assert measure.metrics.get("enough_workers") == enough
     assert measure.warnings == warnings
 
@@ -109,12 +95,12 @@ def test_an_epoch_that_loading_limits_is_named_with_its_side(
     fractions: dict[str, dict[int, float]], warnings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("perf.test_batch_size.training_metrics", lambda measure, epoch: None)
-    measure = FakeMeasure(fractions)
-    batch_size(measure, EPOCH)  # type: ignore[arg-type]
+    measure = measure_with(fractions)
+    batch_size(measure, EPOCH)
     assert measure.warnings == warnings
 
 
 def test_single_side_is_not_named() -> None:
-    measure = FakeMeasure({"A": dict.fromkeys(BASE, 0.5)})
-    loader_workers(measure, EPOCH)  # type: ignore[arg-type]
+    measure = measure_with({"A": dict.fromkeys(BASE, 0.5)})
+    loader_workers(measure, EPOCH)
     assert measure.warnings == ["loading limits the epoch even with 2 workers"]

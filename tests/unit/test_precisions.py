@@ -10,7 +10,7 @@ from ddpperf.plugin.options.options import Options, read_options
 from ddpperf.specs import Precision, RunSpec
 from perf import test_precision
 from tests.command_line import specs_of
-from tests.unit.test_training_costs import LONG, FakeMeasure
+from tests.unit.test_training_costs import LONG, Costs
 
 pytest_plugins = ["pytester"]
 
@@ -75,7 +75,7 @@ def test_trainings_are_compared_in_their_own_time() -> None:
     """An fp16 training takes 2 s an epoch. It takes 3 s in tf32, and 5 s in fp32."""
     seconds = {"fp16": 2.0, "tf32": 3.0, "fp32": 5.0}
     spec = RunSpec(world_size=1, per_rank_batch_size=4, strategy="single", precision="fp16", **LONG)
-    measure: Any = FakeMeasure(lambda spec: seconds[spec.precision])
+    measure: Any = Costs(lambda spec: seconds[spec.precision])
     test_precision.test_precision_accuracy(measure, spec)
     found = {base: measure.metrics[f"speedup_over_{base}"]["by_set"]["A1"] for base in ("fp32", "tf32")}
     assert found == {"fp32": 2.5, "tf32": 1.5}

@@ -46,24 +46,18 @@ def test_more_devices_scale_slopes_and_starts() -> None:
     )
 
 
-@pytest.mark.parametrize("nbytes", [2**20, 2**24, 2**28])
-def test_nccl_on_8_gpus_is_predicted_from_2_and_4(nbytes: int) -> None:
-    measured = {
-        N: choose_envelope(list(H200[N]), [each / 1e6 for each in H200[N].values()]).envelope for N in (2, 4)
-    }
-    assert AllReduces(lines=measured, node=8).seconds(8, nbytes) == pytest.approx(
-        H200[8][nbytes] / 1e6, rel=0.15
-    )
-
-
 @pytest.mark.parametrize(("N", "most"), [(4, 0.05), (8, 0.12)])
 def test_nccl_on_more_gpus_is_predicted_from_two(N: int, most: float) -> None:
     """Two GPUs reach less bus bandwidth than four or eight."""
-    pair = choose_envelope(list(H200[2]), [t / 1e6 for t in H200[2].values()]).envelope
     for nbytes in (2**22, 2**24, 2**26, 2**28):
         measured = H200[N][nbytes] / 1e6
-        found = AllReduces(lines={2: pair}, node=8, pair_bandwidth=NCCL_PAIR_BANDWIDTH).seconds(N, nbytes)
+        found = AllReduces(lines={2: nccl(2)}, node=8, pair_bandwidth=NCCL_PAIR_BANDWIDTH).seconds(N, nbytes)
         assert found == pytest.approx(measured, rel=most)
+
+
+def nccl(N: int) -> Envelope:
+    """Return the lines that are fitted to NCCL's all-reduces on N H200s."""
+    return choose_envelope(list(H200[N]), [microseconds / 1e6 for microseconds in H200[N].values()]).envelope
 
 
 def sending_by_lines(
@@ -133,10 +127,7 @@ def test_sending_hides_only_behind_backward() -> None:
 @pytest.mark.parametrize(("known", "N"), [((2,), 4), ((4,), 8), ((2, 4), 8)])
 def test_doubling_error_covers_h200s(known: tuple[int, ...], N: int) -> None:
     """Root mean square over sizes from 1 MiB on, which gradients have."""
-    chosen = {
-        each: choose_envelope(list(H200[each]), [t / 1e6 for t in H200[each].values()]).envelope
-        for each in known
-    }
+    chosen = {number: nccl(number) for number in known}
     large = [nbytes for nbytes in H200[N] if nbytes >= 2**20]
     errors = [
         AllReduces(lines=chosen, node=8).seconds(N, nbytes) / (H200[N][nbytes] / 1e6) - 1 for nbytes in large

@@ -10,55 +10,46 @@ from _pytest.mark import ParameterSet
 
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.options.options import read_options
-from ddpperf.results.samples import Measured, Sample
+from ddpperf.results.samples import Sample
 from ddpperf.specs import EpochSpec, RunSpec, TrainingSpec
 from perf import test_large_batch, test_scaling
 from perf.common.recipes import find_recipe
 from perf.test_large_batch import long_runs, on_one_device
+from tests.fake_measure import FakeMeasure
 
 pytest_plugins = ["pytester"]
 
 
-class FakeMeasure:
+class Costs(FakeMeasure):
     """A `measure` fixture. seconds: of an epoch with this spec."""
 
     def __init__(self, seconds: Callable[[TrainingSpec], float]) -> None:
-        self.machine = Machine(device="cuda")
-        self.metrics: dict[str, dict[str, Any]] = {}
-        self.references: dict[str, TrainingSpec] = {}
-        self._seconds = seconds
-
-    def __call__(self, spec: TrainingSpec) -> Measured:
-        seconds = self._seconds(spec)
-        counters: dict[str, tuple[float, ...]] = {}
-        if isinstance(spec, RunSpec):
-            figures = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
-            for epoch in range(1, spec.epochs + 1):
-                counters |= {f"{name}_{epoch}": (0.5, 0.5) for name in figures}
-                counters[f"train_seconds_{epoch}"] = (seconds, seconds / 2)
-        sample = Sample(set="A1", side="A", torch="2", seconds=((seconds, seconds),), counters=counters)
-        return Measured(spec=spec, iterations=1, samples=(sample,))
-
-    def reference(self, name: str, spec: TrainingSpec) -> Measured:
-        self.references[name] = spec
-        return self(spec)
+        super().__init__(lambda spec: [sample_of(spec, seconds(spec))], Machine(device="cuda"))
 
     def metric(self, name: str, by_set: Mapping[str, float]) -> None:
         self.metrics[name] = {"by_set": dict(by_set)}
 
-    def warn(self, reason: str) -> None:
-        raise AssertionError(reason)
-
     def costs(self, suffix: str) -> list[float | None]:
+        assert self.warnings == []
         names = (f"{name}_seconds_{suffix}" for name in ("device", "saved", "extra_device"))
         return [self.metrics[name]["by_set"]["A1"] if name in self.metrics else None for name in names]
+
+
+def sample_of(spec: TrainingSpec, seconds: float) -> Sample:
+    counters: dict[str, tuple[float, ...]] = {}
+    if isinstance(spec, RunSpec):
+        figures = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
+        for epoch in range(1, spec.epochs + 1):
+            counters |= {f"{name}_{epoch}": (0.5, 0.5) for name in figures}
+            counters[f"train_seconds_{epoch}"] = (seconds, seconds / 2)
+    return Sample(set="A1", side="A", torch="2", seconds=((seconds, seconds),), counters=counters)
 
 
 def test_epoch_costs_what_all_devices_take() -> None:
     """Two ranks drop one image of 65, so one device takes 10 s for 65 images and 9.846 s for 64."""
     fields: dict[str, Any] = {"per_rank_batch_size": 1, "model": "resnet18_cifar", "input": "fixed"}
     spec = EpochSpec(world_size=2, strategy="ddp", epoch_images=65, **fields)
-    measure: Any = FakeMeasure(lambda spec: 10.0 if spec.world_size == 1 else 6.0)
+    measure: Any = Costs(lambda spec: 10.0 if spec.world_size == 1 else 6.0)
     test_scaling.test_epoch_scaling(measure, spec)
     one = 10.0 * 64 / 65
     assert measure.costs("per_epoch") == pytest.approx([12.0, one - 6.0, 12.0 - one])
@@ -66,7 +57,7 @@ def test_epoch_costs_what_all_devices_take() -> None:
 
 def test_epoch_on_one_device_saves_nothing() -> None:
     spec = EpochSpec(world_size=1, per_rank_batch_size=4, strategy="single", epoch_images=64, input="fixed")
-    measure: Any = FakeMeasure(lambda spec: 10.0)
+    measure: Any = Costs(lambda spec: 10.0)
     test_scaling.test_epoch_scaling(measure, spec)
     assert measure.costs("per_epoch") == [10.0, None, None]
 
@@ -78,10 +69,10 @@ def test_long_training_costs_what_all_devices_take() -> None:
     """50 epochs take 3 s each on one device and 2 s each on two. The slowest rank counts."""
     spec = RunSpec(world_size=2, per_rank_batch_size=4, strategy="ddp", **LONG)
     recipe = find_recipe("cuda", "50 epochs")
-    measure: Any = FakeMeasure(lambda spec: 3.0 if spec.world_size == 1 else 2.0)
+    measure: Any = Costs(lambda spec: 3.0 if spec.world_size == 1 else 2.0)
     test_large_batch.test_long_run(measure, spec, recipe)
     assert measure.costs("of_training") == pytest.approx([200.0, 50.0, 50.0])
-    alone: Any = FakeMeasure(lambda spec: 3.0)
+    alone: Any = Costs(lambda spec: 3.0)
     test_large_batch.test_long_run(alone, on_one_device(spec), recipe)
     assert alone.costs("of_training") == [pytest.approx(150.0), None, None]
 

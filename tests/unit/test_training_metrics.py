@@ -6,37 +6,27 @@ from typing import Any
 
 import pytest
 
-from ddpperf.machine.hardware import Machine
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import EpochSpec, TrainingSpec
 from perf.common.step_metrics import FEWEST_STEPS, speedup_over, training_metrics
 from perf.test_scaling import scaling_metrics
+from tests.fake_measure import FakeMeasure
 
 BATCH = 4
 BOUND = "the step waits for kernel launches on the CPU, not for the GPU"
 START = f"an epoch has fewer than {FEWEST_STEPS} steps, so its start is part of the times"
 
 
-class FakeMeasure:
-    """A `measure` fixture that keeps metrics and warnings, and has one reference."""
+class OneReference(FakeMeasure):
+    """A `measure` fixture that has one reference."""
 
-    machine = Machine()
+    def __init__(self, found: Measured) -> None:
+        super().__init__()
+        self.found = found
 
-    def __init__(self, reference: Measured | None = None) -> None:
-        self.metrics: dict[str, dict[str, float]] = {}
-        self.warnings: list[str] = []
-        self._reference = reference
-
-    def metric(self, name: str, by_set: dict[str, float]) -> None:
-        self.metrics[name] = by_set
-
-    def warn(self, reason: str) -> None:
-        self.warnings.append(reason)
-
-    def reference(self, name: str, spec: TrainingSpec) -> Measured:
-        assert self._reference is not None
-        assert (name, spec) == ("eager", self._reference.spec)
-        return self._reference
+    def reference(self, name: str, spec: Any) -> Measured:
+        assert (name, spec) == ("eager", self.found.spec)
+        return self.found
 
 
 def measured(spec: TrainingSpec, seconds: float = 2.0, **counters: float) -> Measured:
@@ -76,7 +66,7 @@ def test_launch_bound_step_is_a_warning(device_seconds: float, bound: float, war
 
 
 def test_speedup_over_another_step() -> None:
-    measure: Any = FakeMeasure(reference=measured(step(), seconds=6.0))
+    measure: Any = OneReference(measured(step(), seconds=6.0))
     speedup_over(measure, "eager", measured(step(execution="compile"), seconds=2.0), step())
     assert measure.metrics == {"speedup_over_eager": {"A1": 3.0}}
 
@@ -87,20 +77,13 @@ def test_data_parallel_is_compared_with_ddp() -> None:
     spec = TrainingSpec(strategy="data_parallel", **fields)
     seconds = {"data_parallel": 6.0, "ddp": 2.0, "single": 4.0}
 
-    class Timed(FakeMeasure):
-        """A fixture whose steps take as long as their strategy says."""
+    def samples(spec: TrainingSpec) -> list[Sample]:
+        return [Sample(set="A1", side="A", torch="2.11", seconds=((seconds[spec.strategy],) * 2,))]
 
-        def __call__(self, spec: TrainingSpec) -> Measured:
-            sample = Sample(set="A1", side="A", torch="2.11", seconds=((seconds[spec.strategy],) * 2,))
-            return Measured(spec=spec, iterations=1, samples=(sample,))
-
-        def reference(self, name: str, spec: TrainingSpec) -> Measured:
-            return self(spec)
-
-    measure: Any = Timed()
+    measure: Any = FakeMeasure(samples)
     scaling_metrics(measure, spec, spec.one_device(), lambda t1, tN, N: N * t1 / tN)
     assert measure.metrics["ddp_over_data_parallel"] == {"A1": 3.0}
     assert measure.metrics["speedup"] == {"A1": pytest.approx(2 * 4 / 6)}
-    ddp: Any = Timed()
+    ddp: Any = FakeMeasure(samples)
     scaling_metrics(ddp, spec.ddp(), spec.one_device(), lambda t1, tN, N: N * t1 / tN)
     assert "ddp_over_data_parallel" not in ddp.metrics

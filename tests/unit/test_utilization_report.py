@@ -16,6 +16,7 @@ from ddpperf.results.samples import Measured, Sample
 from ddpperf.results.usage import EnergySource, Usage
 from ddpperf.specs import EpochSpec, RunSpec, TrainingSpec
 from perf.common.step_metrics import usage_metrics
+from tests.fake_measure import FakeMeasure
 from tests.project import REPOSITORY
 
 CPU = REPOSITORY / "perf" / "baselines" / "cpu2-epyc-25-17-1" / "0014_core.json"
@@ -54,20 +55,6 @@ ON_CPU = replace(
     source=None,
     series={name: rows for name, rows in USAGE.series.items() if name.startswith(("cpu", "rank"))},
 )
-
-
-class FakeMeasure:
-    """A `measure` fixture that keeps metrics and notes."""
-
-    def __init__(self) -> None:
-        self.metrics: dict[str, dict[str, float]] = {}
-        self.notes: list[str] = []
-
-    def metric(self, name: str, by_set: dict[str, float]) -> None:
-        self.metrics[name] = by_set
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 def metrics_of(spec: TrainingSpec, *usages: Usage | None, **counters: float) -> FakeMeasure:
