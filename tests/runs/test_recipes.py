@@ -249,7 +249,7 @@ BATCHES = "batch_sizes = { cpu = [64], cuda = [2048, 8192] }\n"
         (NAME, f'{NAME}rate_of = "64, warm-up"\n', "no earlier recipe of its kind; name an earlier one"),
         (NAME, f"{NAME}grow_from = 8\nimages_at_once = 8\n", "exclude each other; remove one"),
         (f"{NAME}{BATCHES}warmup_epochs = 1", f"{NAME}{BATCHES}warmup_epochs = 9",
-         "a warm-up of 9 epochs is longer than the run of 4; shorten it"),
+         "warmup_epochs=9 is more than the 4 epochs of the run; use less"),
         (f"{NAME}{BATCHES}", NAME, "warm-up' of cpu in recipes.toml has no 'global_batch_size'; add it"),
         (NAME, "name = \n", "recipes.toml cannot be read (Invalid value"),
         (NAME, f"{NAME}devices = 3\n", "batch 64 does not divide over 3 devices; use a divisor"),
