@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from pathlib import Path
-from unittest.mock import MagicMock
+from types import SimpleNamespace
 
-import pynvml
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpperf.machine import hardware
 from ddpperf.machine.cores import MIN_CORES, Nodes, Plan, numa_nodes, share_cores
+from tests.fake_nvml import healthy, install
 from tests.generated import BOUNDED
 
 
@@ -179,11 +178,8 @@ def test_gpu_has_the_node_of_its_slot(
         (tmp_path / "sys/bus/pci/devices" / slot).mkdir(parents=True)
         (tmp_path / "sys/bus/pci/devices" / slot / "numa_node").write_text(f"{told}\n")
     monkeypatch.setattr(hardware, "Path", lambda path: tmp_path / path.lstrip("/"))
-    driver = MagicMock(NVMLError=pynvml.NVMLError, NVML_NVLINK_MAX_LINKS=0)
-    driver.nvmlDeviceGetCount.return_value = 1
-    driver.nvmlDeviceGetNumaNodeId.return_value = 3  # the node of the GPU's own memory
-    driver.nvmlDeviceGetPciInfo.return_value = pynvml.nvmlPciInfo_t(busId=address.encode())
-    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    info = SimpleNamespace(busId=address)
+    install(monkeypatch, [healthy(PciInfo=info, NumaNodeId=3)])  # 3: the node of the GPU's own memory
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     (gpu,) = hardware.visible_gpus()
     assert gpu.numa_node == node

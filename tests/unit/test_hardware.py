@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import pynvml
 import pytest
@@ -28,19 +29,13 @@ from ddpperf.machine.hardware import (
     select_visible,
     visible_gpus,
 )
+from tests.fake_nvml import healthy
 
 
 def gpu(uuid: str, name: str = "NVIDIA H200") -> Gpu:
-    return Gpu(
-        name=name,
-        uuid=uuid,
-        memory_bytes=None,
-        power_limit_watts=None,
-        nvlinks=None,
-        nvlink_bytes_per_second=None,
-        driver=None,
-        numa_node=None,
-    )
+    """A GPU without NVLinks and without PCIe."""
+    unknown: dict[str, Any] = {"nvlinks": None, "nvlink_bytes_per_second": None}
+    return replace(healthy().gpu, uuid=uuid, name=name, **unknown)
 
 
 GPUS = [gpu(uuid) for uuid in ("GPU-aa10", "GPU-aa20", "GPU-bb30", "GPU-cc40")]

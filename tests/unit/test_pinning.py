@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from ddpperf.machine import cores
 from ddpperf.machine.cores import Pinning
 from ddpperf.machine.gpu_description import Gpu
 from ddpperf.specs import EpochSpec, Strategy
+from tests.fake_nvml import healthy
 
 ALLOWED = os.sched_getaffinity(0)
 TWO_NODES = {0: [(core,) for core in range(8)], 1: [(core,) for core in range(8, 16)]}
@@ -33,16 +35,7 @@ def sixteen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def gpu(numa_node: int | None) -> Gpu:
-    return Gpu(
-        name="",
-        uuid="",
-        memory_bytes=None,
-        power_limit_watts=None,
-        nvlinks=None,
-        nvlink_bytes_per_second=None,
-        driver=None,
-        numa_node=numa_node,
-    )
+    return replace(healthy().gpu, numa_node=numa_node)
 
 
 @pytest.mark.usefixtures("sixteen")
