@@ -1,7 +1,8 @@
-"""The page, the pictures and the command that make them from a stored run."""
+"""The page, the pictures, the exports, and the command that makes them from a stored run."""
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 from ddpperf.report.__main__ import main
+from ddpperf.report.exports import CSV_BEGINS, CURVES_BEGINS, write_csv
 from ddpperf.report.page import page
 from ddpperf.report.plots import pictures_of
 from ddpperf.report.tables import tables_of
@@ -31,9 +33,7 @@ LAWS = ROOT / "docs" / "runs" / "h200x4-own_ddp.json.gz"
 RUNS = (CPU, GPU, GATE)
 
 
-def stored(path: Path) -> dict[str, Any]:
-    document: dict[str, Any] = read_document(path)
-    return document
+stored: Callable[[Path], dict[str, Any]] = read_document
 
 
 def drawn(path: Path, name: str) -> Any:
@@ -229,9 +229,6 @@ def test_command_writes_page_and_pictures(command: Command, tmp_path: Path) -> N
 
 def test_command_writes_markdown_page_of_results(command: Command, tmp_path: Path) -> None:
     page = tmp_path / "results.md"
-    page.write_text("mine")
-    assert "-o replaces earlier pages only" in command(GATE, "-o", page).stderr
-    page.unlink()
     assert command(GATE, "-o", page).returncode == command(CPU, "-o", page).returncode == 0
     text = page.read_text()
     assert text.startswith("# Results on cpu2-epyc-25-17-1\n")
@@ -296,6 +293,66 @@ def test_unreadable_names_are_written_anywhere(tmp_path: Path) -> None:
         )
         assert (finished.returncode, finished.stderr) == (0, b"")
         assert b"\x1b" not in finished.stdout
+
+
+@pytest.mark.parametrize("path", [CPU, GATE], ids=["plain", "A/B"])
+def test_csv_has_every_metric(path: Path, tmp_path: Path) -> None:
+    document = stored(path)
+    text = write_csv(tmp_path / "metrics.csv", document).read_text()
+    assert text.encode().startswith(CSV_BEGINS)
+    rows = list(csv.DictReader(text.splitlines()))
+    by_name = {(row["test"], row["metric"]): row for row in rows}
+    assert len(by_name) == len(rows)
+    for found in document["benchmarks"]:
+        metrics = found["extra_info"]["ddpperf"]["metrics"]
+        assert {name for test, name in by_name if test == found["fullname"]} >= metrics.keys()
+        if path == CPU:
+            for name, metric in metrics.items():
+                assert float(by_name[found["fullname"], name]["value"]) == metric["value"]
+    assert {row["hardware"] for row in rows} == {document["ddpperf"]["hardware_key"]}
+    assert all(float(row["least"]) <= float(row["value"]) <= float(row["most"]) for row in rows)
+
+
+def test_two_options_may_not_name_one_file(command: Command, tmp_path: Path) -> None:
+    ended = command(CPU, "--csv", tmp_path / "a", "--curves", tmp_path / "b" / ".." / "a")
+    assert ended.returncode == 4
+    assert ended.stderr.endswith(", as another option does; name two files\n")
+    assert not (tmp_path / "a").exists()
+
+
+def test_curves_are_those_of_every_seed_and_epoch(command: Command, tmp_path: Path) -> None:
+    ended = command(CPU, "--curves", tmp_path / "curves.csv")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    text = (tmp_path / "curves.csv").read_text()
+    assert text.startswith(CURVES_BEGINS.decode())
+    rows = list(csv.DictReader(text.splitlines()))
+    (test,) = [test for test in stored(CPU)["benchmarks"] if test["name"].startswith("test_large_batch")]
+    found = test["extra_info"]["ddpperf"]
+    seeds = [found, *found["references"].values()]
+    assert len(rows) == len(seeds) * found["spec"]["epochs"]
+    for row in rows:
+        (seed,) = [seed for seed in seeds if seed["spec"]["seed"] == int(row["seed"])]
+        counters = seed["samples"][0]["counters"]
+        assert row["test"] == test["fullname"]
+        for name in ("train_loss", "train_accuracy", "test_loss", "test_accuracy"):
+            assert float(row[name]) == counters[f"{name}_{row['epoch']}"][0]
+
+
+def test_run_without_trainings_has_no_curves(command: Command, tmp_path: Path) -> None:
+    ended = command(GATE, "--curves", tmp_path / "curves.csv")
+    assert (ended.returncode, ended.stderr.count("\n")) == (4, 1)
+    assert ended.stderr.startswith("--curves writes whole trainings, and the run holds none; measure some")
+    assert not (tmp_path / "curves.csv").exists()
+
+
+@pytest.mark.parametrize("option", ["--csv", "--curves", "-o"])
+def test_other_files_are_not_replaced(command: Command, tmp_path: Path, option: str) -> None:
+    (tmp_path / "mine.json").write_text(CPU.read_text())
+    ended = command(tmp_path / "mine.json", option, tmp_path / "mine.json")
+    assert ended.returncode == 4
+    assert ended.stderr.startswith(f"{option} replaces earlier ")
+    assert ended.stderr.count("\n") == 1
+    assert (tmp_path / "mine.json").read_text() == CPU.read_text()
 
 
 # --- options of a run

@@ -121,11 +121,12 @@ def _formulas(cases: Sequence[Case]) -> list[Cells]:
 
 
 def _of_the_library(cases: Sequence[Case]) -> list[Case]:
-    specs = [case.measured.spec for case in cases]
     return [
         case
-        for case, spec in zip(cases, specs, strict=True)
-        if isinstance(spec, AllReduceSpec) and spec.algorithm == "backend" and spec.in_place
+        for case in cases
+        if isinstance(spec := case.measured.spec, AllReduceSpec)
+        and spec.algorithm == "backend"
+        and spec.in_place
     ]
 
 
