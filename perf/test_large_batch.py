@@ -17,8 +17,9 @@ from ddpperf.plugin.options.options import Options
 from ddpperf.report.spec_properties import properties_of
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import RunSpec, is_custom_model
+from perf.common.by_set import per_set
 from perf.common.recipes import Recipe, find_recipe, of_recipe, read_recipes
-from perf.common.seeds import by_seed, references, training_seconds
+from perf.common.seeds import by_seed, over_seeds, references, training_seconds
 from perf.common.step_metrics import cost_metrics, usage_metrics
 
 CONFIDENCE = 0.95
@@ -152,9 +153,8 @@ def train(measure: Measure, spec: RunSpec, recipe: Recipe, kind: str) -> list[Me
     note_epochs(measure, recipe, runs)
     compare_with_reports(measure, recipe, runs)
     if small_runs and spec.data != "synthetic":
-        of_set = runs[0].samples[0].set
         for name, report, theirs in recipe.reported_losses(baseline):
-            ours = mean(last(small_runs, of_set, name)) - mean(last(runs, of_set, name))
+            ours = mean(of_first_set(small_runs, name)) - mean(of_first_set(runs, name))
             what = f"{recipe.name}: {name.replace('_', ' ')} lost to batch {baseline.global_batch_size}"
             measure.note(f"{what}: {100 * ours:.1f} points here, {100 * theirs:.1f} in report {report}")
     return runs
@@ -186,7 +186,7 @@ def compare_with_reports(measure: Measure, recipe: Recipe, runs: list[Measured])
     if spec.data == "synthetic":
         return
     for name, by_report in recipe.reported.items():
-        ours = mean(last(runs, runs[0].samples[0].set, name))
+        ours = mean(of_first_set(runs, name))
         for report, accuracy in by_report.items():
             measure.metric(f"reported_{name}_{report}", {sample.set: accuracy for sample in runs[0].samples})
         theirs = " and ".join(f"{accuracy:.2%} in report {report}" for report, accuracy in by_report.items())
@@ -196,35 +196,30 @@ def compare_with_reports(measure: Measure, recipe: Recipe, runs: list[Measured])
 
 def learned(measure: Measure, runs: list[Measured]) -> None:
     """Store the loss, accuracy and throughput of a training, averaged over its random seeds."""
-    sets = [sample.set for sample in runs[0].samples]
     for name in FIGURES:
-        values = {of_set: mean(last(runs, of_set, name)) for of_set in sets}
+        values = per_set(mean, last(runs, name))
         if all(map(math.isfinite, values.values())):
             measure.metric(name, values)
     diverged = [epoch for run in runs for sample in run.samples if (epoch := diverged_epoch(run, sample))]
     if diverged:
         measure.warn(f"the training diverged: the loss is NaN or infinite in epoch {min(diverged)}")
     if len(runs) > 1:
-        ends = {of_set: mean_interval(last(runs, of_set), CONFIDENCE) for of_set in sets}
-        measure.metric("test_accuracy_low", {of_set: max(0.0, low) for of_set, (low, _) in ends.items()})
-        measure.metric("test_accuracy_high", {of_set: min(1.0, high) for of_set, (_, high) in ends.items()})
-    best = {
-        of_set: mean(max(figures(run, run.of_set(of_set), "test_accuracy")) for run in runs)
-        for of_set in sets
-    }
+        ends = per_set(lambda accuracies: mean_interval(accuracies, CONFIDENCE), last(runs))
+        measure.metric("test_accuracy_low", per_set(lambda interval: max(0.0, interval[0]), ends))
+        measure.metric("test_accuracy_high", per_set(lambda interval: min(1.0, interval[1]), ends))
+    best = over_seeds(runs, lambda run, sample: max(figures(run, sample, "test_accuracy")))
     measure.metric("best_test_accuracy", best)
     spec = runs[0].spec
     assert isinstance(spec, RunSpec)
-    seconds = training_seconds(runs)
-    measure.metric("images_per_second", {of_set: spec.images / t for of_set, t in seconds.items()})
-    measure.metric("device_seconds_of_training", {name: spec.world_size * t for name, t in seconds.items()})
+    N, images, seconds = spec.world_size, spec.images, training_seconds(runs)
+    measure.metric("images_per_second", per_set(lambda t: images / t, seconds))
+    measure.metric("device_seconds_of_training", per_set(lambda t: N * t, seconds))
     mirrored = [run.counter("mirrored_test_accuracy") for run in runs]
     if known := set.intersection(*map(set, mirrored)):  # ranks of older code do not evaluate mirror images
-        means = {of_set: mean(found[of_set] for found in mirrored) for of_set in sets if of_set in known}
+        means = {of_set: mean(found[of_set] for found in mirrored) for of_set in sorted(known)}
         measure.metric("mirrored_test_accuracy", means)
     if spec.precision == "fp16":
-        skipped = {of_set: mean(skipped_steps(run.of_set(of_set)) for run in runs) for of_set in sets}
-        measure.metric("skipped_steps", skipped)
+        measure.metric("skipped_steps", over_seeds(runs, lambda run, sample: skipped_steps(sample)))
     usage_metrics(measure, runs[0])
 
 
@@ -239,25 +234,30 @@ def compare(measure: Measure, name: str, runs: list[Measured], others: list[Meas
     Returns whether the interval contains zero. With one seed there is no interval, and the result
     is True.
     """
-    sets = [sample.set for sample in runs[0].samples]
-    measure.metric(name, {of_set: mean(last(runs, of_set)) - mean(last(others, of_set)) for of_set in sets})
+    measure.metric(name, per_set(lambda ours, theirs: mean(ours) - mean(theirs), last(runs), last(others)))
     if len(runs) < 2:
         return True  # one seed has no interval
-    ends = {}
-    for of_set in sets:
-        ours, theirs = last(runs, of_set), last(others, of_set)
-        if stdev(ours) + stdev(theirs) > 0:
-            ends[of_set] = welch_interval(ours, theirs, CONFIDENCE)
-        else:
-            ends[of_set] = (mean(ours) - mean(theirs),) * 2
-    measure.metric(f"{name}_low", {of_set: max(-1.0, low) for of_set, (low, _) in ends.items()})
-    measure.metric(f"{name}_high", {of_set: min(1.0, high) for of_set, (_, high) in ends.items()})
+    ends = per_set(difference_interval, last(runs), last(others))
+    measure.metric(f"{name}_low", per_set(lambda interval: max(-1.0, interval[0]), ends))
+    measure.metric(f"{name}_high", per_set(lambda interval: min(1.0, interval[1]), ends))
     return all(low <= 0 <= high for low, high in ends.values())
 
 
-def last(runs: list[Measured], of_set: str, name: str = "test_accuracy") -> list[float]:
-    """Return a figure, such as the test accuracy, after the last epoch of each training."""
-    return [figures(run, run.of_set(of_set), name)[-1] for run in runs]
+def difference_interval(ours: list[float], theirs: list[float]) -> tuple[float, float]:
+    """Return Welch's interval for the difference of two means, which is a point without any variance."""
+    if stdev(ours) + stdev(theirs) > 0:
+        return welch_interval(ours, theirs, CONFIDENCE)
+    difference = mean(ours) - mean(theirs)
+    return difference, difference
+
+
+def last(runs: list[Measured], name: str = "test_accuracy") -> dict[str, list[float]]:
+    """Return a figure after the last epoch of each training, for each process set."""
+    return {one.set: [figures(run, run.of_set(one.set), name)[-1] for run in runs] for one in runs[0].samples}
+
+
+def of_first_set(runs: list[Measured], name: str) -> list[float]:
+    return last(runs, name)[runs[0].samples[0].set]
 
 
 def figures(run: Measured, sample: Sample, name: str) -> list[float]:

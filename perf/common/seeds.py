@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from statistics import mean
 
 from ddpperf.plugin.measure_fixture import Measure
@@ -34,8 +35,12 @@ def training_seconds(runs: list[Measured]) -> dict[str, float]:
 
     The evaluations after the epochs are not included.
     """
-    sets = [sample.set for sample in runs[0].samples]
-    return {of_set: mean(sum(epoch_seconds(run, run.of_set(of_set))) for run in runs) for of_set in sets}
+    return over_seeds(runs, lambda run, sample: sum(epoch_seconds(run, sample)))
+
+
+def over_seeds(runs: list[Measured], value_of: Callable[[Measured, Sample], float]) -> dict[str, float]:
+    """Return the mean of a value over the random seeds, for each process set."""
+    return {one.set: mean(value_of(run, run.of_set(one.set)) for run in runs) for one in runs[0].samples}
 
 
 def epoch_seconds(run: Measured, sample: Sample) -> list[float]:

@@ -118,32 +118,24 @@ def test_impossible_cases_are_skipped_with_a_reason(run: Run) -> None:
     assert f"{one_process}: 3 tests" in run.output
 
 
-def test_weak_speedup_is_n_t1_over_tn(run: Run) -> None:
-    two = run.one("test_weak_scaling", world_size=2)
+@pytest.mark.parametrize(("kind", "batch_size", "factor"), [("weak", 8, 2), ("strong", 16, 1)])
+def test_speedup_is_factor_t1_over_tn(run: Run, kind: str, batch_size: int, factor: int) -> None:
+    two = run.one(f"test_{kind}_scaling", world_size=2)
     one_device = two["references"]["one_device"]
-    assert [stored["spec"]["per_rank_batch_size"] for stored in (two, one_device)] == [8, 8]
-    speedup = 2 * slowest_device(one_device, 2) / seconds(two)
+    assert [stored["spec"]["per_rank_batch_size"] for stored in (two, one_device)] == [8, batch_size]
+    speedup = factor * slowest_device(one_device, 2) / seconds(two)
     assert metric(two, "speedup") == pytest.approx(speedup)
     assert metric(two, "efficiency") == pytest.approx(speedup / 2)
-    assert "speedup" not in run.one("test_weak_scaling", world_size=1)["metrics"]
+    alone = run.one(f"test_{kind}_scaling", world_size=1)
+    if kind == "strong":
+        assert alone["samples"] == one_device["samples"], "measured once, for both"
+    assert "speedup" not in alone["metrics"]
 
 
 def test_ddp_sends_as_many_bytes_as_the_parameters_have(run: Run) -> None:
     plain, *_ = run.of("test_messages", strategy="ddp", comm_hook="none")
     assert metric(plain, "gradients_over_parameters") == 1
     assert metric(run.one("test_messages", comm_hook="bf16"), "gradients_over_parameters") == 0.5
-
-
-def test_strong_speedup_is_t1_over_tn(run: Run) -> None:
-    two = run.one("test_strong_scaling", world_size=2)
-    one_device = two["references"]["one_device"]
-    assert [stored["spec"]["per_rank_batch_size"] for stored in (two, one_device)] == [8, 16]
-    speedup = slowest_device(one_device, 2) / seconds(two)
-    assert metric(two, "speedup") == pytest.approx(speedup)
-    assert metric(two, "efficiency") == pytest.approx(speedup / 2)
-    assert run.one("test_strong_scaling", world_size=1)["samples"] == one_device["samples"], (
-        "measured once, for both"
-    )
 
 
 def test_epoch_speedup_is_t1_over_tn(run: Run) -> None:

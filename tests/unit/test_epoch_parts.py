@@ -225,6 +225,3 @@ def test_slow_data_set_is_found_in_loading(slept: list[float]) -> None:
     assert counters["loading_seconds"] == pytest.approx(sum(slept) / STEPS, rel=0.1)
     waited = counters["loading_wait_seconds"]  # loading begins earlier, at the end of the previous step
     assert sum(slept) / STEPS <= waited <= counters["loading_seconds"]
-
-
-# --- specs
