@@ -20,7 +20,7 @@ import io
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -45,7 +45,7 @@ from ddpperf.specs import (
 from ddpperf.workers import pool
 from ddpperf.workers.channel import Message
 from ddpperf.workers.failures import Cause, RankFailure
-from ddpperf.workers.process_set import ProcessSet
+from ddpperf.workers.process_set import ProcessSet, SetOptions
 from tests.project import Finished, Project
 
 INNER_OPTIONS = "--capture=sys --import-mode=importlib " + " ".join(
@@ -68,6 +68,22 @@ FAILURES: dict[FaultKind, tuple[Cause, str]] = {
     "raise": (Cause.RAISED, "raised RuntimeError: injected into rank {rank} at {command}"),
     "hang": (Cause.HUNG, "did not answer within {deadline:g} s"),
 }
+
+
+def pool_of(
+    size: int,
+    *,
+    rounds: int = 3,
+    device: str = "cpu",
+    time_only: bool = False,
+    cores: Sequence[Sequence[int]] | None = None,
+    **others: Any,
+) -> pool.Pool:
+    """Return a pool of process sets of so many ranks. others: further arguments of Pool."""
+    options = SetOptions(
+        size=size, device=device, rounds=rounds, deadline_seconds=60, time_only=time_only, cores=cores
+    )
+    return pool.Pool(options, **others)
 
 
 def step_seconds(spec: Spec, set_name: str) -> float:

@@ -11,7 +11,6 @@ import contextlib
 import os
 import secrets
 import socket
-from collections.abc import Callable
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
@@ -24,36 +23,33 @@ KEY_BYTES = 32
 HANDSHAKE_SECONDS = 5.0  # until a slow stranger is refused
 CONNECT_SECONDS = 60.0  # until the controller takes a connection: it takes one rank after the other
 LOST_SECONDS = PAUSE_SECONDS  # until a peer that acknowledges nothing counts as lost
-# Keepalive messages after one silent second, and then each second.
-_KEEPALIVE = {socket.TCP_KEEPIDLE: 1, socket.TCP_KEEPINTVL: 1, socket.TCP_KEEPCNT: int(LOST_SECONDS) - 1}
+_OPTIONS = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * LOST_SECONDS)),
+    # Keepalive messages after one silent second, and then each second.
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, int(LOST_SECONDS) - 1),
+)
 
 
-def accept(accepted: socket.socket, key: bytes) -> Connection:
-    """Let the other end of an accepted connection prove that it knows the key, then prove it, too.
+def shake_hands(connected: socket.socket, key: bytes, seconds: float, *, asks_first: bool) -> Connection:
+    """Return a connection on which both ends have proved that they know the key.
 
-    Takes the socket over. Raises AuthenticationError or OSError.
+    It notices within LOST_SECONDS that the network was cut. connected: a TCP socket, which is taken
+    over. seconds: the time limit of each step. asks_first: True for the controller, False for a rank.
+    Raises AuthenticationError if the other end has another key, and OSError.
     """
-    with accepted:
-        connection = _connection(accepted, HANDSHAKE_SECONDS)
-    return _shake_hands(connection, key, deliver_challenge, answer_challenge)
-
-
-def connect(address: tuple[str, int], key: bytes) -> Connection:
-    """Connect to a controller, prove that this process knows the key, and let it prove the same.
-
-    Raises AuthenticationError if the controller has another key, and OSError.
-    """
-    with socket.create_connection(address, timeout=HANDSHAKE_SECONDS) as connected:
-        connection = _connection(connected, CONNECT_SECONDS)
-    return _shake_hands(connection, key, answer_challenge, deliver_challenge)
-
-
-def _shake_hands(
-    connection: Connection, key: bytes, *steps: Callable[[Connection, bytes], None]
-) -> Connection:
-    """Take the steps of a handshake, and return the connection, or close it and raise an error."""
+    with connected:
+        connected.setblocking(True)
+        for level, option, value in _OPTIONS:
+            connected.setsockopt(level, option, value)
+        connection = Connection(os.dup(connected.fileno()))
+    limit_pauses(connection, seconds)
+    steps = (deliver_challenge, answer_challenge)
     try:
-        for step in steps:
+        for step in steps if asks_first else reversed(steps):
             step(connection, key)
     except BaseException as error:
         connection.close()
@@ -64,28 +60,13 @@ def _shake_hands(
     return connection
 
 
-def _connection(connected: socket.socket, seconds: float) -> Connection:
-    """Return a connection by a socket that notices within LOST_SECONDS that the network was cut.
-
-    seconds: the time limit of each read and write.
-    """
-    connected.setblocking(True)
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _KEEPALIVE.items():
-        connected.setsockopt(socket.IPPROTO_TCP, option, value)
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * LOST_SECONDS))
-    connection = Connection(os.dup(connected.fileno()))
-    limit_pauses(connection, seconds)
-    return connection
-
-
 def shut_down(connection: Connection) -> None:
     """End a connection in both directions, even while another thread waits for its messages."""
-    with contextlib.suppress(OSError):  # it has ended, or it is closed
-        connected = socket.socket(fileno=os.dup(connection.fileno()))
-        with connected:
-            connected.shutdown(socket.SHUT_RDWR)
+    with (
+        contextlib.suppress(OSError),  # it has ended, or it is closed
+        socket.socket(fileno=os.dup(connection.fileno())) as connected,
+    ):
+        connected.shutdown(socket.SHUT_RDWR)
 
 
 def make_key(path: Path) -> None:

@@ -29,14 +29,13 @@ _LIBRARY = re.compile(r"/((site|dist)-packages|lib/python[\d.]+)/(?!(site|dist)-
 class Seen:
     """What is known of one rank while its process set hangs.
 
-    where: " on node b" for a launched rank. state: of its process, such as "stopped".
-    collective, number: the collective that it waits in, and that collective's number in the process
-    group; "" and None if it waits in none. place: the innermost line of code outside of libraries.
-    has_answered: whether it printed stacks.
+    name: its number, with its node if a launcher has started it, such as "3 on node b". state: of its
+    process, such as "stopped". collective, number: the collective that it waits in, and that
+    collective's number in the process group; "" and None if it waits in none. place: the innermost
+    line of code outside of libraries. has_answered: whether it printed stacks.
     """
 
-    rank: int
-    where: str
+    name: str
     state: str
     collective: str = ""
     number: int | None = None
@@ -56,12 +55,12 @@ def _named(seen: Seen) -> str:
     return seen.collective if seen.number is None else f"{seen.collective} number {seen.number}"
 
 
-def seen_in(report: str, rank: int, where: str = "") -> Seen:
+def seen_in(name: str, report: str) -> Seen:
     """Return what a rank's report says: its process's state, its stacks and its collectives."""
     state = found[1] if (found := re.match(f"{STATE}(.*)", report)) else "unknown"
     frames = _main_thread(report)
     if not frames:
-        return Seen(rank=rank, where=where, state=state, has_answered=False)
+        return Seen(name=name, state=state, has_answered=False)
     own = next((frame for frame in frames if not _LIBRARY.search(frame[0])), frames[0])
     pending = _pending(report)
     if pending is None:  # the rank's torch has no record, or the rank could not run the thread that reads it
@@ -69,8 +68,7 @@ def seen_in(report: str, rank: int, where: str = "") -> Seen:
         pending = {"name": calls[0], "number": None} if calls else {}
     number = pending.get("number")
     return Seen(
-        rank=rank,
-        where=where,
+        name=name,
         state=state,
         collective=str(pending.get("name", ""))[:MOST_LETTERS],
         number=number if isinstance(number, int) else None,
@@ -123,8 +121,7 @@ def _late(ranks: Sequence[Seen]) -> str:
 
 
 def _ranks(ranks: Sequence[Seen]) -> str:
-    names = ", ".join(f"{seen.rank}{seen.where}" for seen in ranks)
-    return f"rank{'s' * (len(ranks) > 1)} {names}"
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(seen.name for seen in ranks)}"
 
 
 def write_report(folder: Path, set_name: str, reports: Mapping[str, str]) -> str:
@@ -133,7 +130,7 @@ def write_report(folder: Path, set_name: str, reports: Mapping[str, str]) -> str
     reports: by the names of the ranks.
     """
     path = folder / f"hang-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{set_name}.txt"
-    text = "\n\n".join(f"report of {name}:\n{report}" for name, report in reports.items())
+    text = "\n\n".join(f"report of rank {name}:\n{report}" for name, report in reports.items())
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with open(path, "x", encoding="utf-8", errors="backslashreplace") as file:

@@ -17,7 +17,7 @@ from ddpperf.errors import Refused
 from ddpperf.machine.child_process import run_child
 from ddpperf.machine.hardware import TUNING_VARIABLES
 
-BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
+START_RANK = Path(__file__).with_name("start_rank.py")
 PROBE_SECONDS = 120
 LOOPBACK = "lo"
 MIN_PYTHON, MIN_TORCH = "3.11", "2.11"
@@ -41,12 +41,9 @@ _ON_CPU = {
 }
 
 
-def rank_environment(device: str, interface: str = LOOPBACK) -> dict[str, str]:
-    """Return the environment variables that the ranks of base and candidate have in common.
-
-    interface: the network interface that gloo and NCCL use.
-    """
-    network = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+def rank_environment(device: str) -> dict[str, str]:
+    """Return the environment variables that the ranks of base and candidate on this machine share."""
+    network = {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
     return (_ON_CPU if device == "cpu" else {}) | os.environ | _ENVIRONMENT | network
 
 
@@ -93,8 +90,8 @@ class Side:
         return {**self.environment, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
 
     def command(self, task: str, *arguments: str) -> list[str]:
-        """Return the command line that runs bootstrap.py with the ranks' Python interpreter."""
-        return [self.python, str(BOOTSTRAP), task, str(self.package), *arguments]
+        """Return the command line that runs start_rank.py with the ranks' Python interpreter."""
+        return [self.python, str(START_RANK), task, str(self.package), *arguments]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,17 +167,10 @@ def _probe(side: Side, requested: str, functions: Sequence[str]) -> Found:
     except subprocess.TimeoutExpired as error:
         why = f"did not import torch and the model within {PROBE_SECONDS} s; try it by itself"
         raise Refused(f"{requested} {why}") from error
-    answers = ended.stdout.splitlines()
-    errors = [line[:200] for line in ended.stderr.splitlines() if line[:1].strip()]
-    # Python names the reason in its last line, another program in its first.
-    reason = "".join(f" ({line})" for line in (errors[-1:] if answers else errors[:1]))
-    end = f"ended with status {ended.returncode}{reason}"
-    found = []
-    for line in answers:
+    for line in reversed(ended.stdout.splitlines()):
         with contextlib.suppress(TypeError, ValueError):  # a line of a wrapper script
-            found.append(Found(**json.loads(line)))
-    if not found:
-        raise Refused(f"{requested} is no Python {MIN_PYTHON} or newer, it {end}; name a Python interpreter")
-    if len(found) == 1 and release(found[0].python) >= release(MIN_PYTHON):
-        raise Refused(f"{requested} {end} while it imported torch and the model; try it by itself")
-    return found[-1]
+            return Found(**json.loads(line))
+    errors = [line[:200] for line in ended.stderr.splitlines() if line.strip()]
+    how = f"ended with status {ended.returncode}" + "".join(f" ({line})" for line in errors[-1:])
+    advice = f"name a Python {MIN_PYTHON} or newer that can import them by itself"
+    raise Refused(f"{requested} {how} before it had imported torch and the model; {advice}")

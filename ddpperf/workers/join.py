@@ -25,7 +25,13 @@ from ddpperf.machine.cores import Pinning
 from ddpperf.machine.hardware import visible_gpus
 from ddpperf.machine.network import interface_to
 from ddpperf.workers import channel
-from ddpperf.workers.handshake import KEY_VARIABLE, connect, read_key
+from ddpperf.workers.handshake import (
+    CONNECT_SECONDS,
+    HANDSHAKE_SECONDS,
+    KEY_VARIABLE,
+    read_key,
+    shake_hands,
+)
 from ddpperf.workers.node_facts import machine_id, node_facts
 from ddpperf.workers.worker import OWN_FOLDER_VARIABLE
 
@@ -56,9 +62,10 @@ def _join(address: str, key: bytes, per_node: int) -> None:
     hello = {"rank": rank, "size": size, "local_rank": local_rank, "host": socket.gethostname()}
     hello |= {"pid": os.getpid(), "machine": machine_id()}
     connections = []
-    for is_output in (False, True):
-        connections.append(connect(where, key))
-        channel.send(connections[-1], hello | {"is_output": is_output})
+    for _ in range(2):  # one after the other, as pytest knows them by their order
+        connected = socket.create_connection(where, timeout=HANDSHAKE_SECONDS)
+        connections.append(shake_hands(connected, key, CONNECT_SECONDS, asks_first=False))
+        channel.send(connections[-1], hello)
     commands, output = connections
     welcome = channel.receive(commands)
     try:

@@ -27,7 +27,8 @@ from ddpperf.machine.child_process import describe_status, wait_for_exit
 from ddpperf.machine.network import Interface
 from ddpperf.workers import channel
 from ddpperf.workers.channel import Message, SlowMessage
-from ddpperf.workers.handshake import HANDSHAKE_SECONDS, accept, make_key, read_key, shut_down
+from ddpperf.workers.failures import Cause, RankFailure, SetFailure
+from ddpperf.workers.handshake import HANDSHAKE_SECONDS, make_key, read_key, shake_hands, shut_down
 from ddpperf.workers.interpreter import Side, travelling_environment
 from ddpperf.workers.node_facts import node_facts, require_equal
 from ddpperf.workers.rank_output import RankOutput
@@ -42,31 +43,19 @@ PLACEHOLDERS = ("nodes", "per_node", "ranks", "node", "rank", "local_rank", "add
 PREPARE_SECONDS = 60.0  # for a rank to pin itself, and to describe its node
 JOIN_SECONDS = 60.0  # from the start of a launcher until its last rank has joined
 LOOK_SECONDS = 0.1
-STRANGE = (AuthenticationError, OSError, EOFError, ValueError, KeyError, TypeError, SlowMessage)
+STRANGE = (AuthenticationError, OSError, EOFError, SlowMessage)
 WORDS_SECONDS = 1.5  # from the end of a rank until its launcher has said why
 TERM_SECONDS, KILL_SECONDS = 2.0, 3.0  # from the end of the ranks to SIGTERM, and then to SIGKILL
 WORDS_LINES = 10
 
 
-class LaunchFailed(Exception):
-    """Raised if a launcher does not start all ranks.
-
-    The message is the end of a sentence that begins with a rank that did not start. detail: what the
-    launcher printed.
-    """
-
-    def __init__(self, what: str, rank: int = 0, detail: str = "") -> None:
-        super().__init__(what)
-        self.rank, self.detail = rank, detail
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Joined:
-    """A rank that has joined: what it told, its channel, and the connection of its output."""
+    """A rank that has joined: what it told, its channel, and then the connection of its output."""
 
     hello: Message
     commands: Connection
-    output: Connection
+    output: Connection | None = None
 
 
 class Launcher:
@@ -99,11 +88,12 @@ class Launcher:
     def start(self, set_name: str, side: Side, ranks: int, variables: dict[str, str]) -> Launch:
         """Start the launcher for a process set. `Launch.join` then waits for the ranks.
 
-        variables: of the ranks, besides those of the side. Raises LaunchFailed, also if the launcher
-        has failed twice in a row.
+        variables: of the ranks, besides those of the side. Raises SetFailure, also if the launcher has
+        failed twice in a row.
         """
         if len(self._failures) > 1:
-            raise LaunchFailed(f"{self._failures[-1]}; the launcher failed twice and is not tried again")
+            what = f"{self._failures[-1]}; the launcher failed twice and is not tried again"
+            raise _not_started(set_name, what)
         welcome = {
             "set": set_name,
             "device": self.device,
@@ -120,7 +110,8 @@ class Launcher:
         words = shlex.split(SHORT_NAMES.get(self.template, self.template))
         used = set(re.findall(r"\{(\w+)\}", self.template))
         join = [sys.executable, "-P", str(JOIN), address, str(self._key_file.absolute()), str(self.per_node)]
-        port = free_port(self.interface)
+        with listen(self.interface) as free:  # for a launcher's own meeting of its nodes
+            port = free.getsockname()[1]
         if used & {"rank", "local_rank"}:
             started = range(ranks)
         else:
@@ -146,23 +137,28 @@ class Launcher:
 
     # --- used by `Launch`
 
-    def failed(self, what: str, rank: int = 0, detail: str = "") -> LaunchFailed:
-        """Remember a failure, and return the exception for it."""
-        self._failures.append(what)
-        return LaunchFailed(what, rank, detail)
+    def failed(self, set_name: str, what: str, rank: int = 0, detail: str = "") -> SetFailure:
+        """Remember a failure, and return the exception for it.
 
-    def accept(self, accepted: socket.socket) -> tuple[Connection, Message]:
-        connection = accept(accepted, self._key)
+        what: the end of a sentence that begins with the rank. detail: what the launcher printed.
+        """
+        self._failures.append(what)
+        return _not_started(set_name, what, rank, detail)
+
+    def accept(self, listener: socket.socket) -> tuple[Connection, Message]:
+        """Accept a connection of a rank, and return it with the rank's first message."""
+        accepted, _ = listener.accept()
+        connection = shake_hands(accepted, self._key, HANDSHAKE_SECONDS, asks_first=True)
         try:
             return connection, channel.receive(connection, HANDSHAKE_SECONDS)
         except BaseException:
             connection.close()
             raise
 
-    def succeeded(self, joined: Sequence[Joined]) -> None:
+    def succeeded(self, set_name: str, joined: Sequence[Joined]) -> None:
         """Compare the nodes of the ranks that have joined, and remember their names.
 
-        Raises Refused if the nodes differ, and LaunchFailed if a rank cannot start.
+        Raises Refused if the nodes differ, and SetFailure if a rank cannot start.
         """
         expected, hosts = node_facts(self.device, self.images), []
         for rank, one in enumerate(joined):
@@ -177,7 +173,8 @@ class Launcher:
             except (OSError, EOFError, ValueError, SlowMessage) as error:
                 answer = {"problem": f"it did not prepare itself ({error or type(error).__name__})"}
             if problem := answer.get("problem"):
-                raise self.failed(f"cannot start on node {host}: {short(str(problem), 200)}", rank)
+                what = f"cannot start on node {host}: {short(str(problem), 200)}"
+                raise self.failed(set_name, what, rank)
             if rank % self.per_node == 0:
                 require_equal(host, answer["facts"], expected)
                 hosts.append({"name": host, "interface": str(answer["interface"])})
@@ -191,15 +188,14 @@ class Launch:
 
     def __init__(self, launcher: Launcher, ranks: int, welcome: Message) -> None:
         self._launcher, self._ranks, self._welcome = launcher, ranks, welcome
-        address = launcher.interface.address
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._listener = socket.create_server((address, 0), family=family, backlog=1024)
+        self._set_name: str = welcome["set"]
+        self._listener = listen(launcher.interface)
         self._listener.settimeout(LOOK_SECONDS)
-        host = f"[{address}]" if ":" in address else address
-        commands = launcher.commands(ranks, f"{host}:{self._listener.getsockname()[1]}")
+        host, port, *_ = self._listener.getsockname()
+        commands = launcher.commands(ranks, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         self.name = Path(commands[0][0]).name
         self._words_end = 0.0
-        self._connections: list[Connection] = []  # until their ranks are handed over
+        self._joined: dict[int, Joined] = {}  # by rank, until all ranks are handed over
         self._processes: list[subprocess.Popen[bytes]] = []
         reader, writer = os.pipe()
         self._output = RankOutput(reader)
@@ -211,76 +207,72 @@ class Launch:
                     )
                 except OSError as error:
                     self.end()
-                    raise launcher.failed(
-                        f"did not start: {self.name} cannot be started ({error.strerror})"
-                    ) from error
+                    what = f"did not start: {self.name} cannot be started ({error.strerror})"
+                    raise launcher.failed(self._set_name, what) from error
                 self._processes.append(started)
 
     def join(self) -> list[Joined]:
         """Wait until all ranks have joined, and return them in their order.
 
-        Raises LaunchFailed if the launcher ends before, or after JOIN_SECONDS, and Refused if the
+        Raises SetFailure if the launcher ends before, or after JOIN_SECONDS, and Refused if the
         nodes differ.
         """
-        found: dict[int, dict[bool, tuple[Connection, Message]]] = {}
         end, refused = time.monotonic() + JOIN_SECONDS, ""
         with self._listener:
-            while sum(map(len, found.values())) < 2 * self._ranks:
+            while missing := [rank for rank in range(self._ranks) if not self._has_joined(rank)]:
                 try:
-                    accepted, _ = self._listener.accept()
-                    connection, hello = self._launcher.accept(accepted)
-                    self._connections.append(connection)
-                    rank = self._expected_rank(hello)
-                    found.setdefault(rank, {})[hello["is_output"]] = connection, hello
-                    if not hello["is_output"]:
-                        channel.send(connection, self._welcome)
+                    connection, hello = self._launcher.accept(self._listener)
+                    self._add(connection, hello)
                 except TimeoutError:
-                    self._require_started(end, sorted(set(range(self._ranks)) - found.keys()), refused)
+                    self._require_started(end, missing, refused)
                 except STRANGE as error:
                     refused = f"; a connection was refused ({type(error).__name__}: {short(str(error))})"
-        joined = [
-            Joined(hello=found[rank][False][1], commands=found[rank][False][0], output=found[rank][True][0])
-            for rank in range(self._ranks)
-        ]
-        self._launcher.succeeded(joined)
-        self._connections.clear()
+        joined = [self._joined[rank] for rank in range(self._ranks)]
+        self._launcher.succeeded(self._set_name, joined)
+        self._joined.clear()
         return joined
 
-    def _expected_rank(self, hello: Message) -> int:
+    def _has_joined(self, rank: int) -> bool:
+        return rank in self._joined and self._joined[rank].output is not None
+
+    def _add(self, connection: Connection, hello: Message) -> None:
+        """Take a rank's first connection for its commands, and the second one for its output."""
         rank, size = int(hello["rank"]), int(hello["size"])
         if size != self._ranks or not 0 <= rank < size:
+            connection.close()
             what = f"did not start: {self.name} started rank {rank} of {size}, not of {self._ranks}"
-            raise self._launcher.failed(what)
-        return rank
+            raise self._launcher.failed(self._set_name, what)
+        if rank in self._joined:
+            self._joined[rank].output = connection
+        else:
+            self._joined[rank] = Joined(hello=hello, commands=connection)
+            channel.send(connection, self._welcome)
 
     def _require_started(self, end: float, missing: Sequence[int], refused: str) -> None:
-        statuses = [wait_for_exit(process) for process in self._processes]
-        late = time.monotonic() > end
-        if not late and not any(statuses) and None in statuses:
+        """Raise SetFailure if the time is over, or if what starts a missing rank has ended."""
+        ended = [rank for rank in missing if self.ending(rank)]
+        rank = [*ended, *missing][0]
+        if ended:
+            how = f"did not start: {self.name} {self.ending(rank)}"
+        elif time.monotonic() > end:
+            how = f"did not join within {JOIN_SECONDS:g} s"
+        else:
             return
-        how = (
-            f"did not join within {JOIN_SECONDS:g} s"
-            if late
-            else f"did not start: {self.name} {self.how_it_ended(0)}"
-        )
-        raise self._launcher.failed(how + refused, missing[0], "\n".join(self.words(missing[0])))
+        raise self._launcher.failed(self._set_name, how + refused, rank, "\n".join(self.words(rank)))
 
-    def has_ended(self, rank: int) -> bool:
-        """Return whether the launcher's process that started a rank has ended."""
-        return wait_for_exit(self._of(rank)) is not None
+    def ending(self, rank: int, seconds: float = 0.0) -> str:
+        """Return how the launcher's process that started a rank has ended, or "" if it runs.
 
-    def how_it_ended(self, rank: int) -> str:
-        """Return how the launcher's process that started a rank has ended."""
-        status = wait_for_exit(self._of(rank))
-        return "runs" if status is None else describe_status(status).removesuffix(" before it answered")
+        seconds: how long to wait for its end.
+        """
+        process = self._processes[rank * len(self._processes) // self._ranks]
+        status = wait_for_exit(process, seconds)
+        return "" if status is None else describe_status(status).removesuffix(" before it answered")
 
     def how_rank_ended(self, rank: int) -> str:
         """Return how a rank has ended: its status, if the launcher was started for this rank alone."""
         alone = len(self._processes) == self._ranks
-        return self.how_it_ended(rank) if alone and self.has_ended(rank) else "ended"
-
-    def _of(self, rank: int) -> subprocess.Popen[bytes]:
-        return self._processes[rank * len(self._processes) // self._ranks]
+        return (alone and self.ending(rank)) or "ended"
 
     def words(self, rank: int) -> list[str]:
         """Return the last lines of the launcher, once it has ended or WORDS_SECONDS are over.
@@ -288,15 +280,17 @@ class Launch:
         These seconds begin at the first call, however many ranks end.
         """
         self._words_end = self._words_end or time.monotonic() + WORDS_SECONDS
-        wait_for_exit(self._of(rank), max(0.0, self._words_end - time.monotonic()))
+        self.ending(rank, max(0.0, self._words_end - time.monotonic()))
         return [line for line in self._output.end().splitlines() if line.strip()][-WORDS_LINES:]
 
     def end(self) -> None:
         """End the launcher's processes, whose ranks have ended: wait, then SIGTERM, then SIGKILL."""
         self._listener.close()
-        for connection in self._connections:
-            shut_down(connection)
-            connection.close()
+        for joined in self._joined.values():
+            for connection in (joined.commands, joined.output):
+                if connection is not None:
+                    shut_down(connection)
+                    connection.close()
         for seconds, number in ((TERM_SECONDS, signal.SIGTERM), (KILL_SECONDS, signal.SIGKILL)):
             end = time.monotonic() + seconds
             for process in self._processes:
@@ -306,6 +300,11 @@ class Launch:
         for process in self._processes:
             process.wait()
         self._output.close()
+
+
+def _not_started(set_name: str, what: str, rank: int = 0, detail: str = "") -> SetFailure:
+    failure = RankFailure(rank=rank, cause=Cause.DIED, what=what, detail=detail)
+    return SetFailure(set_name, "at start", [failure])
 
 
 def fill(word: str, values: Mapping[str, object]) -> str:
@@ -327,9 +326,7 @@ def launcher(template: str) -> str:
     return template
 
 
-def free_port(interface: Interface) -> int:
-    """Return a port that is free now, for a launcher's own meeting of its nodes."""
+def listen(interface: Interface) -> socket.socket:
+    """Listen on a free port of a network interface."""
     family = socket.AF_INET6 if ":" in interface.address else socket.AF_INET
-    with socket.create_server((interface.address, 0), family=family) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+    return socket.create_server((interface.address, 0), family=family, backlog=1024)

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from ddpperf.errors import short
 from ddpperf.io.private_folders import PrivateFolder
-from ddpperf.workers.channel import Message, Receiver, SlowMessage, problem_of
+from ddpperf.workers.channel import Message, SlowMessage, receive
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure
 from ddpperf.workers.hangs import FREE_SPACE, explained, seen_in, write_report
 from ddpperf.workers.interpreter import Side, rank_environment
-from ddpperf.workers.launcher import Launch, Launcher, LaunchFailed
+from ddpperf.workers.launcher import Launch, Launcher
 from ddpperf.workers.rank_handles import (
     EXIT_SECONDS,
     AnyRank,
@@ -152,9 +152,6 @@ class ProcessSet:
         with self._killed_on_error():
             try:
                 yield
-            except LaunchFailed as error:
-                failure = RankFailure(rank=error.rank, cause=Cause.DIED, what=str(error), detail=error.detail)
-                raise self._failure("start", [failure]) from error
             except OSError as error:
                 what = f"could not be started: {error.filename or self.side.python}: {error.strerror}"
                 failure = RankFailure(rank=len(self.ranks), cause=Cause.DIED, what=what, detail="")
@@ -187,22 +184,15 @@ class ProcessSet:
         command, asked = self._pending
         end = time.monotonic() + deadline_seconds
         waiting = {rank.connection: rank for rank in asked}
-        receivers = {connected: Receiver(connected) for connected in waiting}
         answers: Answers = {}
         failures: list[RankFailure] = []  # in the order in which they are noticed
         while waiting and (remaining := end - time.monotonic()) > 0:
-            # Check the processes too: a child may keep a dead rank's connection open.
             ready = connection.wait(list(waiting), timeout=min(remaining, 0.1))
-            ready += [
-                other
-                for other, rank in waiting.items()
-                if other not in ready and (rank.is_dead() or receivers[other].is_late())
-            ]
-            for connected in ready:
+            # Check the processes too: a child may keep a dead rank's connection open.
+            dead = [other for other, rank in waiting.items() if other not in ready and rank.is_dead()]
+            for connected in [*ready, *dead]:
                 assert isinstance(connected, Connection)
-                answer = _receive(receivers[connected], waiting[connected], command)
-                if answer is None:
-                    continue
+                answer = _answer_of(waiting[connected])
                 if isinstance(answer, RankFailure):
                     failures.append(answer)
                 elif "progress" in answer:
@@ -313,21 +303,18 @@ class ProcessSet:
     def _explained(self) -> list[str]:
         """Return lines on what each rank does, and write all their stacks to a file."""
         wait_for_stacks(self.ranks)
-        reports = {f"rank {rank.rank}{rank.where}": rank.report() for rank in self.ranks}
-        seen = [
-            seen_in(report, rank.rank, rank.where)
-            for rank, report in zip(self.ranks, reports.values(), strict=True)
-        ]
+        reports = {f"{rank.rank}{rank.where}": rank.report() for rank in self.ranks}
+        seen = [seen_in(name, report) for name, report in reports.items()]
         folder = self.options.log_folder or self.options.hang_folder
         return [*explained(seen), write_report(folder, self.name, reports)]
 
 
-def _receive(receiver: Receiver, rank: AnyRank, command: str) -> Message | RankFailure | None:
-    """Return a rank's answer, its failure, or None if the rest of its message has yet to arrive."""
+def _answer_of(rank: AnyRank) -> Message | RankFailure:
+    """Return a rank's answer, or its failure if it has ended or cannot answer."""
     try:
-        is_dead = rank.is_dead()  # asked first: then all that it sent has arrived
-        answer = receiver.read()
-        problem = "" if answer is None else problem_of(command, answer)
+        if rank.is_dead() and not rank.connection.poll():
+            return rank.death()  # a child of a dead rank may keep the connection open
+        answer = receive(rank.connection)
     except SlowMessage as slow:
         return rank.failure(Cause.HUNG, str(slow))
     except EOFError:
@@ -335,11 +322,7 @@ def _receive(receiver: Receiver, rank: AnyRank, command: str) -> Message | RankF
     except OSError as broken:
         return rank.death(broken.errno or 0)
     except ValueError as wrong:
-        answer, problem = {}, str(wrong)
-    if answer is None:
-        return rank.death() if is_dead else None  # a child of a dead rank may keep the connection open
-    if problem:
-        what = f"sent an answer that pytest cannot read ({problem}); look for what writes to its connection"
+        what = f"sent an answer that pytest cannot read ({wrong}); look for what writes to its connection"
         return rank.failure(Cause.RAISED, what)
     if "error" not in answer:
         return answer

@@ -156,6 +156,7 @@ class LaunchedRank(AnyRank):
     """A rank that a launcher has started, on any node. It ends when its connections end."""
 
     def __init__(self, rank: int, joined: Joined, launch: Launch, log: Path | None) -> None:
+        assert joined.output is not None
         here = joined.hello["machine"] == machine_id()
         super().__init__(
             rank,
@@ -170,7 +171,7 @@ class LaunchedRank(AnyRank):
         self._ends.register(self.connection.fileno(), select.POLLRDHUP)
 
     def is_dead(self) -> bool:
-        return bool(self._ends.poll(0)) or self._launch.has_ended(self.rank)
+        return bool(self._ends.poll(0)) or bool(self._launch.ending(self.rank))
 
     def how_it_ended(self, error: int) -> tuple[str, list[str]]:
         with socket.socket(fileno=os.dup(self.connection.fileno())) as connected:
@@ -181,7 +182,7 @@ class LaunchedRank(AnyRank):
         words = launch.words(self.rank)
         what = launch.how_rank_ended(self.rank)
         if was_connected:
-            what = f"was lost: {launch.name} {launch.how_it_ended(self.rank)}"
+            what = f"was lost: {launch.name} {launch.ending(self.rank) or 'runs'}"
         return what, [f"{launch.name} printed:", *words] if words else []
 
     def wait(self, seconds: float) -> None:

@@ -66,11 +66,6 @@ class RankOutput:
         except OSError as error:
             self.problem = f"{self._log.name} cannot be written ({error.strerror})"
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether all processes that could print have ended."""
-        return not self._thread.is_alive()
-
     def since(self, begin: int) -> str:
         """Return the text that was printed after byte `begin`, but at most about its last MiB."""
         with self._lock:

@@ -1,6 +1,7 @@
 """The main program of a rank, which carries out the commands of the controller process.
 
-bootstrap.py starts this program. Standard input is the channel to the controller. It closes when
+start_rank.py starts this program, also that of another version of ddpperf, so this file must keep its
+name and the arguments of `main`. Standard input is the channel to the controller. It closes when
 the controller ends, which ends the rank, too, whatever its main thread waits for.
 """
 
@@ -47,7 +48,7 @@ def main(folder: str, rank: int) -> None:
         _serve(connection, rank, Path(folder))
         if OWN_FOLDER_VARIABLE in os.environ:
             remove_folder(Path(folder))
-    except (EOFError, BrokenPipeError, ConnectionResetError):
+    except (EOFError, OSError):  # of the connection: `_serve` answers the errors of commands
         lifeline.join()  # the controller has ended: the other thread cleans up and ends this process
 
 

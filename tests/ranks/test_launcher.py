@@ -109,7 +109,7 @@ def test_killed_rank_is_named_first_with_its_launchers_words(
         assert words in str(caught.value)
         assert pool.measure(TWO).samples[0].set == "A2"
         log = (tmp_path / "A2-rank1.log").read_text()
-    assert '{"spec": "world_size=2' in log
+    assert '{"spec": "all_reduce world_size=2' in log
     for path in [*marked.folder.glob("torchelastic_*"), *marked.folder.glob("ompi.*")]:
         shutil.rmtree(path)  # what torchrun and Open MPI leave themselves
     marked.assert_nothing_left(5)
@@ -208,7 +208,7 @@ def test_strangers_are_not_taken_for_ranks(
     marked: Marked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One connects and is silent, another one has no key; both come before the ranks."""
-    monkeypatch.setattr("ddpperf.workers.handshake.HANDSHAKE_SECONDS", 0.5)
+    monkeypatch.setattr(module, "HANDSHAKE_SECONDS", 0.5)
     launcher = launcher_of("sh -c 'sleep 2; exec \"$@\"' sh " + EACH_RANK, tmp_path)
     process_set = ProcessSet(
         "A1", Side(), SetOptions(size=2, device="cpu", rounds=1, deadline_seconds=9.0, launcher=launcher)

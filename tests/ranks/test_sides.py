@@ -178,11 +178,11 @@ def test_probe_imports_the_same_modules_as_ranks(
 
 # --- refusals
 
-NO_PYTHON = "is no Python 3.11 or newer, it ended with status"
+ENDED = "before it had imported torch and the model; name a Python 3.11 or newer"
 NOT_PYTHON = {
     "./garbage": "cannot be started (Exec format error); name a Python interpreter",
-    "./endless": f"{NO_PYTHON} -{signal.SIGKILL}; name a Python interpreter",
-    "/bin/true": f"{NO_PYTHON} 0; name a Python interpreter",
+    "./endless": f"ended with status -{signal.SIGKILL} {ENDED}",
+    "/bin/true": f"ended with status 0 {ENDED}",
     ".": "holds nothing that a rank loads, found ddpperf from ",
 }
 PROBED = {
@@ -195,7 +195,7 @@ PROBED = {
     ("broken", ""): "cannot import ddpperf, as its ranks must (ModuleNotFoundError: No module named ",
     ("good", "incomplete:make"): "cannot import incomplete, as its ranks must (ModuleNotFoundError: ",
     ("good", "mine:model"): "cannot import mine, as its ranks must (AttributeError: module 'mine' has no ",
-    ("ending", ""): "ended with status 0 while it imported torch and the model; try it by itself",
+    ("ending", ""): f"ended with status 0 {ENDED}",
     ("hanging", ""): "did not import torch and the model within 0.5 s; try it by itself",
 }
 

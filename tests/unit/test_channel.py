@@ -5,24 +5,14 @@ from __future__ import annotations
 import math
 import os
 import socket
-import threading
-import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ddpperf.workers import channel
-from ddpperf.workers.channel import (
-    Receiver,
-    SlowMessage,
-    limit_pauses,
-    problem_of,
-    receive,
-    send,
-)
+from ddpperf.workers.channel import SlowMessage, limit_pauses, receive, send
 
 
 @pytest.fixture
@@ -61,45 +51,11 @@ def test_pause_within_a_message_ends_it(
     ends: tuple[Connection, Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, theirs = ends
-    monkeypatch.setattr(channel, "MESSAGE_SECONDS", 0.1)
+    monkeypatch.setattr(channel, "PAUSE_SECONDS", 0.1)
+    limit_pauses(ours, 0.1)
     os.write(theirs.fileno(), b"\0\0\0\x40half a message")
     with pytest.raises(SlowMessage, match=r"^sent only a part of a message within 0\.1 s$"):
         receive(ours)
-
-
-def test_trickle_has_the_time_of_one_message(
-    ends: tuple[Connection, Connection], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One byte at a time, with pauses that are shorter than the limit."""
-    ours, theirs = ends
-    monkeypatch.setattr(channel, "MESSAGE_SECONDS", 0.3)
-    is_over = threading.Event()
-
-    def trickle() -> None:
-        for _ in range(200):
-            os.write(theirs.fileno(), b"\0")
-            if is_over.wait(0.1):
-                return
-
-    os.write(theirs.fileno(), b"\0\0\1\0")
-    thread = threading.Thread(target=trickle)
-    thread.start()
-    began = time.monotonic()
-    with pytest.raises(SlowMessage, match="only a part"):
-        receive(ours)
-    is_over.set()
-    thread.join()
-    assert time.monotonic() - began < 5
-
-
-def test_messages_of_one_write_are_read_in_turn(ends: tuple[Connection, Connection]) -> None:
-    ours, theirs = ends
-    receiver = Receiver(ours)
-    assert receiver.read() is None
-    os.write(theirs.fileno(), 2 * b'\0\0\0\x07{"a":1}' + b"\0\0\0\x07{")
-    assert [receiver.read(), receiver.read(), receiver.read()] == [{"a": 1}, {"a": 1}, None]
-    os.write(theirs.fileno(), b'"b":2}')
-    assert receiver.read() == {"b": 2}
 
 
 @pytest.mark.parametrize(
@@ -144,29 +100,3 @@ def test_pickle_is_never_opened(ends: tuple[Connection, Connection], tmp_path: P
     with pytest.raises(ValueError, match="must be JSON"):
         receive(ours)
     assert not (tmp_path / "exploded").exists()
-
-
-# --- answers of ranks
-
-ERROR = {"summary": "ValueError: no", "traceback": "", "distributed": False}
-
-
-@pytest.mark.parametrize(
-    ("command", "answer", "problem"),
-    [
-        ("ping", {}, ""),
-        ("setup", {"environment": {"torch": "2.11"}, "of a newer version": 1}, ""),
-        ("sample", {"seconds": 0.5}, ""),
-        ("sample", {"progress": 0.5}, ""),
-        ("sample", {"error": ERROR | {"limit": True}}, ""),
-        ("sample", {"unknown": 1}, "seconds is missing"),
-        ("sample", {"seconds": "\x1b[31m"}, "seconds is '\\x1b[31m'"),
-        ("sample", {"progress": []}, "progress is []"),
-        ("sample", {"error": {}}, "summary is missing"),
-        ("open", {"max_iterations": None}, "max_iterations is None"),
-        ("finish", {}, "counters is missing"),
-        ("close", {"counters": []}, "counters is []"),
-    ],
-)
-def test_problem_of_an_answer_is_named(command: str, answer: dict[str, Any], problem: str) -> None:
-    assert problem_of(command, answer) == problem

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,37 +12,19 @@ from ddpperf.instruments.kernels import other_kernels
 from ddpperf.specs import AllReduceSpec, Fault, RunSpec, Spec, TrainingSpec
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import Side
-from ddpperf.workers.pool import Pool
-from ddpperf.workers.process_set import SetOptions
-from tests.canned import Canned, step_seconds
+from tests.canned import Canned, pool_of, step_seconds
 
 SMALL = AllReduceSpec(world_size=2, nbytes=1024)
 SINGLE = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
 SIDES = Side(name="A"), Side(name="B")
 
 
-def pool_of(
-    size: int,
-    *,
-    sides: tuple[Side, ...] = (Side(),),
-    replicates: int = 1,
-    sets_made: int = 0,
-    cores: Sequence[Sequence[int]] | None = None,
-) -> Pool:
-    return Pool(
-        SetOptions(size=size, device="cpu", rounds=2, deadline_seconds=60, cores=cores),
-        sides=sides,
-        replicates=replicates,
-        sets_made=sets_made,
-    )
-
-
 def test_replicates_are_separate_sets(canned: Canned) -> None:
     with pool_of(1, replicates=2) as pool:
         measured = pool.measure(SINGLE)
     assert [(sample.set, sample.side, len(sample.seconds)) for sample in measured.samples] == [
-        ("A1", "A", 2),
-        ("A2", "A", 2),
+        ("A1", "A", 3),
+        ("A2", "A", 3),
     ]
     assert set(measured.median_step_seconds()) == {"A1", "A2"}
 
@@ -73,8 +54,7 @@ def test_same_spec_is_measured_once_by_same_sets(canned: Canned) -> None:
 
 def test_more_ranks_than_gpus_are_refused(canned: Canned) -> None:
     sentence = "world_size=3 needs 3 ranks, but each process set has 2; pass --world-sizes 3"
-    options = SetOptions(size=2, device="cuda", rounds=2, deadline_seconds=60)
-    with Pool(options) as pool, pytest.raises(ValueError, match=sentence):
+    with pool_of(2, device="cuda") as pool, pytest.raises(ValueError, match=sentence):
         pool.measure(AllReduceSpec(world_size=3, nbytes=1024))
 
 
@@ -163,27 +143,22 @@ def test_set_with_other_kernels_is_named(canned: Canned) -> None:
         assert other_kernels(pool.measure(SINGLE)) == ["process set A2 ran other kernels than all others"]
 
 
-def test_one_set_alone_is_not_asked_for_kernels(canned: Canned) -> None:
-    canned.kernels = lambda spec, name: "a" * 12
-    with pool_of(1) as pool:
-        assert pool.measure(SINGLE).samples[0].kernels == ""
-
-
-def test_sets_that_only_time_are_not_asked_for_kernels(canned: Canned) -> None:
-    canned.kernels = lambda spec, name: "a" * 12
-    with pool_of(1, replicates=2) as pool:
-        pool.options = replace(pool.options, time_only=True)
-        assert [sample.kernels for sample in pool.measure(SINGLE).samples] == ["", ""]
-
-
-def test_older_ranks_are_not_asked_for_kernels(canned: Canned) -> None:
-    """They do not know the argument."""
-    canned.can_finish = "A"
-    canned.kernels = lambda spec, name: "a" * 12
-    with pool_of(1, sides=(Side(name="A"), Side(name="B"))) as pool:
-        newer, older = pool.measure(SINGLE).samples
-    assert newer.kernels
-    assert older.kernels == ""
+@pytest.mark.parametrize(
+    ("sides", "time_only", "can_finish", "kernels"),
+    [
+        (SIDES[:1], False, "AB", [False]),
+        (SIDES, True, "AB", [False, False]),
+        (SIDES, False, "A", [True, False]),
+    ],
+    ids=["one process set", "only times", "older ranks"],
+)
+def test_who_is_not_asked_for_kernels(
+    canned: Canned, sides: tuple[Side, ...], time_only: bool, can_finish: str, kernels: list[bool]
+) -> None:
+    """Ranks of older versions do not know the argument."""
+    canned.kernels, canned.can_finish = lambda spec, name: "a" * 12, can_finish
+    with pool_of(1, sides=sides, time_only=time_only) as pool:
+        assert [bool(sample.kernels) for sample in pool.measure(SINGLE).samples] == kernels
 
 
 def test_closed_pool_leaves_no_folder(
@@ -214,7 +189,7 @@ def test_expected_seconds_follow_sets_and_rounds(canned: Canned) -> None:
     with pool_of(1) as alone, pool_of(1, sides=SIDES, replicates=3) as beside:
         beside.options = replace(beside.options, rounds=5)
         steps, whole = alone.measure(SINGLE), alone.measure(training)
-        assert beside.expected_seconds(steps) == pytest.approx(6 * 5 / 2 * steps.counted_seconds())
+        assert beside.expected_seconds(steps) == pytest.approx(6 * 5 / 3 * steps.counted_seconds())
         assert beside.expected_seconds(whole) == pytest.approx(6 * whole.counted_seconds())
 
 
@@ -231,8 +206,7 @@ def test_expected_seconds_count_the_devices_in_turn(canned: Canned, time_only: b
 def test_expected_seconds_count_the_parts_of_a_round(canned: Canned, nbytes: int) -> None:
     """A part of a round has at least one call, so parts of long calls together are longer."""
     call = AllReduceSpec(world_size=2, nbytes=nbytes)
-    options = SetOptions(size=2, device="cpu", rounds=3, deadline_seconds=60)
-    with Pool(options) as alone, Pool(options, sides=SIDES) as compared:
+    with pool_of(2) as alone, pool_of(2, sides=SIDES) as compared:
         before, measured = alone.measure(call), compared.measure(call)
         for known in (before, measured):
             assert compared.expected_seconds(known) == pytest.approx(measured.counted_seconds(), rel=0.05)
@@ -240,9 +214,8 @@ def test_expected_seconds_count_the_parts_of_a_round(canned: Canned, nbytes: int
 
 def test_known_step_times_need_no_trial_rounds(canned: Canned) -> None:
     call = AllReduceSpec(world_size=2, nbytes=2**24)
-    options = SetOptions(size=2, device="cpu", rounds=3, deadline_seconds=60)
     for parts, sides in ((1, SIDES[:1]), (call.compared_parts["cpu"], SIDES)):
         canned.sampled.clear()
-        with Pool(options, sides=sides, step_seconds={call: 0.15 / 8}) as pool:
+        with pool_of(2, rounds=3, sides=sides, step_seconds={call: 0.15 / 8}) as pool:
             assert pool.measure(call).iterations == 8 // parts
         assert len(canned.sampled) == 3 * parts * len(sides)

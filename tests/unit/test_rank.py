@@ -30,13 +30,14 @@ EPOCH = EpochSpec(world_size=1, per_rank_batch_size=2, strategy="single", epoch_
 
 
 class Recorder:
-    """A measurement that records its calls."""
+    """A measurement that records its calls, together with those of all other recorders."""
 
     max_iterations = 7
     counters: ClassVar = {"loss": 0.5}
+    calls: ClassVar[list[str]] = []
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        self.calls: list[str] = []
+        self.calls.append("built")
 
     def warm_up(self, steps: int) -> None:
         self.calls.append(f"warm up {steps}")
@@ -58,37 +59,23 @@ class Recorder:
         return dict(self.counters)
 
 
-def record_with(monkeypatch: pytest.MonkeyPatch, recorder: type[Recorder]) -> None:
-    """Have ranks open a recorder instead of a training step or epoch."""
-    monkeypatch.setattr(
-        measurements, "_training", lambda spec, rank, device: (recorder(), None), raising=True
-    )
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Have ranks open a recorder instead of a training step, and return the calls of recorders."""
+    made: list[str] = []
+    monkeypatch.setattr(Recorder, "calls", made)
+    monkeypatch.setattr(measurements, "_training", lambda spec, rank, device: (Recorder(), None))
+    return made
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> Rank:
-    record_with(monkeypatch, Recorder)
+def opened(calls: list[str]) -> Rank:
     mine = Rank(0)
     assert mine.open(specs.to_json(SINGLE)) == {"max_iterations": 7}
     return mine
 
 
-class EpochRecorder(Recorder):
-    """An epoch that records its calls, and reports that half of it is done."""
-
-    def __init__(self, *_: Any, report: Callable[[float], None], **__: Any) -> None:
-        super().__init__()
-        self.report = report
-
-    def step(self) -> None:
-        super().step()
-        self.report(0.5)
-
-
-def recorder_of(mine: Rank) -> Recorder:
-    assert mine.opened is not None
-    assert isinstance(mine.opened.measurement, Recorder)
-    return mine.opened.measurement
+OPENING = ["built", "start", f"warm up {rank.WARMUP_ITERATIONS['cpu']}"]
 
 
 @pytest.mark.parametrize("command", ["run", "device", "_drop_measurement", "__init__"])
@@ -97,21 +84,13 @@ def test_unknown_command_is_refused(command: str) -> None:
         Rank(0).run(command, {})
 
 
-def test_opening_warms_up(opened: Rank) -> None:
-    assert recorder_of(opened).calls == ["start", f"warm up {rank.WARMUP_ITERATIONS['cpu']}"]
+def test_opening_warms_up(opened: Rank, calls: list[str]) -> None:
+    assert calls == OPENING
 
 
-def test_all_graphs_of_a_rank_are_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_graphs_of_a_rank_are_on_one_stream(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """From the building of a measurement on: work on another stream would have to be waited for."""
-    calls: list[str] = []
     streams = map("graph stream {}".format, itertools.count(1))
-
-    class Built(Recorder):
-        def __init__(self, *_: Any, **__: Any) -> None:
-            calls.append("built")
-            self.calls = calls
-
-    record_with(monkeypatch, Built)
     monkeypatch.setattr(rank, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: next(streams))
     monkeypatch.setattr(torch.cuda, "default_stream", lambda device: "the default stream")
@@ -126,37 +105,30 @@ def test_all_graphs_of_a_rank_are_on_one_stream(monkeypatch: pytest.MonkeyPatch)
     assert calls == [*first, *default, *first]
 
 
-def test_round_has_an_untimed_step_and_a_check(opened: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = recorder_of(opened)
-    recorder.calls.clear()
-
+def test_round_has_an_untimed_step_and_a_check(
+    opened: Rank, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def timed(step: Any, iterations: int, _: Any) -> float:
-        recorder.calls.append(f"timed {iterations}")
+        calls.append(f"timed {iterations}")
         return 1.5
 
     monkeypatch.setattr(rank, "seconds_of", timed)
     assert opened.sample(3) == {"seconds": 1.5}
-    assert recorder.calls == ["start", "step", "begin timed", "timed 3", "end 4"]
+    assert calls == [*OPENING, "start", "step", "begin timed", "timed 3", "end 4"]
 
 
 @pytest.mark.parametrize(("execution", "busy"), [("graph", ["busy"]), ("eager", [])])
 def test_gpu_is_busy_while_graphs_of_collective_calls_are_launched(
-    execution: CallExecution, busy: list[str], monkeypatch: pytest.MonkeyPatch
+    execution: CallExecution, busy: list[str], calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls: list[str] = []
-
-    class Call(Recorder):
-        def __init__(self, *_: Any, **__: Any) -> None:
-            self.calls = calls
-
-    monkeypatch.setitem(measurements.KINDS, specs.AllReduceSpec, Call)
+    monkeypatch.setitem(measurements.KINDS, specs.AllReduceSpec, Recorder)
     monkeypatch.setattr(rank, "keep_busy", lambda seconds: calls.append("busy"))
+    monkeypatch.setattr(dist, "barrier", lambda: calls.append("barrier"))
     mine = Rank(0)
     mine.open(specs.to_json(specs.AllReduceSpec(world_size=2, nbytes=1024, execution=execution)))
-    calls.clear()
-    monkeypatch.setattr(dist, "barrier", lambda: calls.append("barrier"))
     mine.sample(2)
-    assert calls == ["start", "barrier", *busy, "step", "begin timed", "step", "step", "end 3"]
+    steps = ["step", "begin timed", "step", "step", "end 3"]
+    assert calls == [*OPENING, "start", "barrier", *busy, *steps]
 
 
 @pytest.mark.parametrize("with_finish", [True, False], ids=["finished", "closed"])
@@ -169,10 +141,13 @@ def test_gpu_is_busy_while_graphs_of_collective_calls_are_launched(
     ],
 )
 def test_the_pace_is_that_of_the_rounds(
-    spec: TrainingSpec, before_rounds: list[str] | None, with_finish: bool, monkeypatch: pytest.MonkeyPatch
+    spec: TrainingSpec,
+    before_rounds: list[str] | None,
+    with_finish: bool,
+    calls: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is restored before the rounds, and measured after them, before anything else runs."""
-    calls: list[str] = []
 
     class Pace:
         def restore(self) -> None:
@@ -182,14 +157,9 @@ def test_the_pace_is_that_of_the_rounds(
             calls.append("slowdown")
             return 1.25
 
-    class Built(Recorder):
-        def __init__(self, *_: Any, **__: Any) -> None:
-            self.calls = calls
-
-    record_with(monkeypatch, Built)
     for built in ("training_step", "MeasuredStep"):  # only a GPU can capture a real step
         monkeypatch.setattr(measurements, built, lambda *_, **__: None)
-    monkeypatch.setattr(measurements, "TrainingEpoch", Built)
+    monkeypatch.setattr(measurements, "TrainingEpoch", Recorder)
     mine = Rank(0)
     mine.pace = Pace()  # type: ignore[assignment]
     mine.open(specs.to_json(spec))
@@ -220,14 +190,22 @@ def test_compiling_within_a_round_is_an_error(opened: Rank, monkeypatch: pytest.
         opened.sample(3)
 
 
-def test_epoch_has_no_untimed_epoch_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measurements, "TrainingEpoch", EpochRecorder)
+def test_epoch_has_no_untimed_epoch_before_it(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Epoch(Recorder):
+        def __init__(self, *_: Any, report: Callable[[float], None], **__: Any) -> None:
+            super().__init__()
+            self.report = report
+
+        def step(self) -> None:
+            super().step()
+            self.report(0.5)
+
+    monkeypatch.setattr(measurements, "TrainingEpoch", Epoch)
     reported: list[float] = []
     mine = Rank(0, report=reported.append)
     mine.open(specs.to_json(EPOCH))
-    assert recorder_of(mine).calls == ["start", f"warm up {rank.WARMUP_ITERATIONS['cpu']}"]
     assert mine.sample(1)["seconds"] > 0
-    assert recorder_of(mine).calls[2:] == ["start", "begin timed", "step", "end 1"]
+    assert calls == [*OPENING, "start", "begin timed", "step", "end 1"]
     assert reported == [0.5]
 
 
@@ -259,8 +237,8 @@ def test_delay_is_in_every_step_of_an_epoch() -> None:
     assert all(later - earlier >= 0.1 for earlier, later in itertools.pairwise(began))
 
 
-def test_delayed_measurement_is_slower_by_its_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    record_with(monkeypatch, Recorder)
+@pytest.mark.usefixtures("calls")
+def test_delayed_measurement_is_slower_by_its_delay() -> None:
     mine = Rank(0)
     mine.open(specs.to_json(dataclasses.replace(SINGLE, delay_seconds=0.01)))
     assert mine.sample(3)["seconds"] >= 0.03
@@ -268,23 +246,17 @@ def test_delayed_measurement_is_slower_by_its_delay(monkeypatch: pytest.MonkeyPa
     assert mine.sample(3)["seconds"] < 0.01, "the next one is not delayed"
 
 
-def test_closed_measurement_with_reference_cycle_is_freed(opened: Rank) -> None:
-    """A model under DDP has such cycles, and the next measurement needs its memory."""
-    recorder = recorder_of(opened)
-    vars(recorder)["itself"] = recorder
-    gone = weakref.ref(recorder)
+def test_closing_checks_and_returns_the_counters(opened: Rank, calls: list[str]) -> None:
+    """A model under DDP has reference cycles, and the next measurement needs its memory."""
+    assert opened.opened is not None
+    recorder = opened.opened.measurement
+    state, gone = vars(recorder), weakref.ref(recorder)
+    state["itself"] = recorder
     del recorder
-    opened.close()
-    assert gone() is None
-
-
-def test_closing_checks_and_returns_the_counters(opened: Rank) -> None:
-    recorder = recorder_of(opened)
-    calls = recorder.calls
     assert opened.close(kernels=True) == {"counters": {"loss": 0.5}, "kernels": ""}, "it is no training"
     assert calls[-1] == "finish"
-    assert opened.opened is None, "its memory is given back"
-    assert vars(recorder) == {}, "at once, not when a collector finds it"
+    assert gone() is None
+    assert state == {}, "at once, not when a collector finds it"
 
 
 @pytest.mark.parametrize("spec", [SINGLE, EPOCH])
@@ -330,11 +302,11 @@ def slow_down(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, seconds: 
     monkeypatch.setattr(module, name, slow)
 
 
+@pytest.mark.usefixtures("calls")
 def test_forming_a_group_is_a_counter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It counts until the group's first barrier, which completes the communicator."""
     slow_down(monkeypatch, dist, "init_process_group", 0.1)
     slow_down(monkeypatch, dist, "barrier", 0.2)
-    record_with(monkeypatch, Recorder)
     mine = Rank(0, folder=tmp_path)
     assert mine.setup("cpu", None)["port"] is None, "no port is open on one node"
     gc.unfreeze()

@@ -19,9 +19,8 @@ from ddpperf.workers import pool as pool_module
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
-from ddpperf.workers.process_set import SetOptions
 from ddpperf.workers.rounds import ROUND_SECONDS, choose_iterations
-from tests.canned import Canned
+from tests.canned import Canned, pool_of
 from tests.generated import BOUNDED
 
 LISTING = SamplerSpec(world_size=1, epoch_images=64)
@@ -68,7 +67,7 @@ def test_iterations_are_largest_power_of_two_that_fits(
 
 def test_trial_rounds_grow_until_they_are_long(canned: Canned) -> None:
     canned.spread, canned.seconds = 0, lambda spec, name: 1e-3
-    with Pool(SetOptions(size=1, device="cpu", rounds=2, deadline_seconds=60)) as pool:
+    with pool_of(1, rounds=2) as pool:
         measured = pool.measure(LISTING)
     assert measured.iterations == 128, "0.15 s are 150 steps"
     assert canned.sampled == ["A1"] * (len([1, 4, 16, 64]) + 2)
@@ -93,9 +92,7 @@ def test_only_first_round_of_long_steps_has_an_untimed_one(
 ) -> None:
     canned.seconds, canned.can_skip_untimed = lambda spec, name: milliseconds / 1000, knowing
     sides = (Side(name="A"), Side(name="B"))[:replicates]
-    with Pool(
-        SetOptions(size=1, device="cpu", rounds=3, deadline_seconds=60), sides=sides, replicates=replicates
-    ) as pool:
+    with pool_of(1, sides=sides, replicates=replicates) as pool:
         pool.measure(LISTING)
     rounds = 3 * len(sides) * replicates
     assert [asked for _, asked in canned.asked][-rounds:] == untimed
@@ -109,8 +106,7 @@ def test_no_process_set_of_one_side_alone_follows_itself(
     canned: Canned, replicates: int, rounds: str
 ) -> None:
     """If the order A B B A were reversed, the sets of A would follow themselves, and never those of B."""
-    options = SetOptions(size=1, device="cpu", rounds=3, deadline_seconds=60)
-    with Pool(options, sides=(Side(name="A"), Side(name="B")), replicates=replicates) as pool:
+    with pool_of(1, sides=(Side(name="A"), Side(name="B")), replicates=replicates) as pool:
         pool.measure(EPOCH)
         canned.sampled.clear()
         canned.seconds = lambda spec, name: 0.3
@@ -121,8 +117,7 @@ def test_no_process_set_of_one_side_alone_follows_itself(
 def test_steps_of_one_device_can_be_measured_on_the_first_only(canned: Canned) -> None:
     step = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
     for time_only, ranks in ((False, [[0], [1]] * 2), (True, [[0]] * 2)):
-        options = SetOptions(size=2, device="cpu", rounds=2, deadline_seconds=60, time_only=time_only)
-        with Pool(options) as pool:
+        with pool_of(2, rounds=2, time_only=time_only) as pool:
             measured = pool.measure(step)
         assert [asked for asked, _ in canned.asked][-len(ranks) :] == ranks
         assert len(measured.samples[0].seconds[0]) == len(ranks) // 2
@@ -132,8 +127,7 @@ def test_calls_are_compared_in_short_turns_on_a_cpu(canned: Canned) -> None:
     call = AllReduceSpec(world_size=2, nbytes=2**24)
     for sides, rounds in (((Side(name="A"),), 2), ((Side(name="A"), Side(name="B")), 8)):
         canned.sampled.clear()
-        options = SetOptions(size=2, device="cpu", rounds=2, deadline_seconds=60)
-        with Pool(options, sides=sides) as pool:
+        with pool_of(2, rounds=2, sides=sides) as pool:
             measured = pool.measure(call)
         assert [len(sample.seconds) for sample in measured.samples] == [rounds] * len(sides)
         assert rounds * measured.iterations == 32, "the turns together are as long as whole rounds"
@@ -160,16 +154,14 @@ def test_untimed_steps_use_energy_too(canned: Canned, knowing: str, untimed: lis
     canned.can_skip_untimed = knowing
     steps: list[int] = []
     step = TrainingSpec(world_size=2, per_rank_batch_size=2, strategy="ddp")
-    options = SetOptions(size=2, device="cpu", rounds=3, deadline_seconds=60)
-    with Pool(options, recorder=lambda *_: Recorded(steps)) as pool:
+    with pool_of(2, recorder=lambda *_: Recorded(steps)) as pool:
         measured = pool.measure(step)
     assert [recorded - measured.iterations for recorded in steps] == untimed
 
 
 def test_an_epoch_has_no_untimed_step(canned: Canned) -> None:
     steps: list[int] = []
-    options = SetOptions(size=1, device="cpu", rounds=3, deadline_seconds=60)
-    with Pool(options, recorder=lambda *_: Recorded(steps)) as pool:
+    with pool_of(1, recorder=lambda *_: Recorded(steps)) as pool:
         pool.measure(EPOCH)
     assert set(steps) == {1}
 
@@ -184,8 +176,7 @@ def test_ranks_in_turn_are_not_recorded(canned: Canned) -> None:
 
     alone = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
     together = TrainingSpec(world_size=2, per_rank_batch_size=2, strategy="ddp")
-    options = SetOptions(size=2, device="cpu", rounds=1, deadline_seconds=60)
-    with Pool(options, recorder=recorder) as pool:
+    with pool_of(2, rounds=1, recorder=recorder) as pool:
         for spec in (alone, together):
             pool.measure(spec)
     assert recorded == [together]
@@ -215,9 +206,7 @@ def checks() -> Checks:
 def pool(canned: Canned, checks: Checks) -> Iterator[Pool]:
     """Two sides with one canned set each, and three rounds."""
     sides = Side(name="A"), Side(name="B")
-    with Pool(
-        SetOptions(size=1, device="cpu", rounds=3, deadline_seconds=60), sides=sides, check_round=checks
-    ) as pool:
+    with pool_of(1, sides=sides, check_round=checks) as pool:
         yield pool
 
 
@@ -319,7 +308,7 @@ def test_process_sets_finish_one_by_one_and_close_together(canned: Canned, able:
     canned.can_finish = able
     canned.counters = lambda spec, rank: {"loss": 2.0 + rank}
     sides = (Side(name="A"), Side(name="B"))
-    with Pool(SetOptions(size=2, device="cpu", rounds=3, deadline_seconds=60), sides=sides) as pool:
+    with pool_of(2, sides=sides) as pool:
         samples = pool.measure(TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="ddp")).samples
         assert ", ".join(canned.ended) == ended
         assert [(sample.set, sample.counters) for sample in samples] == [
@@ -337,7 +326,7 @@ def test_failure_of_both_sides_at_the_end_is_that_of_the_base(canned: Canned, ab
     sides = (Side(name="A"), Side(name="B"))
     fault = Fault(kind="raise", rank=0, command="close")
     with (
-        Pool(SetOptions(size=1, device="cpu", rounds=3, deadline_seconds=60), sides=sides) as pool,
+        pool_of(1, sides=sides) as pool,
         pytest.raises(SetFailure, match="set A1"),
     ):
         pool.measure(TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single", fault=fault))

@@ -1,11 +1,12 @@
 """The first file that a rank's Python interpreter runs, which starts the rank.
 
-    python bootstrap.py rank PACKAGE FOLDER RANK
-    python bootstrap.py probe PACKAGE FUNCTION...
+    python start_rank.py rank PACKAGE FOLDER RANK
+    python start_rank.py probe PACKAGE FUNCTION...
 
-The second command prints what the interpreter can import. PACKAGE is the folder of the ddpperf that
-the rank uses. ddpperf is imported by its path, because its parent folder on sys.path could hide the
-interpreter's own torch. This file imports only the standard library. Python 3.7 can run it too.
+The second command prints, as a line of JSON, what the interpreter can import. PACKAGE is the folder
+of the ddpperf that the rank uses. ddpperf is imported by its path, because its parent folder on
+sys.path could hide the interpreter's own torch. This file imports only the standard library. Python
+3.7 can run it too.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ def main(command: str, package: str, *arguments: str) -> None:
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = ""
     if command == "probe":
-        print_probe(package, *arguments)
+        output = os.dup(1)
+        os.dup2(2, 1)  # what the imports print goes to stderr
+        os.write(output, json.dumps(probe(package, *arguments)).encode() + b"\n")
+        os._exit(0)  # skip the threads and exit handlers that the imports left
     import_package(package)
     # Semaphores of loaders get names after the private folder, with which they are removed. Killing a
     # rank's process group would also kill the process of multiprocessing that should remove them.
@@ -38,29 +42,16 @@ def main(command: str, package: str, *arguments: str) -> None:
     worker.main(arguments[0], int(arguments[1]))
 
 
-def print_probe(package: str, *functions: str) -> None:
-    """Print Python's version as JSON, then import torch and the functions, print the result and exit.
-
-    What the imports print goes to stderr.
-    """
-    output = os.dup(1)
-    os.dup2(2, 1)
-    found: dict[str, Any] = {"python": ".".join(str(number) for number in sys.version_info[:3])}
-    os.write(output, json.dumps(found).encode() + b"\n")
-    found.update(probe(package, *functions))
-    os.write(output, json.dumps(found).encode() + b"\n")
-    os._exit(0)  # skip the threads and exit handlers that the imports left
-
-
 def probe(package: str, *functions: str) -> dict[str, Any]:
-    """Import ddpperf, torch and the functions' modules, and return their versions and folders.
+    """Import ddpperf, torch and the functions' modules, and return Python's and their versions and folders.
 
     Each function is the name of a model, or `package.module:function`. Where an import fails, the
     result says which module is `missing` and `why`.
     """
     named = [name.split(":") for name in functions if ":" in name]
     folders: dict[str, str] = {}
-    found: dict[str, Any] = {"folders": folders}
+    python = ".".join(str(number) for number in sys.version_info[:3])
+    found: dict[str, Any] = {"python": python, "folders": folders}
     for wanted, function in [("ddpperf", ""), ("torch", ""), *named]:
         try:
             module = import_package(package) if wanted == "ddpperf" else importlib.import_module(wanted)
