@@ -125,37 +125,3 @@ def test_local_and_no_sync_steps_send_nothing(pool: Pool) -> None:
     late = dataclasses.replace(SMALL, comm_delay_seconds=DELAY_SECONDS, comm_delay_rank=1)
     assert max(ranks(pool.measure_once(late))) > DELAY_SECONDS
     assert max(ranks(pool.measure_once(late.no_sync()))) < DELAY_SECONDS, "no message that could be late"
-
-
-# --- refused
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        (
-            {"strategy": "single", "world_size": 1, "communication": "local"},
-            "takes DDP's communication apart, got strategy single",
-        ),
-        ({"communication": "off"}, "communication must be one of on, local, no_sync"),
-        ({"comm_delay_seconds": -1.0}, "comm_delay_seconds must be a number from 0 to 10"),
-        (
-            {"comm_delay_seconds": 1.0, "comm_delay_rank": 2},
-            "comm_delay_rank=2 must be less than world_size=2",
-        ),
-        (
-            {"communication": "local", "comm_hook": "powersgd"},
-            "hook powersgd cannot have communication=local",
-        ),
-    ],
-)
-def test_wrong_communication_fields_are_refused(fields: dict, words: str) -> None:  # type: ignore[type-arg]
-    with pytest.raises(ValueError, match=words):
-        dataclasses.replace(DDP, **fields)
-
-
-def test_messages_of_another_strategy_are_not_replayed() -> None:
-    with pytest.raises(
-        ValueError, match="a bucket replay needs strategy ddp with comm_hook none, avg, bf16, fp16, got zero1"
-    ):
-        measured_as(BucketReplaySpec, dataclasses.replace(DDP, strategy="zero1"))

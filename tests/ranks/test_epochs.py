@@ -18,7 +18,6 @@ from ddpperf.specs import (
     EpochPartsSpec,
     EpochSpec,
     Spec,
-    TrainingSpec,
 )
 from ddpperf.workers.failures import Cause, SetFailure
 from ddpperf.workers.interpreter import Side
@@ -174,19 +173,6 @@ def loading(marked: Marked) -> list[str]:
     return [command for command in marked.processes().values() if "forkserver" in command]
 
 
-def test_one_devices_epoch_is_the_first_ranks_alone(pool: Pool) -> None:
-    spec = EpochSpec(world_size=1, per_rank_batch_size=2, strategy="single", input="device", epoch_images=4)
-    (sample,) = measured_and_counted(pool, spec).samples
-    assert [len(ranks) for ranks in sample.seconds] == [1, 1]
-
-
-def test_data_parallel_is_the_first_rank_alone_and_wants_gpus(pool: Pool) -> None:
-    spec = TrainingSpec(world_size=2, per_rank_batch_size=2, strategy="data_parallel")
-    assert spec.turns(2) == [[0]]
-    with pytest.raises(SetFailure, match=r"rank 0 .* several GPUs from one process; this runs on the CPU"):
-        pool.measure(spec)
-
-
 def test_the_ranks_are_looked_at_before_the_first_round_and_after_each(
     pool: Pool, told: Told, marked: Marked
 ) -> None:
@@ -240,23 +226,6 @@ def test_an_epoch_longer_than_the_deadline_is_no_hang_as_long_as_it_reports(pool
     fractions = sorted({fraction for _, fraction in told.progress if 0 < fraction < 1})
     assert len(fractions) >= 3
     assert fractions[0] < 0.5 < fractions[-1]
-
-
-def test_a_long_warm_up_is_told_as_its_own(pool: Pool, told: Told) -> None:
-    pool.measure(SMALL)
-    told.clear()
-    spec = EpochSpec(
-        world_size=1,
-        per_rank_batch_size=3,
-        strategy="single",
-        epoch_images=5,  # the last batch is smaller, so the warm-up is a whole epoch
-        drop_last=False,
-        input="device",
-        delay_seconds=0.6,
-    )
-    pool.measure(spec)
-    assert {each for each, _ in told.progress} == {spec}
-    assert sum(0 < fraction <= 1 for _, fraction in told.progress) > 2, "the warm-up and the rounds were told"
 
 
 def test_a_rank_that_stops_in_an_epoch_is_a_hang_though_it_reported(

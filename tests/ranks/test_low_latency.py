@@ -133,9 +133,8 @@ def test_late_ranks_have_the_same_sums(
     torch.testing.assert_close(results[0].double(), sources.double().sum(0) * factors, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("aligned", [True, False])
-@pytest.mark.parametrize("small", [True, False])
-@pytest.mark.parametrize("N", [2, 3, 8])
+@pytest.mark.parametrize(("small", "aligned"), [(True, True), (False, False)])
+@pytest.mark.parametrize("N", [3, 8])
 @pytest.mark.parametrize("phases", [1, 2])
 def test_kernel_sends_16_bytes_before_it_waits(phases: int, N: int, small: bool, aligned: bool) -> None:
     """If each rank waited before it sends, all would wait for ever.

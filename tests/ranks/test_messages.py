@@ -63,18 +63,3 @@ def test_fsdp_gathers_parameters_and_scatters_gradients(pool: Pool) -> None:
         "forward and backward, what is used last only once"
     )
     assert not [name for name in counters if "other" in name]
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        (
-            {"strategy": "single", "world_size": 1},
-            "strategy single has no process group and sends nothing",
-        ),
-        ({"execution": "compile"}, "messages are counted where torch dispatches them, got execution compile"),
-    ],
-)
-def test_uncountable_messages_are_refused(fields: dict, words: str) -> None:  # type: ignore[type-arg]
-    with pytest.raises(ValueError, match=words):
-        dataclasses.replace(DDP, **fields)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -141,23 +140,6 @@ def test_a_timed_epoch_has_the_whole_schedule(input: str) -> None:
     epoch.step()
     epoch.step()
     assert rates == cosine_rates(PEAK_RATE, 6) * 2
-
-
-@pytest.mark.usefixtures("small")
-def test_an_epoch_prepares_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each epoch is prepared once, before it begins."""
-    epoch, done = epoch_of(), list[str]()
-    for name in ("prepare", "begin"):
-        called = getattr(epoch.training.training.task.input, name)
-        monkeypatch.setattr(epoch.training.training.task.input, name, partial(noted, done, name, called))
-    epoch.step()
-    epoch.step()
-    assert done == ["begin 0", "prepare 0", "prepare 1", "begin 1", "prepare 2"]
-
-
-def noted(done: list[str], name: str, called: Callable[[int], None], number: int) -> None:
-    done.append(f"{name} {number}")
-    called(number)
 
 
 @pytest.fixture

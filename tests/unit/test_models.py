@@ -39,20 +39,6 @@ def randomized(model: nn.Module) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize(
-    ("name", "count"),
-    [
-        ("resnet10_cifar", 78_002),
-        ("resnet18", 11_689_512),
-        ("resnet18_cifar", 11_173_962),
-        ("resnet50", 25_557_032),
-        ("resnet50_cifar", 23_520_842),
-    ],
-)
-def test_parameter_counts_are_the_published_ones(name: Model, count: int) -> None:
-    assert sum(parameter.numel() for parameter in MODELS[name]().parameters()) == count
-
-
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_outputs_equal_torchvisions(name: Model, training: bool) -> None:
@@ -119,10 +105,8 @@ def test_a_torchvision_model_is_built_by_name() -> None:
     ("name", "advice"),
     [
         ("torchvision:mobilnet_v3_small", r"such as mobilenet_v3_small, "),
-        ("torchvision:vit", r"name one of its models"),
         ("torchvision:zzzzzz", r"name one of its models$"),
         ("torchvision:fasterrcnn_resnet50_fpn", r"name one of its models"),  # it classifies no images
-        ("vgg16_by_hand", r"such as vgg16"),
     ],
 )
 def test_an_unknown_model_is_refused_with_similar_names(name: str, advice: str) -> None:

@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 
-from ddpperf.specs import AllReduceSpec, CollectiveSpec, EpochSpec, Fault, SamplerSpec, TrainingSpec
+from ddpperf.specs import (
+    AllReduceSpec,
+    BucketReplaySpec,
+    CollectiveSpec,
+    EpochSpec,
+    Fault,
+    MessagesSpec,
+    PartsSpec,
+    SamplerSpec,
+    TrainingSpec,
+)
 
 TRAINING: dict[str, Any] = {"world_size": 4, "per_rank_batch_size": 128, "strategy": "ddp"}
 STEP = partial(TrainingSpec, **TRAINING)
@@ -20,6 +30,10 @@ ALL_REDUCE = partial(AllReduceSpec, world_size=4, nbytes=4096)
 COLLECTIVE = partial(CollectiveSpec, world_size=4, nbytes=4096, kind="all_gather")
 NODES = partial(ALL_REDUCE, algorithm="hierarchical", node_size=2)
 SAMPLER = partial(SamplerSpec, world_size=3, epoch_images=10)
+SINGLE = partial(TrainingSpec, world_size=1, per_rank_batch_size=4, strategy="single")
+REPLAY = partial(BucketReplaySpec, **TRAINING)
+MESSAGES = partial(MessagesSpec, **TRAINING)
+PARTS = partial(PartsSpec, **TRAINING)
 FAULT = partial(Fault, kind="raise", rank=0)
 TWO_IMAGES = "resnet18's last BatchNorm needs 2 images, got a batch of 1; use batches of at least 2"
 NO_MODELS = [
@@ -73,6 +87,25 @@ REFUSED: list[tuple[Make, dict[str, Any], str]] = [
         for size in (0, 1, 3, 4, 8)
     ),
     (ALL_REDUCE, {"algorithm": "ring", "node_size": 2}, "algorithm ring takes no node_size, got 2; use 0"),
+    (SINGLE, {"communication": "local"}, "takes DDP's communication apart, got strategy single; use ddp"),
+    (STEP, {"comm_delay_seconds": 1.0, "comm_delay_rank": 4}, "comm_delay_rank=4 must be less than world_si"),
+    (STEP, {"communication": "local", "comm_hook": "powersgd"}, "hook powersgd cannot have communication=lo"),
+    (
+        REPLAY,
+        {"strategy": "zero1"},
+        "a bucket replay needs strategy ddp with comm_hook none, avg",
+    ),
+    (
+        MESSAGES,
+        {"strategy": "data_parallel"},
+        "strategy data_parallel has no process group",
+    ),
+    (MESSAGES, {"execution": "compile"}, "counted where torch dispatches them, got execution compile; use"),
+    (
+        PARTS,
+        {"strategy": "fsdp"},
+        "parts are timed for strategy single, ddp, zero1, got fsdp; use ddp",
+    ),
     (FAULT, {"kind": "sulk"}, "kind must be one of raise, hang, kill, exit, got 'sulk'"),
     (FAULT, {"command": "join"}, "command must be one of open, sample, finish, close, got 'join'"),
 ]

@@ -67,17 +67,8 @@ def test_larger_batches_have_larger_rates() -> None:
 # --- cosine rates, and what sets them
 
 
-@pytest.mark.parametrize(
-    ("steps", "rates"),
-    [
-        (1, [2.0]),
-        (2, [2.0, 1.0]),
-        (3, [2.0, 1.5, 0.5]),
-        (4, [2.0, 1 + math.sqrt(0.5), 1.0, 1 - math.sqrt(0.5)]),
-    ],
-)
-def test_cosine_rates_are_half_a_cosine(steps: int, rates: list[float]) -> None:
-    assert cosine_rates(2.0, steps) == pytest.approx(rates)
+def test_cosine_rates_are_half_a_cosine() -> None:
+    assert cosine_rates(2.0, 3) == pytest.approx([2.0, 1.5, 0.5])
 
 
 class Trained:
