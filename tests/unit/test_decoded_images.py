@@ -27,7 +27,7 @@ from torchvision.transforms.functional import pil_to_tensor
 from ddpperf.data import cache as cache_module
 from ddpperf.data import decode
 from ddpperf.data.cache import Data, prepare
-from ddpperf.data.decode import FORMATS, load, save, shuffled
+from ddpperf.data.decode import save, shuffled
 from ddpperf.errors import Refused
 from tests.images import CLASSES, images_in, picture, silent, truncate
 from tests.project import full_disk
@@ -248,26 +248,15 @@ def test_eps_named_png_starts_no_program(
     assert started.exists(), "Pillow would have started it"
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-def test_each_named_format_is_decoded(kind: str, tmp_path: Path) -> None:
-    pixels = Image.frombytes("RGB", (4, 3), bytes(range(36)))
-    pixels.save(tmp_path / "x.png", format=kind)
-    found = load(str(tmp_path / "x.png"))
-    assert found.shape == (3, 4, 3)
-    assert kind in ("JPEG", "WEBP") or found.tobytes() == pixels.tobytes(), "the others lose nothing"
-
-
 def test_full_disk_is_refused(folder: Path, tmp_path: Path) -> None:
     with full_disk():
         refused(f"imagefolder:{folder}", tmp_path / "data", r"cannot hold them \(File too large\); make room")
 
 
-@pytest.mark.parametrize("cache", ["file/data", "/sys/data"])
-def test_cache_that_cannot_be_stored_is_refused(folder: Path, tmp_path: Path, cache: str) -> None:
+def test_cache_that_cannot_be_stored_is_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    why = "Not a directory|Operation not permitted|Permission denied"
-    sentence = rf"^decoded images cannot be stored in /.*/data \(({why})\); make it writable$"
-    refused(f"imagefolder:{folder}", tmp_path / cache, sentence)
+    sentence = r"^decoded images cannot be stored in /.*/data \(Not a directory\); make it writable$"
+    refused(f"imagefolder:{folder}", tmp_path / "file" / "data", sentence)
 
 
 def test_missing_torchvision_is_refused(
