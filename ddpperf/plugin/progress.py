@@ -38,19 +38,12 @@ class ProgressLine:
         now = time.monotonic()
         if spec is not self._spec or fraction == 0:
             self._spec, self._begun = spec, now
-        if now - self._begun > QUIET_SECONDS:
+        if self._visible and now - self._begun > QUIET_SECONDS and now - self._drawn > REDRAW_SECONDS:
             words = (self.stage, f"{spec.id}: {fraction:.0%}", time_left(now - self._begun, fraction))
-            self.show(", ".join(filter(None, words)))
-
-    def show(self, text: str) -> None:
-        """Show a text in the progress line until the next one, at most once in REDRAW_SECONDS."""
-        now = time.monotonic()
-        if not self._visible or now - self._drawn <= REDRAW_SECONDS:
-            return
-        self._drawn, self._shown = now, True
-        with contextlib.suppress(OSError):
-            width = os.get_terminal_size(self._terminal.fileno()).columns or 80
-            self._print(MAKE_ROOM + BELOW.format(printable(" ".join(text.split()))[: width - 1]))
+            self._drawn, self._shown = now, True
+            with contextlib.suppress(OSError):
+                width = os.get_terminal_size(self._terminal.fileno()).columns or 80
+                self._print(MAKE_ROOM + BELOW.format(printable(", ".join(filter(None, words)))[: width - 1]))
 
     def clear(self) -> None:
         """Remove the progress line from the terminal."""

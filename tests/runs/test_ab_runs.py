@@ -102,13 +102,12 @@ def test_equal_candidate_passes(project: Project) -> None:
     assert len(document["benchmarks"][0]["stats"]["data"]) == 3 * 4, "the time that is told is one side's"
 
 
+DYING = FAST + "\nimport os\nif 'DIE' in os.environ and 'RANK' in os.environ:\n    os._exit(7)\n"
+
+
 @pytest.mark.slow
-def test_dying_rank_of_the_candidate_fails(
-    project: Project,
-) -> None:
-    (project.root / "mine.py").write_text(
-        FAST + "\nimport os\nif 'DIE' in os.environ and 'RANK' in os.environ:\n    os._exit(7)\n"
-    )
+def test_dying_rank_of_the_candidate_fails(project: Project) -> None:
+    (project.root / "mine.py").write_text(DYING)
     finished = run(project, "--candidate", "DIE=1")
     assert finished.status == 1, finished
     assert "the candidate's rank 0 of set B" in finished.output
@@ -118,13 +117,9 @@ def test_dying_rank_of_the_candidate_fails(
 
 @pytest.mark.slow
 def test_dying_rank_of_the_base_is_no_verdict(project: Project) -> None:
-    (project.root / "other" / "mine.py").write_text(
-        FAST + "\nimport os\nif 'RANK' in os.environ:\n    os._exit(7)\n"
-    )
-    finished = run(project, "--base", "other")
-    finished.assert_one_sentence(
-        125, "NO VERDICT: perf/test_it.py::test_step was not measured: the base's rank 0 of set A"
-    )
+    (project.root / "mine.py").write_text(DYING)
+    sentence = "NO VERDICT: perf/test_it.py::test_step was not measured: the base's rank 0 of set A"
+    run(project, "--base", "DIE=1").assert_one_sentence(125, sentence)
 
 
 @pytest.mark.figures
@@ -135,29 +130,17 @@ def test_suspects_are_measured_beside_the_stored_code(project: Project) -> None:
     (project.root / "before").mkdir()
     (project.root / "before" / "mine.py").write_text(FAST)
     (project.root / "mine.py").write_text(SLOWEST)
-    finished = run(
-        project,
-        "--base",
-        "before",
-        "--benchmark-compare-fail=median:20%",
-        "--benchmark-compare=fast",
-    )
+    compare = ("--base", "before", "--benchmark-compare-fail=median:20%", "--benchmark-compare=fast")
+    finished = run(project, *compare)
     assert finished.status == 1, finished.output
     assert "test_it.py::test_step is worse: its time is " in finished.output
     assert "measured again on new process sets" in finished.output
     row = found(project)["test_step", "time"]
     assert row["finding"] == "worse"
     assert float(str(row["ratio"])) == pytest.approx(4, abs=0.4)
-    (project.root / "before" / "mine.py").write_text(
-        SLOWEST
-    )  # another day's machine would do the same to what did not change
-    finished = run(
-        project,
-        "--base",
-        "before",
-        "--benchmark-compare-fail=median:20%",
-        "--benchmark-compare=fast",
-    )
+    # Another day's machine would do the same to what did not change.
+    (project.root / "before" / "mine.py").write_text(SLOWEST)
+    finished = run(project, *compare)
     finished.assert_one_sentence(
         125, "NO VERDICT: this machine or its environment changed: perf/test_it.py::test_step is slower"
     )

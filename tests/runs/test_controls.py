@@ -2,48 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.project import Finished, Project
-
-ONE_STEP = """
-from ddpperf.specs import TrainingSpec
-
-def test_step(measure):
-    measure(TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single"))
-"""
-NONE_NOISY = (
-    "[decision.cpu]\nquiet_iqr = 0.9\n"  # a copy's own limit is that of quiet rounds, however these differ
-)
-ALONE = ("perf", "--world-sizes", "1", "--rounds", "4")
+from tests.project import Project
+from tests.unit.test_controls import compare_with, save_base
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     """A project with a stored run of one training step."""
     made = Project(tmp_path_factory.mktemp("controls"))
-    made.experiment.write_text(ONE_STEP)
-    (made.root / "perf" / "thresholds.toml").write_text(NONE_NOISY)
-    made.run(*ALONE, "--benchmark-json", "base.json").assert_one_sentence(0, "PASS: 1 test measured")
+    save_base(made)
     yield made
     made.clean()
-
-
-def compare_with(
-    project: Project, change: dict[str, Any] | None = None, *arguments: str, limit: int = 10
-) -> Finished:
-    """Compare a run with the stored one, whose own JSON is changed first."""
-    document = json.loads((project.root / "base.json").read_text())
-    path = Path(project.root, "changed.json")
-    path.write_text(json.dumps(document | {"ddpperf": document["ddpperf"] | (change or {})}))
-    return project.run(
-        *ALONE, *arguments, f"--benchmark-compare-fail=median:{limit - 1:.0%}", f"--benchmark-compare={path}"
-    )
 
 
 @pytest.mark.figures

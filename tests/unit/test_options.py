@@ -378,7 +378,7 @@ def test_wrong_option_is_refused_with_one_sentence(read: Read, line: str) -> Non
     ("line", "sentence"),
     [
         ("--rounds 0", f"argument --rounds: {NUMBER} '0'; pass for example 2"),
-        ("--worker-logs pytest.ini", "pytest.ini (File exists); name another folder"),
+        ("--worker-logs pytest.ini", "--worker-logs takes a writable folder, got "),
         ("--data nonsense", "--data must be synthetic, cifar10[:DIR] or imagefolder:DIR"),
         ("-p no:benchmark", "ERROR: ddpperf needs pytest-benchmark, which was not loaded; leave"),
         ("--verdict perf", "ERROR: --verdict takes a file in a writable folder, got 'perf'; name another"),

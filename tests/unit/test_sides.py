@@ -42,16 +42,11 @@ def read(pytester: pytest.Pytester, pytestconfig: pytest.Config) -> Read:
     return lambda line: read("--rootdir", str(pytester.path), *shlex.split(line)).sides
 
 
-def test_without_an_option_there_are_no_sides(read: Read) -> None:
-    assert read("") is None
-
-
 @pytest.mark.parametrize("line", [f"--candidate {sys.executable}", "--candidate comm_hook=bf16"])
 def test_both_sides_can_run_here(read: Read, line: str) -> None:
     sides = read(line)
     assert (sides.base, sides.candidate, sides.here) == (HERE, Side(name="B"), "A")
-    assert not is_elsewhere(sides.base)
-    assert not is_elsewhere(sides.candidate)
+    assert not is_elsewhere(sides.base) | is_elsewhere(sides.candidate)
     assert sides.spec_fields == ({"comm_hook": "bf16"} if "comm_hook" in line else {})
 
 
@@ -114,8 +109,6 @@ TAKES = "takes a folder, an interpreter, NAME=value or field=value, got"
 REFUSALS = {
     "--candidate bin/python9": f"--candidate: {TAKES} 'bin/python9', which does not exist; pass for example",
     "--base nowhere": f"--base: {TAKES} 'nowhere', which is no folder, and no interpreter on PATH; pass",
-    "--base ''": f"--base: {TAKES} '', which is no folder, and no interpreter on PATH; pass",
-    "--candidate /dev/null": f"--candidate: {TAKES} '/dev/null', which is no folder, and not exec",
     "--base ./text": f"--base: {TAKES} './text', which is no folder, and not executable; pass",
     "--candidate venv": "which is a virtual environment; name its interpreter, venv/bin/python; pass",
     "--base " + "x" * 5000: rf"--base: {TAKES} '{'x' * 22}\.\.\.{'x' * 23}', which is no folder",
@@ -123,14 +116,11 @@ REFUSALS = {
     f"--base {sys.executable} --base other/bin/python": "--base names two interpreters, .* and .*; name one",
     "--candidate A=1 --candidate A=2": "--candidate names A twice, 1 and 2; name one",
     "--candidate execution=eager --candidate execution=graph": "names execution twice, eager and graph;",
-    "--spec inductor=a --spec inductor=b": "--spec names inductor twice, a and b; name one",
     "--base comm_hook=bf16": "--base takes no training field, got comm_hook; --spec comm_hook=bf16 sets it",
     "--candidate comm_hok=bf16": "got 'comm_hok=bf16', which sets no training field; try comm_hook; pass",
     "--candidate model=x": "sets no training field; write strategy, .*, or a variable in capitals; pass",
     "--spec precision=bf16": "which is no field, but the option --precision; pass for example comm_hook=bf16",
-    "--candidate nccl_algo=Ring": "which sets no training field; write",
     "--candidate execution=x": "execution takes eager, compile, graph or compile.graph, got 'x'; pass",
-    "--candidate static_graph=2": "--candidate: static_graph takes true or false, got '2'; pass",
     "--candidate GLOO_SOCKET_IFNAME=lo": "GLOO_SOCKET_IFNAME=lo changes nothing: the base has it, too;",
     "--base A=1 --candidate A=1": "--candidate A=1 changes nothing: the base has it, too; pass another value",
     **{
@@ -148,14 +138,10 @@ def test_wrong_side_is_refused_with_one_sentence(read: Read, line: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in OLD_OPTIONS if name not in OPTIONS])
 def test_old_option_says_what_to_type_now(read: Read, name: str) -> None:
-    instead = OLD_OPTIONS[name].replace("{}", "0.5")
-    for line in (f"{name}=0.5", f"{name} 0.5"):
-        with pytest.raises(Refused, match=f"^{re.escape(f'{name} is gone; {instead}')}$"):
+    for line, value in ((f"{name}=0.5", "0.5"), (f"{name} 0.5", "0.5"), (name, "VALUE")):
+        sentence = f"{name} is gone; {OLD_OPTIONS[name].replace('{}', value)}"
+        with pytest.raises(Refused, match=f"^{re.escape(sentence)}$"):
             read(line)
-    with pytest.raises(
-        Refused, match=f"^{re.escape(f'{name} is gone; ' + instead.replace('0.5', 'VALUE'))}$"
-    ):
-        read(name)
 
 
 def test_root_among_the_values_is_refused(pytester: pytest.Pytester) -> None:

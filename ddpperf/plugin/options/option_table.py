@@ -231,6 +231,7 @@ MEBIBYTES = whole_number(MOST_BUCKET_CAP_MB, least=0)
 WHOLE_NUMBER = whole_number()
 WHOLE_NUMBERS = several(WHOLE_NUMBER, "whole numbers", "32,128")
 WORLD_SIZES = several(whole_number(MAX_WORLD_SIZE), f"whole numbers from 1 to {MAX_WORLD_SIZE}", "1,2")
+PRECISION = choice(*get_args(Precision))
 EXECUTION = choice(*get_args(Execution))
 EXECUTIONS = several(EXECUTION, EXECUTION.takes, "graph,eager", tuple)  # the first one is special
 BUFFER_SIZES = several(
@@ -263,12 +264,7 @@ FIELDS = (
     Option("static_graph", YES_NO, "Tell DDP that all steps have the same graph.", "false"),
     Option("buffer_sync", YES_NO, "Broadcast rank 0's BatchNorm statistics in each step.", "true"),
     Option("sync_batch_norm", YES_NO, "Synchronize BatchNorm over all ranks.", "false"),
-    Option(
-        "accumulation_steps",
-        WHOLE_NUMBER,
-        "Parts of a batch whose gradients are added before DDP averages them.",
-        "1",
-    ),
+    Option("accumulation_steps", WHOLE_NUMBER, "Parts of a batch; DDP averages their summed gradients.", "1"),
     Option(
         "inductor", INDUCTOR, "Options of torch.compile's Inductor to switch on.", ("none", "combo_kernels")
     ),
@@ -304,27 +300,12 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         ),
         Option("--world-sizes", WORLD_SIZES, "Numbers of ranks to run.", "1,2 on CPUs; 1,2,4... on GPUs"),
         Option("--batch-sizes", WHOLE_NUMBERS, "Images per rank in a training step.", ("32", "32,128,512")),
-        Option(
-            "--global-batch-sizes",
-            WHOLE_NUMBERS,
-            "Images of all ranks together in a training step.",
-            ("64", "128,512"),
-        ),
+        Option("--global-batch-sizes", WHOLE_NUMBERS, "Images of all ranks in a step.", ("64", "128,512")),
         Option(
             "--model", MODEL, f"The model to train. Built in are {BUILT_IN}.", ("resnet18", "resnet18_cifar")
         ),
-        Option(
-            "--precision",
-            choice(*get_args(Precision)),
-            "Number format of the training steps.",
-            ("fp32", "bf16"),
-        ),
-        Option(
-            "--executions",
-            EXECUTIONS,
-            "Execution modes of training steps to measure.",
-            ("eager", "graph,compile+graph,eager"),
-        ),
+        Option("--precision", PRECISION, "Number format of the training steps.", ("fp32", "bf16")),
+        Option("--executions", EXECUTIONS, "How steps are executed.", ("eager", "graph,compile+graph,eager")),
         Option("--spec", SPEC_FIELD, "Set a training field, listed in docs/options.md.", repeated=True),
         Option("--data", DATA, "Images to train on. Real images are decoded once.", ("synthetic",) * 2),
         Option(
@@ -351,9 +332,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("--deadline", DEADLINE, "Seconds until a silent rank counts as hung.", ("120",) * 2),
     ),
     "A/B runs": (
-        Option(
-            "--base", SIDE, "The base's own code, interpreter or environment variable.", HERE, repeated=True
-        ),
+        Option("--base", SIDE, "The base's code, interpreter or environment variable.", HERE, repeated=True),
         Option("--candidate", SIDE, "The same of the candidate, or a training field.", HERE, repeated=True),
     ),
     "Where output goes": (

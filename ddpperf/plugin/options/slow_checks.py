@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import subprocess
@@ -30,8 +31,11 @@ TRAINED = "trained"  # the last line of a model's check that came to its end
 def prepare(options: Options, root: Path) -> Options:
     """Run all slow checks of the options, and return the options with the data set."""
     temporary_root()
-    if options.worker_logs is not None:
-        _make_folder("--worker-logs", options.worker_logs)
+    if (folder := options.worker_logs) is not None:
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+        if not (folder.is_dir() and os.access(folder, os.W_OK)):
+            raise Refused(f"--worker-logs takes a writable folder, got {folder}; name another folder")
     check_compiler(options)
     options = prepare_images(check_sides(options), root)
     check_model(options)
@@ -130,16 +134,3 @@ def check_model(options: Options) -> None:
         raise Refused(f"--model: {lines[-1]}")
     if ended.returncode or not ended.stdout.rstrip().endswith(TRAINED):
         raise Refused(f"--model {model} ended its process with status {ended.returncode}; train it by itself")
-
-
-def _make_folder(option: str, path: Path) -> None:
-    """Create the output folder that an option names.
-
-    Raises Refused if the folder cannot be created or written.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Refused(f"{option} cannot make {path} ({error.strerror}); name another folder") from error
-    if not os.access(path, os.W_OK):
-        raise Refused(f"{option} takes a writable folder, got {path}; name another folder")
