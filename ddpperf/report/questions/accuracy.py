@@ -9,12 +9,21 @@ from ddpperf.report.questions.question import Question, extreme, metric_cells, t
 from ddpperf.report.stored_cases import Case, of_functions
 from ddpperf.results import units
 
+COMPARED = {
+    "accuracy_over_baseline": "the small batch",
+    "accuracy_over_as_it_is": "as it is",
+    "accuracy_over_fp32": "fp32",
+}
+
 
 def accuracies(case: Case) -> dict[str, str]:
-    """Return the accuracies of a whole training by heading, and those that reports state."""
+    """Return the accuracies of a whole training by heading, their differences, and those of reports."""
     cells = metric_cells(case, ("train_accuracy", "test_accuracy"))
     if ends := case.interval("test_accuracy"):
         cells["95% interval"] = "{:.1%} to {:.1%}".format(*ends)
+    for metric, other in COMPARED.items():
+        if (difference := case.value(metric)) is not None:
+            cells[f"points over {other}"] = units.points(difference)
     for metric in ("train_accuracy", "test_accuracy"):
         if stated := [f"{report}: {units.percent(value)}" for report, value in case.reported(metric).items()]:
             cells[f"{metric.replace('_', ' ')} in reports"] = ", ".join(stated)
@@ -54,7 +63,7 @@ ACCURACY = Question(
     file="test_large_batch.py",
     needs=("train_accuracy",),
     cells=accuracies,
-    metrics=("mirrored_test_accuracy", "accuracy_over_baseline", "accuracy_over_as_it_is"),
+    metrics=("mirrored_test_accuracy",),
     sentence=_about_accuracy,
 )
 

@@ -130,6 +130,6 @@ PRECISION_ACCURACY = Question(
     file="test_precision.py",
     needs=("train_accuracy",),
     cells=_trained,
-    metrics=(*SPEED, "accuracy_over_fp32", "skipped_steps"),
+    metrics=(*SPEED, "skipped_steps"),
     sentence=_about_trained_precision,
 )
