@@ -83,6 +83,15 @@ def test_projection_missing_in_one_set_is_not_stored() -> None:
     assert not {"plain_excess_seconds", "projection_error", "projected_excess_on_3"} & values.keys()
 
 
+def test_plain_guess_is_the_next_smaller_number_of_devices() -> None:
+    measure = measure_on(Machine())
+    measured = {N: Excess(seconds=N * 1e-3, error=0.0, one_device_error=0.0) for N in (2, 4, 8)}
+    on_8 = Estimate(value=9e-3, low=0.0, high=1.0)
+    projection_metrics(measure, 8, {"A1": measured}, {"A1": {8: on_8}}, {"A1": 1e-2})
+    assert measure.metrics["plain_excess_seconds"]["value"] == 4e-3
+    assert measure.metrics["projection_error"]["value"] == pytest.approx(9 / 8 - 1)
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize(("node", "changes"), [(2, False), (8, True)])
 def test_nodes_are_projected_from_nodes_only(node: int, changes: bool, device: str) -> None:
