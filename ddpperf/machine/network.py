@@ -93,3 +93,9 @@ def _link(name: str, megabits: int) -> tuple[str, float | None]:
     if name == "lo" or megabits <= 0:
         return name, None
     return f"eth{megabits / 1e3:g}", megabits * 1e6 / 8
+
+
+def listen(address: str) -> socket.socket:
+    """Listen on a free port of the network interface with this address, and of no other one."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, 0), family=family, backlog=1024)

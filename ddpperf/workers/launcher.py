@@ -24,7 +24,7 @@ from pathlib import Path
 
 from ddpperf.errors import Refused, short
 from ddpperf.machine.child_process import describe_status, wait_for_exit
-from ddpperf.machine.network import Interface
+from ddpperf.machine.network import Interface, listen
 from ddpperf.workers import channel
 from ddpperf.workers.channel import Message, SlowMessage
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure
@@ -110,7 +110,7 @@ class Launcher:
         words = shlex.split(SHORT_NAMES.get(self.template, self.template))
         used = set(re.findall(r"\{(\w+)\}", self.template))
         join = [sys.executable, "-P", str(JOIN), address, str(self._key_file.absolute()), str(self.per_node)]
-        with listen(self.interface) as free:  # for a launcher's own meeting of its nodes
+        with listen(self.interface.address) as free:  # for a launcher's own meeting of its nodes
             port = free.getsockname()[1]
         if used & {"rank", "local_rank"}:
             started = range(ranks)
@@ -189,7 +189,7 @@ class Launch:
     def __init__(self, launcher: Launcher, ranks: int, welcome: Message) -> None:
         self._launcher, self._ranks, self._welcome = launcher, ranks, welcome
         self._set_name: str = welcome["set"]
-        self._listener = listen(launcher.interface)
+        self._listener = listen(launcher.interface.address)
         self._listener.settimeout(LOOK_SECONDS)
         host, port, *_ = self._listener.getsockname()
         commands = launcher.commands(ranks, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
@@ -324,9 +324,3 @@ def launcher(template: str) -> str:
         found = f"{{{min(unknown)}}}" if unknown else "nothing"
         raise argparse.ArgumentTypeError(f"must be a command with none but {known}, got {found}")
     return template
-
-
-def listen(interface: Interface) -> socket.socket:
-    """Listen on a free port of a network interface."""
-    family = socket.AF_INET6 if ":" in interface.address else socket.AF_INET
-    return socket.create_server((interface.address, 0), family=family, backlog=1024)

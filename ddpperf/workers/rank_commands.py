@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import signal
-import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -22,6 +21,7 @@ import torch.distributed as dist
 
 from ddpperf import specs
 from ddpperf.instruments.kernels import digest, kernel_names
+from ddpperf.machine.network import listen
 from ddpperf.measuring.clock import keep_busy, seconds_of, synchronize
 from ddpperf.measuring.compile_and_capture import forbid_compiling, forget_compiled, require_none_new
 from ddpperf.workers.channel import Message
@@ -105,7 +105,7 @@ class Rank:
 
     def _start_store(self, address: str) -> int:
         # A bound socket: no race for the port, and no other interface. Without it the store listens on all.
-        listener = socket.create_server((address, 0), family=_family(address), backlog=128)
+        listener = listen(address)
         port: int = listener.getsockname()[1]
         fd = listener.detach()
         self.store = dist.TCPStore(address, port, None, True, wait_for_workers=False, master_listen_fd=fd)
@@ -268,10 +268,6 @@ class Rank:
         if self.device.type == "cuda":
             torch._C._cuda_clearCublasWorkspaces()  # 32 MiB for each stream that ever multiplied
             torch.cuda.empty_cache()
-
-
-def _family(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def inject(fault: specs.Fault | None, rank: int, command: str) -> None:

@@ -333,17 +333,14 @@ def test_place_is_read_from_the_launchers_variables(
     assert place(variables, 2) == found
 
 
-def test_key_can_come_from_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_is_private_or_comes_from_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = launcher_of("srun", tmp_path)
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+    launcher.close()
+    assert not (tmp_path / "key").exists()
     monkeypatch.setenv("DDPPERF_KEY", "ab" * 32)
     launcher_of("srun", tmp_path)
     assert not (tmp_path / "key").exists()
     monkeypatch.setenv("DDPPERF_KEY", "short")
     with pytest.raises(Refused, match="a key has 64 hexadecimal digits; set another DDPPERF_KEY"):
         launcher_of("srun", tmp_path)
-
-
-def test_key_is_private(tmp_path: Path) -> None:
-    launcher = launcher_of("srun", tmp_path)
-    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
-    launcher.close()
-    assert not (tmp_path / "key").exists()

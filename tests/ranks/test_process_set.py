@@ -107,19 +107,17 @@ def test_default_socket_timeout_does_not_reach_ranks() -> None:
         socket.setdefaulttimeout(before)
 
 
-def test_memory_comes_in_huge_pages_unless_set_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-    assert rank_environment("cpu")["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
-    assert "GLIBC_TUNABLES" not in rank_environment("cuda")
-    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=0")
-    assert rank_environment("cpu")["GLIBC_TUNABLES"] == "glibc.malloc.check=0"
-
-
-def test_only_nccl_ranks_record_many_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each record needs 1.3 KB, and a gloo rank waits for one collective after the other."""
-    monkeypatch.delenv("TORCH_FR_BUFFER_SIZE", raising=False)
-    assert rank_environment("cpu")["TORCH_FR_BUFFER_SIZE"] == "256"
-    assert "TORCH_FR_BUFFER_SIZE" not in rank_environment("cuda")
+@pytest.mark.parametrize(
+    ("name", "on_cpu"), [("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"), ("TORCH_FR_BUFFER_SIZE", "256")]
+)
+def test_ranks_on_a_cpu_have_variables_unless_set_otherwise(
+    name: str, on_cpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(name, raising=False)
+    assert rank_environment("cpu")[name] == on_cpu
+    assert name not in rank_environment("cuda")
+    monkeypatch.setenv(name, "another")
+    assert rank_environment("cpu")[name] == "another"
 
 
 # --- faults
@@ -138,22 +136,21 @@ def failure_of(pool: Pool, spec: AllReduceSpec) -> str:
     return str(caught.value)
 
 
-def test_rank_that_raises_is_named_with_its_traceback(two_ranks: Pool) -> None:
-    failure = failure_of(two_ranks, with_fault("raise"))
-    first_line = r"rank 1 of set A\d+ raised RuntimeError: injected into rank 1 at sample \(at sample\)\n"
-    assert re.match(first_line, failure)
-    assert "in inject" in failure
-
-
-def test_killed_rank_is_named_before_its_peer(two_ranks: Pool) -> None:
-    failure = failure_of(two_ranks, with_fault("kill"))
-    assert re.match(r"rank 1 of set A\d+ was killed by SIGKILL \(at sample\)\n", failure)
-    assert "injected into rank 1 at sample: kill" in failure, "the end of the rank's output is shown"
-
-
-def test_rank_that_exits_is_named_with_its_status(two_ranks: Pool) -> None:
-    failure = failure_of(two_ranks, with_fault("exit"))
-    assert re.match(r"rank 1 of set A\d+ exited with status 0 before it answered \(at sample\)\n", failure)
+@pytest.mark.parametrize(
+    ("kind", "what", "more"),
+    [
+        ("raise", "raised RuntimeError: injected into rank 1 at sample", "in inject"),
+        ("kill", "was killed by SIGKILL", "injected into rank 1 at sample: kill"),
+        ("exit", "exited with status 0 before it answered", "injected into rank 1 at sample: exit"),
+    ],
+)
+def test_failed_rank_is_named_first_with_its_cause(
+    two_ranks: Pool, kind: FaultKind, what: str, more: str
+) -> None:
+    """A traceback follows, or the end of the rank's output."""
+    failure = failure_of(two_ranks, with_fault(kind))
+    assert re.match(rf"rank 1 of set A\d+ {what} \(at sample\)\n", failure)
+    assert more in failure
 
 
 HANG_SECONDS = 3
