@@ -294,10 +294,10 @@ class ProcessSet:
         hint = "if a rank is only slow, for example because it compiles, pass a longer --deadline"
         what = f"did not answer within {deadline_seconds:g} s"
         detail = "\n".join([*self._explained(), hint])
-        details = [detail, *[""] * (len(ranks) - 1)]  # the first one explains all ranks
-        ordered = sorted(ranks, key=lambda rank: rank.rank)
+        first, *others = sorted(ranks, key=lambda rank: rank.rank)  # the first one explains all ranks
         return [
-            rank.failure(Cause.HUNG, what, of_rank) for rank, of_rank in zip(ordered, details, strict=True)
+            first.failure(Cause.HUNG, what, detail),
+            *(rank.failure(Cause.HUNG, what) for rank in others),
         ]
 
     def _explained(self) -> list[str]:

@@ -107,25 +107,15 @@ def test_limits_are_told_from_mistakes(error: Exception, limit: bool) -> None:
     assert describe(error)["limit"] is limit
 
 
-def shell(script: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(["sh", "-c", script])
-
-
 @pytest.mark.parametrize(
     ("script", "words"),
     [
         ("kill -KILL $$", "was killed by SIGKILL"),
         ("sleep 0.1; exit 4", "exited with status 4 before it answered"),
+        ("exec sleep 60", "closed its connection before it answered, but runs on"),
     ],
 )
-def test_exit_is_described_once_the_process_ends(script: str, words: str) -> None:
-    assert describe_exit(shell(script)) == words
-
-
-def test_process_that_runs_on_is_described() -> None:
-    process = subprocess.Popen(["sleep", "60"])
-    try:
-        assert describe_exit(process) == "closed its connection before it answered, but runs on"
-    finally:
+def test_end_of_a_process_is_described(script: str, words: str) -> None:
+    with subprocess.Popen(["sh", "-c", script]) as process:
+        assert describe_exit(process) == words
         process.kill()
-        process.wait()
