@@ -242,5 +242,4 @@ def test_a_rank_that_stops_in_an_epoch_is_a_hang_though_it_reported(
     assert time.monotonic() - start < 12
     assert [fraction for _, fraction in told.progress if fraction], "it was alive at first"
     assert {failure.cause for failure in caught.value.failures} == {Cause.HUNG}
-    assert "slow_model.py" in str(caught.value), "the message shows where"
     assert not live.alive
