@@ -210,7 +210,7 @@ def heavy(options: Options, world_size: int) -> Case:
 
 
 def deeper(options: Options, model: Model, world_size: int) -> Case:
-    """Return the training spec of a ResNet-50, which computes more per parameter than ResNet-18."""
+    """Return the case of a ResNet-50 training step on some devices."""
     identity = f"{size_id(options, world_size)}-{model}"
     execution = options.executions[0]
     return if_valid(identity, step, options, world_size, RESNET50_BATCH, execution, model=model)

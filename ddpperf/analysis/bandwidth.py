@@ -36,7 +36,7 @@ def collective_busbw(kind: str, S: float, t: float, N: int) -> float:
 
 
 def crossing_factor(kind: str, N: int, node_size: int) -> float | None:
-    """Return the bytes that leave a node over the bytes that busbw counts, on several nodes.
+    """Return the bytes that leave a node divided by the bytes that busbw counts.
 
     kind: the algorithm of an all-reduce, or the kind of another collective. node_size: the number of
     ranks L of each of N / L nodes.

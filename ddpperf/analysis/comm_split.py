@@ -90,7 +90,7 @@ def _largest(seconds: Sequence[float]) -> int:
 def disagreement(
     apart: float, known: float, cause: str, step_seconds: float, traced_step_seconds: float
 ) -> tuple[float, str]:
-    """Return the difference of the two methods over the step, and a sentence if it is large.
+    """Return (seconds by difference - by trace) / step seconds, and a sentence if this exceeds 5%.
 
     apart: the seconds by difference minus those by trace. known: the seconds that the difference
     contains and the trace does not. cause: what these seconds are.

@@ -70,9 +70,9 @@ class Undetermined(ValueError):
 
 
 def fit_determined(counts: Array, seconds: Sequence[float], unclear: str) -> list[Estimate]:
-    """Return the seconds of one unit of each part, fitted to times that determine them all.
+    """Fit the seconds of one unit of each column of `counts`, such as a message or a byte, to times.
 
-    Raises Undetermined with the sentence `unclear` if the times do not.
+    Raises Undetermined with the sentence `unclear` if the times cannot tell the columns apart.
     """
     scaled = counts / np.array(seconds)[:, None]
     if np.linalg.matrix_rank(scaled / np.abs(scaled).max(axis=0)) < counts.shape[1]:

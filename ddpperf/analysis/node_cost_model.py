@@ -19,7 +19,7 @@ from ddpperf.specs.collective import AllReduceSpec, ring_pieces
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What an all-reduce sends over one link, counted where one message waits for another.
+    """The messages and bytes that an all-reduce sends over one link one after another.
 
     `messages` counts these successive messages. `volume` is their bytes in one direction, in units of
     a rank's buffer.
@@ -31,7 +31,7 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class TwoLinkCounts:
-    """What an all-reduce sends over the links inside the nodes and over those between the nodes."""
+    """The loads of an all-reduce on the links inside the nodes and on the links between the nodes."""
 
     inside: Load
     between: Load

@@ -31,7 +31,7 @@ DOUBLING_ERROR = 0.15  # relative error of all-reduce times per doubling of the 
 
 
 def projected_from(measured: Iterable[int], N: int, *, node: int) -> list[int]:
-    """Return the measured numbers of devices from which N devices are projected, in order.
+    """Return the measured device counts, in order, from which the step on N devices is projected.
 
     Numbers of devices on several nodes are projected from measurements on several nodes, if there
     are any. A node has `node` devices.
@@ -146,7 +146,7 @@ class AllReduces:
         return min(self.lines, key=lambda number: abs(math.log2(N / number)))
 
     def _steps_and_volume(self, N: int) -> tuple[float, float]:
-        """Return by what the start and the slope of an all-reduce on N devices grow."""
+        """Return the factors by which an all-reduce's start and slope grow on N devices."""
         if self.node >= N:
             return math.log2(N), counts("ring", N).volume / (self.pair_bandwidth if N == 2 else 1.0)
         return 2 * (N - 1), counts("ring", N).volume  # as the all-reduce of gloo and NCCL on several nodes

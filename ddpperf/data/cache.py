@@ -98,7 +98,7 @@ def _sha256(path: Path) -> str:
 def _decode(
     kind: str, source: Path | None, key: str, path: Path, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Decode images in a child process into the file `path`, and return what its sidecar holds."""
+    """Decode images in a child process into the file `path`, and return the content of its JSON sidecar."""
     if importlib.util.find_spec("torchvision") is None:
         advice = "install it, or leave --data out"
         raise Refused(f"--data {kind} needs torchvision, which is not installed; {advice}")

@@ -45,7 +45,7 @@ def all_findings(gpus: Sequence[Gpu], seconds: float) -> list[Finding]:
 
 
 def run_findings(device: str, gpus: Sequence[Gpu]) -> list[Finding]:
-    """Make the checks that take less than 0.5 s, and return what is not good, the worst first.
+    """Run the checks that take less than 0.5 s, and return the problems, the worst first.
 
     A test run watches throttling and other processes on its GPUs itself.
     """
@@ -70,7 +70,10 @@ def _quick(device: str, gpus: Sequence[Gpu], watch_seconds: float) -> list[Findi
 
 
 def _in_children(device: str, gpus: Sequence[Gpu], end: float) -> list[Finding]:
-    """Make the checks that start processes, side by side, until a moment of time.monotonic()."""
+    """Run the two-rank check and the compiler check at the same time, in child processes.
+
+    end: the time.monotonic() value at which they must be done.
+    """
     left = max(1.0, end - time.monotonic())
     with ThreadPoolExecutor() as pool:
         ranks = pool.submit(rank_findings, gpus, left)

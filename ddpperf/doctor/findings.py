@@ -1,4 +1,4 @@
-"""What the doctor found about one subject, and what to do about it."""
+"""The results of the doctor's checks, each with advice on what to do."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Subject(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What was found about a subject. advice: what to do, which only good findings lack."""
+    """The result of one check of the doctor. advice: what to do; empty only if the result is good."""
 
     subject: Subject
     level: Level

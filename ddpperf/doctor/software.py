@@ -1,4 +1,4 @@
-"""Whether the environment's variables, torchvision and the compiler are fit to measure."""
+"""Check whether the environment's variables, torchvision and the compiler are fit for measuring."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What leaves and enters a process: text for terminals, files, temporary folders, secrets, commands."""
+"""Input and output: text for terminals, files, temporary folders, secrets, commands."""

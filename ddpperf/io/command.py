@@ -1,4 +1,4 @@
-"""What the commands `python -m ddpperf...` have in common: options, refusals and output."""
+"""Code that the commands `python -m ddpperf...` share: options, refusals and output."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def temporary_root() -> str:
 
 
 def hold(folder: Path) -> int:
-    """Lock a folder until the returned file descriptor is closed, which the end of this process does, too."""
+    """Lock a folder until the returned file descriptor is closed or this process ends."""
     held = os.open(folder, os.O_RDONLY)
     with contextlib.suppress(OSError):  # such as a network file system without locks
         fcntl.flock(held, fcntl.LOCK_SH)
@@ -94,7 +94,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def remove_tensors(processes: Iterable[int]) -> None:
-    """Remove the shared memory that processes, which have ended, left of torch's tensors.
+    """Remove the shared memory of torch's tensors that processes left behind when they ended.
 
     torch names shared memory after the process that makes it. The process removes the name at once,
     unless it is killed.

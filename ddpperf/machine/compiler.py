@@ -1,4 +1,4 @@
-"""What torch.compile needs and knows: compilers for C and C++, its options, and its cache."""
+"""The requirements of torch.compile: compilers for C and C++, known options, and a cache."""
 
 from __future__ import annotations
 

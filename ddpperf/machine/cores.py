@@ -143,7 +143,7 @@ class Pinning:
         self.ranks = None if isinstance(self._plan, str) else self._plan.ranks
 
     def _try(self, plan: Plan) -> Plan | str:
-        """Return the plan if the kernel gives its CPU cores, else why the kernel does not."""
+        """Return the plan, or the reason why the kernel does not grant its CPU cores."""
         try:
             for cores in (*plan.ranks, plan.controller):
                 os.sched_setaffinity(0, cores)

@@ -85,7 +85,7 @@ class Window:
 
 
 def joules_per_step(windows: Sequence[Window], update_seconds: float) -> Joules:
-    """Return the energy of each device in one step, or nothing if it is not known well.
+    """Return the energy of each device in one step, or nothing if it is too uncertain.
 
     It is known well if each window lasts LEAST_UPDATES update periods of the counters, and if the
     rounds fill at least the fraction FULL of it.

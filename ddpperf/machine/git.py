@@ -62,7 +62,7 @@ def git(root: Path, *arguments: str, seconds: float | None = None) -> str:
 
 
 def check_out(root: Path, commit: str, folder: Path) -> Path:
-    """Check a commit out in a new git worktree, and return the folder in it that `root` is here.
+    """Check a commit out in a new git worktree, and return the folder there that corresponds to `root`.
 
     Raises OSError with git's reason if that fails. `remove_worktree` removes the folder again.
     """

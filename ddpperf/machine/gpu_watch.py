@@ -99,7 +99,7 @@ class GpuWatch:
         self._rounds: list[Round] = []
 
     def look(self, own: Collection[int], done: int) -> str:
-        """Record what disturbed the GPUs in the last round, and return why to repeat the round.
+        """Record the disturbances of the GPUs in the last round, and return reasons to repeat the round.
 
         Returns an empty string if the round counts. own: the process ids of the ranks. done: the
         number of rounds so far. 0 starts a measurement. A round with the number of the last round

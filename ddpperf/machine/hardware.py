@@ -154,7 +154,7 @@ def _reported_nvlink_rate(nvml: Any, handle: Any, link: int | None) -> float | N
 
 
 def _nvlink_end(nvml: Any, handle: Any, link: int) -> str:
-    """Return what is at the other end of an NVLink: a GPU's PCI address, a switch or a CPU."""
+    """Return the other end of an NVLink: a GPU's PCI address, a switch or a CPU."""
     kind = query_nvml("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
     if kind == nvml.NVML_NVLINK_DEVICE_TYPE_GPU:
         pci = query_nvml("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
@@ -211,11 +211,11 @@ class Machine:
         return gpu_link(self.gpus[:world_size])
 
     def crosses_nodes(self, world_size: int) -> bool:
-        """Return whether so many ranks are on several nodes."""
+        """Return whether `world_size` ranks are on several nodes."""
         return self.interface is not None and world_size > self.links.node
 
     def ranks_here(self, world_size: int) -> int:
-        """Return how many of so many ranks share this machine's CPU cores.
+        """Return how many of `world_size` ranks share this machine's CPU cores.
 
         Nodes that loopback connects are one machine.
         """
@@ -355,7 +355,7 @@ def environment(device: str, gpus: Sequence[Gpu], root: Path) -> dict[str, Any]:
 
 
 def _customized() -> dict[str, str]:
-    """Return a digest of the files that Python runs at each start, by their path."""
+    """Return a digest of sitecustomize.py and usercustomize.py, which Python runs at each start, by path."""
     found = {}
     for name in ("sitecustomize", "usercustomize"):
         with contextlib.suppress(ImportError, ValueError, OSError):
@@ -366,7 +366,7 @@ def _customized() -> dict[str, str]:
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return what differs between the environments of two stored runs, except for the commit."""
+    """Return the differences between the environments of two stored runs, except for the commit."""
     found = []
     for name in sorted(
         then.keys() & now.keys() - {"commit", "gpus", "pinning", "hostname", "links", "nodes"}

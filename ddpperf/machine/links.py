@@ -166,7 +166,7 @@ def _pcie_rate(gpu: Gpu) -> LinkRate | None:
 
 
 def _ends(gpu: Gpu) -> Mapping[str, int]:
-    """Return the numbers of a GPU's NVLinks by their other ends, which old stored GPUs lack."""
+    """Return how many NVLinks a GPU has to each other end, with UNKNOWN ends in old stored runs."""
     return gpu.nvlink_ends or ({UNKNOWN: gpu.nvlinks} if gpu.nvlinks else {})
 
 

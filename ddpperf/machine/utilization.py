@@ -131,7 +131,7 @@ class CpuSampler:
 
 
 def _difference(before: Mapping[int, float], after: Mapping[int, float], elapsed: float) -> float | None:
-    """Return the CPU seconds per second of the processes that were there before, None without any."""
+    """Return the CPU seconds per second of processes that existed before, or None if there were none."""
     both = before.keys() & after.keys()
     return sum(after[pid] - before[pid] for pid in both) / elapsed if both and elapsed > 0 else None
 
@@ -231,7 +231,7 @@ class Recorder:
         return None if found is None else found[: self._devices]
 
     def usage(self) -> Usage | None:
-        """Return what was recorded in all rounds, or None if nothing was."""
+        """Return the usage recorded in all rounds, or None if nothing was recorded."""
         sampler = self._sampler
         samples = sampler.samples if sampler is not None and not sampler.problem else []
         rows = _rows([values for _, values in samples])

@@ -1,1 +1,1 @@
-"""What training itself uses to measure: clock, profiler, records of messages, compiling, CUDA graphs."""
+"""Tools that measure training: clock, profiler, records of messages, compiling, CUDA graphs."""

@@ -116,7 +116,7 @@ def capture(step: Callable[[], None], execution: str) -> torch.cuda.CUDAGraph:
 
 
 def _take_streams_past_the_current_one() -> None:
-    """Make the current stream the last but one that torch's pool hands out again.
+    """Advance torch's pool of streams past the current stream and the stream after it.
 
     torch runs each callback of a collective, such as those of DDP's communication hooks, on the next
     stream of its pool. On the step's own stream, all kernels of the step that follow would wait for

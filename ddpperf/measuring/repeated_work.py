@@ -20,7 +20,7 @@ class Measurement:
         """Prepare a timed round, before the clock starts."""
 
     def begin_timed(self) -> None:
-        """Begin the timed steps of a round; an untimed step may have been before."""
+        """Prepare the timed steps of a round, after an untimed step if there is one."""
 
     def step(self) -> None:
         """Do the work whose duration a rank measures."""

@@ -260,7 +260,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[Any]:
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
-    """Let a test fail that takes too long, as pytest-timeout's method "signal" does.
+    """Fail a test that takes too long, as pytest-timeout's method "signal" does.
 
     Its method "thread" ends the process at once, which would lose everything that was measured.
     """

@@ -1,4 +1,4 @@
-"""A/B runs, which measure base and candidate alternately and compare them."""
+"""The comparison of base and candidate in an A/B run, which measures them in turn."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from ddpperf.verdict.two_stage_test import Finding
 
 
 class ABRun:
-    """Compares base and candidate, and measures suspected regressions and undecided tests again.
+    """Compares base and candidate, and says which tests must be measured again.
 
     The first measurement uses a few process sets per side. Later measurements use new process sets.
-    A run that compares with a stored run makes an ABRun, too, if it can run the stored run's code.
+    The confirmation of a comparison with a stored run also makes an ABRun.
 
     confirms: the comparison with a stored run whose findings this run confirms; None for an A/B run
     that the user asked for. It says which tests are suspected, and how much each may change.
@@ -98,7 +98,7 @@ class ABRun:
         return self.decision.open_tests()
 
     def look(self, measuring: Measuring) -> list[str]:
-        """Decide tests by their measurement in new processes, and return those that are still open."""
+        """Decide tests by their newest measurement, and return the tests to measure again."""
         assert self.decision is not None
         for test, measure in measuring.measures.items():
             if measure.record.measured is not None:
@@ -107,14 +107,14 @@ class ABRun:
         return self.decision.open_tests()
 
     def has_worse(self, measuring: Measuring) -> bool:
-        """Return whether a test is worse by a later measurement that `look` does not know yet."""
+        """Return whether a measurement that `look` has not judged yet finds a test worse."""
         decision = deepcopy(self.decision)
         assert decision is not None
         decision.look(self._estimates(measuring))
         return any(row.confirmed and row.gated and row.finding is Finding.WORSE for row in decision.rows)
 
     def end(self) -> None:
-        """Stop measuring: suspected regressions that no look could measure become missing."""
+        """Stop measuring, and list suspected tests that could not be measured again as missing."""
         if self.decision is not None:
             self.decision.end()
 

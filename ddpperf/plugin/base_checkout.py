@@ -1,4 +1,4 @@
-"""The code of a stored run, as the base of an A/B run: checked out, or checked if the user names it."""
+"""Check the code of a stored run out as the base of an A/B run, or check the base that the user names."""
 
 from __future__ import annotations
 

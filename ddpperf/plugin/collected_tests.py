@@ -71,7 +71,7 @@ class Collection:
         ]
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Store which test files pytest looked into, and which could not be imported."""
+        """Store which test files pytest collected, and which could not be imported."""
         self.files.add(report.nodeid)
         if report.failed:
             failed = Outcome(kind=OutcomeKind.NOT_COLLECTED, reason=_reason_of(report))
@@ -109,7 +109,7 @@ class Outcomes:
         self.begun = time.monotonic()
 
     def expect(self, tests: Iterable[str]) -> None:
-        """Give each test that will be measured the outcome "not run", until the test ends."""
+        """Record "not run" for each test to be measured. Its real outcome replaces this when it ends."""
         self.measured = dict.fromkeys(tests, Outcome(kind=OutcomeKind.NOT_RUN))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

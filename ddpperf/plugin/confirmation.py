@@ -1,4 +1,4 @@
-"""The measurements of a test run after its first pass over the tests.
+"""The judgement of the first measurements, and repeated measurements of some tests.
 
 A comparison with a stored run is confirmed by an A/B run against the stored run's code. An A/B run
 repeats suspected and undecided tests, at most twice. Each measurement takes new processes.
@@ -46,7 +46,7 @@ def judge(session: Session, items: Sequence[pytest.Item]) -> None:
 def _confirm(session: Session, plain: PlainRun, items: Sequence[pytest.Item], tests: Sequence[str]) -> None:
     """Decide tests of a comparison with a stored run by an A/B run beside the stored run's code.
 
-    tests: suspected regressions, and every test whose limit would not show a slow-down as large as
+    tests: suspected regressions, and every test that is too imprecise to notice a slow-down as large as
     its tolerance. The most suspicious test comes first.
     """
     options, baseline = session.options, session.inputs.baseline
@@ -109,7 +109,7 @@ def _same_work(session: Session) -> dict[str, str]:
 
 
 def _look_again(session: Session, run: ABRun, items: Sequence[pytest.Item], tests: list[str]) -> int:
-    """Measure open tests of an A/B run again, until all are decided or the time is over.
+    """Measure suspected and undecided tests of an A/B run again in new processes, at most twice.
 
     The first repeat of an A/B run that the user asked for has no time limit until a test is worse.
     The first repeat of a confirmation has at least half of its seconds. Returns how many measurements

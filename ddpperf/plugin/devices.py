@@ -67,7 +67,7 @@ class Devices:
         return self._watch.look(processes, done) if self._watch is not None else ""
 
     def recorder(self, spec: Spec, processes: list[int], alone: bool) -> Recorder:
-        """Return what records the devices' energy and utilization while a spec is measured.
+        """Return the recorder of the devices' energy and utilization for the measurement of a spec.
 
         Only epochs and whole trainings are sampled over time, because a sample takes about as long as
         a short step. Nothing is recorded of a spec with ranks on other nodes, because this node's

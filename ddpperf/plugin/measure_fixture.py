@@ -165,7 +165,7 @@ class Measure:
 
     @property
     def judged_side(self) -> str:
-        """The side whose metrics must reach thresholds, which is the candidate in an A/B run."""
+        """The side whose metrics must reach thresholds: the candidate in an A/B run."""
         return BASE if self._sides is None else CANDIDATE
 
     def values(self) -> dict[str, float]:
@@ -184,7 +184,7 @@ class Measure:
 
     @property
     def _here(self) -> str:
-        """The side that runs in this environment."""
+        """The side (base or candidate) that uses this process's interpreter and code; else the base."""
         return BASE if self._sides is None else self._sides.here
 
     def _measure(self, spec: Spec, *, own: bool) -> Measured:
@@ -260,7 +260,7 @@ class Measuring:
 
     @property
     def measures(self) -> dict[str, Measure]:
-        """The `measure` fixtures by test id, in the order of the test files, however they were run."""
+        """The `measure` fixtures by test id, in the order of the test files, whatever order they ran in."""
         last = len(self._place)
         return dict(sorted(self._measures.items(), key=lambda entry: self._place.get(entry[0], last)))
 

@@ -90,7 +90,7 @@ def _file(option: str, text: str | None) -> Path | None:
 
 
 class RunOutputs:
-    """Decides and saves a run when pytest ends, prints its tables, and knows the exit status.
+    """Decides the verdict when pytest ends, saves the run, prints its tables, and has the exit status.
 
     answer: the result of a comparison; None before the verdict, or if nothing was compared.
     verdict: None before the run has ended, and always None if no performance test was collected.

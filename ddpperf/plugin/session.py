@@ -179,7 +179,7 @@ class Session:
         )
 
     def fixture(self, test: str, benchmark: BenchmarkFixture) -> Measure:
-        """Return the value of the `measure` fixture for one test, and show which test it is."""
+        """Return the value of the `measure` fixture for one test, and name the test in the progress line."""
         self.start()
         if len(self.passes) == 1:
             count = len(self.outcomes.measured)
@@ -215,7 +215,7 @@ class Session:
         self.passes.append(Measuring(pool, self.devices, run.sides, order=list(self.outcomes.measured)))
 
     def _set_options(self, rounds: int, *, time_only: bool) -> SetOptions:
-        """Return what all process sets of a pass have in common."""
+        """Return the options that all process sets of a pass share."""
         options = self.options
         return SetOptions(
             size=max(options.world_sizes),

@@ -1,4 +1,4 @@
-"""The metrics that the table of each experiment shows.
+"""The titles and the columns of the tables of all experiments.
 
 A test without an entry, such as a test of your own suite, has a table with all of its metrics.
 """

@@ -102,7 +102,7 @@ def size(nbytes: int) -> str:
 
 
 def timed_work(spec: Spec) -> str:
-    """Return what the time of a spec's measurement is the time of, such as "step" or "call"."""
+    """Return the name of the work that a spec times, such as "step" or "call"."""
     if isinstance(spec, RunSpec):
         return "training"
     if isinstance(spec, EpochSpec):

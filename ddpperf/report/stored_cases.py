@@ -170,7 +170,7 @@ def of_functions(cases: Sequence[Case], *names: str) -> list[Case]:
 
 
 def ab_of(header: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a stored run has of an A/B run, or of a confirmation; empty if there was none."""
+    """Return the stored results of an A/B run or of a confirmation; empty if there was none."""
     found: Mapping[str, Any] | None = header.get("against") or header.get("confirmed")
     return found or {}
 
@@ -193,7 +193,7 @@ def _properties(
     references: Mapping[str, Any],
     recipe: str,
 ) -> dict[str, str]:
-    """Return what a test measures, by name, with the kind of its experiment first."""
+    """Return the properties of a test by name; the kind of its experiment comes first."""
     device = header["options"].get("device", "cpu")
     found = {"kind": experiment.kind}
     found |= properties_of(measured.spec, device=device, global_batch=experiment.global_batch)

@@ -87,7 +87,7 @@ def verdict_lines(header: Mapping[str, Any], *, width: int = WIDTH) -> list[str]
 
 
 def next_step(header: Mapping[str, Any]) -> str:
-    """Return what to do after a run with this verdict, with the command."""
+    """Return the advice that follows from the verdict, with the command to run next."""
     compared = header.get("compared_with")
     nodes = len(header["environment"].get("nodes", ()))
     launched = f" --nodes {nodes} --launcher CMD" if nodes > 1 else ""
@@ -281,7 +281,7 @@ def _thresholds(header: Mapping[str, Any]) -> str:
 
 
 def _distance(check: Mapping[str, Any]) -> float:
-    """Return how far a metric is on the good side of its bound, as a fraction of the bound."""
+    """Return by which fraction of its bound a metric is better than the bound."""
     distance = float(check["value"] / check["bound"] - 1)
     return distance if check["kind"] == BoundKind.FLOOR else -distance
 
@@ -294,7 +294,7 @@ def _timing(timing: Mapping[str, Any] | None) -> list[str]:
 
 
 def markup(line: str) -> dict[str, bool]:
-    """Return pytest's markup for a line of the output, which shows on a terminal only."""
+    """Return the colours of a line of the output on a terminal, as arguments of pytest's writer."""
     for status, look in MARKUP.items():
         if line.startswith(f"{status}: "):
             return {look: True, "bold": True}

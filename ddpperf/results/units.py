@@ -77,7 +77,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def common_scale(unit: str, values: Iterable[float]) -> tuple[str, Callable[[float], str]] | None:
-    """Return the unit in which to print a column of values, and the function that prints a value.
+    """Return one unit for a whole column of values, and a function that formats a value in this unit.
 
     The unit suits the median value. Returns None for a unit that has no scales, such as "1".
     """

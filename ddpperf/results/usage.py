@@ -1,4 +1,4 @@
-"""What the devices of a process set used during a measurement: energy, and utilization over time."""
+"""The energy and the utilization over time of a process set's devices during a measurement."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ class CopySpec(Work):
 
 
 def ring_pieces(nbytes: float, N: int) -> int:
-    """Return into how many messages a ring all_reduce over N ranks divides 1/N of its buffer."""
+    """Return the number of messages in which a ring all_reduce sends each 1/N of its buffer."""
     return min(MOST_PIECES, max(1, int(nbytes // N // PIECE_BYTES)))
 
 

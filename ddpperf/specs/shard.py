@@ -1,4 +1,4 @@
-"""Compute how many of an epoch's images and batches each process gets."""
+"""Compute how many images each process trains on in an epoch, and in how many batches."""
 
 from __future__ import annotations
 

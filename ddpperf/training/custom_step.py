@@ -57,7 +57,10 @@ class CustomStep(Measurement):
         self.loss = loss
 
     def warm_up(self, steps: int) -> None:
-        """Run warm-up steps, count the collectives of the last one, and capture a step if requested."""
+        """Run the warm-up steps, and capture a step if the spec's execution mode is graph.
+
+        On several ranks, one more step is run before the capture, and its collectives are counted.
+        """
         for _ in range(max(steps, CAPTURE_WARMUP) if self.spec.captured else steps):
             self.step()
         if self.spec.grouped:

@@ -1,7 +1,8 @@
-"""Train by torch's DataParallel, in which one process drives several GPUs, or without its communication.
+"""The choice of the training step of a spec, and the step of DataParallel without communication.
 
-In each step DataParallel copies the model to all GPUs (replicate), sends each GPU its part of the batch
-(scatter), and collects the outputs on the first GPU (gather). The backward pass scatters the gradients
+In torch's DataParallel, one process drives several GPUs. In each step DataParallel copies the model
+to all GPUs (replicate), sends each GPU its part of the batch (scatter), and collects the outputs on
+the first GPU (gather). The backward pass scatters the gradients
 of the outputs, and adds up the gradients of the parameters on the first GPU (reduce).
 """
 
@@ -82,6 +83,6 @@ class SeparateReplicas(TrainingStep):
 
 
 def training_step(spec: TrainingSpec, *, rank: int, device: torch.device) -> TrainingStep:
-    """Return the training step of a spec, which may be that of DataParallel without communication."""
+    """Return the training step of a spec: for DataParallel without communication, a class of its own."""
     is_separate = spec.strategy == "data_parallel" and spec.communication == "no_sync"
     return (SeparateReplicas if is_separate else TrainingStep)(spec, rank=rank, device=device)

@@ -174,7 +174,7 @@ class TrainingRun(Measurement):
         self._begin_steps()
 
     def _begin_steps(self) -> None:
-        """Let the next step be the first of a training."""
+        """Reset the schedule and the step counters, so that the next step is the first of a training."""
         self.training.schedule.begin(0)
         self.record.number.zero_()
         if self.averaged is not None:

@@ -123,7 +123,7 @@ class Decision:
         self._excuse_speedups()
 
     def open_tests(self) -> list[str]:
-        """Return the tests to measure again: suspected regressions, the largest first, then other open tests.
+        """Return the tests to measure again: suspected tests, the largest change first, then undecided tests.
 
         The primary metric of a test says whether the test is open. A test that got worse by one metric
         is not measured again for another metric.
@@ -147,9 +147,9 @@ class Decision:
         return contradicts or row.detectable > row.tolerance
 
     def look(self, again: Iterable[MetricEstimates]) -> None:
-        """Decide open tests by a measurement on new process sets.
+        """Decide suspected and undecided tests by a repeated measurement on new process sets.
 
-        Later looks add their process sets to those of earlier looks.
+        A second repetition adds its process sets to those of the first repetition.
         """
         for entry in again:
             key = entry.test, entry.metric
@@ -171,7 +171,7 @@ class Decision:
         self._excuse_speedups()
 
     def end(self) -> None:
-        """Add the suspected regressions that no look could measure to the missing tests."""
+        """Add the suspected tests that could not be measured again to the missing tests."""
         worse = worse_tests(self.rows)
         for row in self.rows:
             if row.suspect and row.test not in worse:
@@ -248,7 +248,7 @@ class Decision:
     def _noise(self, group: Sequence[MetricEstimates], logs: LogEstimates) -> Noise:
         """Return the noise of a metric in each test, shrunk towards the noise of similar tests.
 
-        A noisy positive control is shrunk, too: it can hide no slower test, only prevent a PASS.
+        A noisy positive control is shrunk, too: it cannot make a slower test pass, only prevent a PASS.
         """
         variances, freedoms = np.array([self._class_noise[entry.test, entry.metric] for entry in group]).T
         positive = np.array([entry.control == "positive" for entry in group])
@@ -307,7 +307,7 @@ def _exact_row(estimates: MetricEstimates) -> Row:
 
 
 def worse_tests(rows: Sequence[Row]) -> dict[str, str]:
-    """Return how each test that got worse compares with the base, the largest change first."""
+    """Return a phrase for each worse test that compares it with the base, the largest change first."""
     worse: dict[str, list[str]] = {}
     sizes: dict[str, float] = {}
     for row in rows:
@@ -357,11 +357,11 @@ def ab_answer(
 
 
 def control_problems(rows: Sequence[Row], *, positive_needed: bool = True) -> tuple[list[str], list[str]]:
-    """Return two lists of sentences: why no finding counts, and why a worsening may be hidden.
+    """Return two lists of sentences: why no finding counts, and why a worsening may have been missed.
 
-    A failed negative control shows changes that are none. A failed positive control hides changes, so
-    a test that is worse stays worse. A missing or noisy control shows nothing. `positive_needed` says
-    whether the positive control may not be missing.
+    If the negative control fails, changes may be found that do not exist. If the positive control fails,
+    changes may be missed, but a worse test stays worse. A missing or noisy control proves nothing.
+    `positive_needed` says whether a missing positive control is a problem.
     """
     by_control = {row.control: row for row in rows}
     untrusted: list[str] = []

@@ -22,7 +22,7 @@ def answer_of(
     no_stored_code: str = "",
     differences: Sequence[str] = (),
 ) -> Answer:
-    """Return what a comparison with a stored run means for the verdict.
+    """Return the answer of a comparison with a stored run, from its screening and its confirmation.
 
     A test is worse if the A/B run found it worse. A test that is slower than in the stored run, but
     not slower than the stored run's code beside it, shows that the machine or its environment
@@ -66,7 +66,7 @@ def answer_of(
 def _worse(
     comparison: Comparison, decision: Decision | None, *, stored_code: bool
 ) -> tuple[dict[str, str], dict[str, tuple[float, float]]]:
-    """Return how each test got worse, the largest change first, and the times before and now.
+    """Return a phrase for each worse test, the largest change first, and the tests' times before and now.
 
     stored_code: whether the stored run's code can run. Without it, the comparison alone decides.
     """
@@ -79,7 +79,7 @@ def _worse(
 
 
 def _control_problems(controls: Controls, decision: Decision | None) -> tuple[list[str], list[str]]:
-    """Return why no finding counts, and why a slow-down may be hidden."""
+    """Return the reasons why no finding counts, and the reasons why a slow-down may have been missed."""
     if decision is None:
         return controls.untrusted(), [*controls.missing, *controls.blind()]
     # The positive control of the confirmation takes turns with the base, that of the screening
@@ -100,7 +100,7 @@ def _rows(decision: Decision | None) -> dict[str, Row]:
 def _not_worse(
     slower: Mapping[str, Change], rows: Mapping[str, Row], name: str, unmeasured: str
 ) -> tuple[list[str], list[str]]:
-    """Return sentences on slower tests that the stored run's code equals, and on undecided ones.
+    """Return sentences on tests that the stored run's code runs as slowly today, and on undecided tests.
 
     Tests that were not measured beside the stored run's code come first; `unmeasured` says why.
     """
@@ -132,7 +132,7 @@ def _changed_machine(moved: Sequence[str], differences: Sequence[str]) -> list[s
 
 
 def _shown(comparison: Comparison, rows: Mapping[str, Row], *, stored_code: bool) -> dict[str, float]:
-    """Return the smallest slow-down that each judged test would have shown, as a fraction.
+    """Return the smallest slow-down that this run could have noticed in each judged test, as a fraction.
 
     A test that was measured beside the stored run's code excludes slow-downs above its 95% interval.
     If the stored run's code cannot run, suspected tests stay unmeasured, and the limits decide.
@@ -148,7 +148,7 @@ def _shown(comparison: Comparison, rows: Mapping[str, Row], *, stored_code: bool
 
 
 def _blind(comparison: Comparison, shown: Mapping[str, float], unconfirmed: str) -> list[str]:
-    """Return why too few tests would have shown their tolerance; empty if 95% would have."""
+    """Return a sentence if less than 95% of the tests could notice a slow-down by their tolerance."""
     if not shown:
         return [f"no test of {comparison.baseline} was measured whose time can be judged on this machine"]
     blind = {test: least for test, least in shown.items() if least > comparison.changes[test].tolerance}
@@ -184,7 +184,10 @@ def _summary(comparison: Comparison, shown: Mapping[str, float], decision: Decis
 
 
 def _sensitivity(shown: Sequence[float], which: str) -> str:
-    """Say which slow-downs judged tests would have shown, as fractions; `which` says which tests."""
+    """Return a phrase with the slow-downs that half and 95% of some judged tests could have noticed.
+
+    `shown` has the smallest such slow-down of each test, as a fraction. `which` describes the tests.
+    """
     ordered = sorted(shown)
     tests = units.counted(len(ordered), "judged test") + which
     if len(ordered) == 1:

@@ -104,7 +104,7 @@ def estimates_of(
 
 
 def _kind(spec: Spec, device: str) -> str:
-    """Return the kind of work whose times vary alike.
+    """Return the noise class of a spec: the kind of work whose times vary alike.
 
     On a CPU, other programs make times vary. So steps, epochs and whole trainings vary alike, and so
     do all collectives. Few tests measure an epoch or a whole training. The noise of so few tests is

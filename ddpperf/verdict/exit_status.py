@@ -35,7 +35,7 @@ class Answer:
 
     @property
     def regressions(self) -> list[str]:
-        """One sentence for each different worsening. Tests that share a measurement share it."""
+        """One sentence for each different worsening. Tests that share a measurement share a sentence."""
         tests: dict[tuple[str, object], list[str]] = {}
         for test, how in self.worse.items():
             tests.setdefault((how, self.seconds.get(test, test)), []).append(test)

@@ -25,11 +25,11 @@ LEAST_LOG = 1e-6  # of a limit by which a ratio is divided; --benchmark-compare-
 class Change:
     """The time of a test's step in the stored run and in this run, with the limit for their ratio.
 
-    A ratio above `limit` is slower. `quantity` says whether the step's median time or its CPU
+    A test with a ratio above `limit` is slower. `quantity` says whether the step's median time or its CPU
     seconds are compared. A ratio between `suspect_limit` and `limit` is too large for chance in one
     test, but not in a suite of many tests. A slow-down by the ratio `noticed` makes the test look
     slower 19 times in 20. `suspect_limit` and `noticed` are None if `limit` alone decides. A
-    slow-down by the fraction `tolerance` is to be noticed. `judged` is False if the time varies too
+    slow-down by the fraction `tolerance` must be noticed. `judged` is False if the time varies too
     much to fail a run.
     """
 
@@ -49,7 +49,7 @@ class Change:
 
     @property
     def shown(self) -> float:
-        """The smallest slow-down, as a ratio, that this comparison and an A/B run would show."""
+        """The smallest slow-down, as a ratio, that screening and confirmation together would notice."""
         return self.limit if self.noticed is None else self.noticed
 
     @property
@@ -69,8 +69,8 @@ class Controls:
 
     The negative control is a memory copy, which must take as long as in the stored run. The
     positive control is a step of this run, timed again without and with a delay of its tolerance;
-    at least half of the delay must show. A text says why a control is missing; it is empty if no
-    control was due.
+    the measured difference must be at least half of the delay. A text says why a control is missing;
+    it is empty if no control was due.
     """
 
     negative: Change | str = ""
@@ -78,7 +78,7 @@ class Controls:
 
     @property
     def missing(self) -> list[str]:
-        """The sentences on controls that are missing."""
+        """One sentence for each control that was due and was not measured, with the reason."""
         return [control for control in (self.negative, self.positive) if isinstance(control, str) and control]
 
     def untrusted(self) -> list[str]:
@@ -147,7 +147,7 @@ class Comparison:
 
     @property
     def looks_slower(self) -> dict[str, Change]:
-        """The changes of the tests above one of their limits."""
+        """The changes of the tests whose ratio exceeds one of their two limits."""
         return {test: change for test, change in self.changes.items() if change.slower or change.suspect}
 
     def median_shift(self) -> float | None:
@@ -159,7 +159,7 @@ class Comparison:
         return median(shifts) if shifts else None
 
     def to_confirm(self) -> list[str]:
-        """Return the tests that an A/B run has to decide, the most suspicious first.
+        """Return the tests that an A/B run must measure again, the most suspicious first.
 
         These are the tests that look slower, and the tests that would not show a slow-down as large
         as their tolerance, the blindest first.
@@ -181,7 +181,7 @@ def _change(fields: Mapping[str, Any]) -> Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """A stored run to compare with, and what limits the ratios of step times.
+    """A stored run to compare with, and the data from which the limits of time ratios follow.
 
     `device` is "cpu" or "cuda". `limit` is the ratio above which any test is slower. If it is None,
     each test has its own limit, from how much its runs in `history` (oldest first) differ.
@@ -307,7 +307,7 @@ def _ratio(logarithm: float) -> float:
 
 
 def _usual_spreads(then: Measured, now: Measured, settings: DecisionSettings) -> tuple[float, float]:
-    """Return the usual spread of a test's times between runs, and that of most of its runs.
+    """Return two spreads of a test's times between runs: that of similar tests, and that of most of its runs.
 
     They differ for quiet collective calls in a CUDA graph: half of these calls differ by less than
     0.3% between runs, as training steps do, but one of 20 by 3.7%.

@@ -69,7 +69,7 @@ class Settings:
             raise ValueError(f"screen_alpha must lie between {least} and 0.5, got {self.screen_alpha}")
 
     def look_alpha(self, gated: int, *, suspect: bool) -> float:
-        """Return the level of the test in each look, for each of `gated` metrics of a suite.
+        """Return the significance level of each repeated test, for each of `gated` metrics of a suite.
 
         `suspect` says whether the screening found the metric worse.
         """
@@ -181,7 +181,7 @@ def screen(
     """Return each metric's finding from the screening, such as suspect or unchanged.
 
     `gated` is the number of metrics of the suite whose worsening fails the run. `decides` says
-    whether a worsening that is significant at the level of a look is not only suspected.
+    whether the screening may call a metric worse, at the level of a repeated test, not only suspect.
     """
     levels = {Finding.WORSE: settings.look_alpha(gated, suspect=False)} if decides else {}
     levels |= {Finding.SUSPECT: settings.screen_alpha, Finding.BETTER: settings.suite_alpha / gated}

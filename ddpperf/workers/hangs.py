@@ -56,7 +56,7 @@ def _named(seen: Seen) -> str:
 
 
 def seen_in(name: str, report: str) -> Seen:
-    """Return what a rank's report says: its process's state, its stacks and its collectives."""
+    """Read a rank's report: the state of its process, its stacks and its collectives."""
     state = found[1] if (found := re.match(f"{STATE}(.*)", report)) else "unknown"
     frames = _main_thread(report)
     if not frames:
@@ -93,7 +93,7 @@ def _pending(report: str) -> Mapping[str, Any] | None:
 
 
 def explained(ranks: Sequence[Seen]) -> list[str]:
-    """Return at most ten lines: what the ranks do, equal ranks together, and which ranks are late."""
+    """Return at most ten lines on what the ranks do and which are late; similar ranks share a line."""
     doing: dict[str, list[Seen]] = {}
     for seen in ranks:
         doing.setdefault(seen.doing, []).append(seen)

@@ -51,7 +51,7 @@ WORDS_LINES = 10
 
 @dataclass(kw_only=True)
 class Joined:
-    """A rank that has joined: what it told, its channel, and then the connection of its output."""
+    """A rank that has joined: its first message, and its connections for commands and for output."""
 
     hello: Message
     commands: Connection
@@ -106,7 +106,7 @@ class Launcher:
         return Launch(self, ranks, welcome)
 
     def commands(self, ranks: int, address: str) -> list[list[str]]:
-        """Return the commands that start so many ranks: one a rank, one a node or one in all."""
+        """Return the commands that start the ranks: one per rank, one per node, or one in all."""
         words = shlex.split(SHORT_NAMES.get(self.template, self.template))
         used = set(re.findall(r"\{(\w+)\}", self.template))
         join = [sys.executable, "-P", str(JOIN), address, str(self._key_file.absolute()), str(self.per_node)]

@@ -1,4 +1,4 @@
-"""What must be equal on all nodes of a run, so that their times can stand in one table."""
+"""The facts that must be equal on all nodes of a run, so that their times can be compared."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ MOST_STEPS = 1000  # in a round, unless a measurement says otherwise
 
 
 class Pool:
-    """Process sets that are alive side by side and take the rounds of a measurement in turn.
+    """Process sets that are alive at the same time and run the rounds of a measurement in turn.
 
     There are `replicates` process sets of `size` ranks for each of `sides`, the base and the
     candidate. They are started at the first measurement. Only one process set samples at a time. A
@@ -230,7 +230,7 @@ class Pool:
         return measured
 
     def _recorder_of(self, process_set: ProcessSet, spec: Spec, alone: bool) -> Recorder:
-        """Return what records the usage of a process set's devices; nothing if ranks take turns."""
+        """Return the recorder of a process set's device usage; it records nothing if ranks take turns."""
         turns = spec.turns(self.options.devices_in_turn)
         if self.options.time_only or len(turns) > 1:
             return Recorder()

@@ -97,17 +97,17 @@ class ProcessSet:
 
     @property
     def can_skip_untimed(self) -> bool:
-        """Whether the ranks know rounds without an untimed step; older versions' ranks do not."""
+        """Whether the ranks support rounds without an untimed step; ranks of older versions do not."""
         return bool(self._setup.get("can_skip_untimed"))
 
     @property
     def can_finish(self) -> bool:
-        """Whether the ranks know the command "finish"; older versions' ranks finish when they close."""
+        """Whether the ranks support the command "finish"; ranks of older versions finish when they close."""
         return bool(self._setup.get("can_finish"))
 
     @property
     def _network(self) -> Message:
-        """What ranks on several nodes must know to meet: the address of rank 0."""
+        """The data with which ranks on several nodes find each other: the address of rank 0."""
         if self._launch is None:
             return {}
         with socket.socket(fileno=os.dup(self.ranks[0].connection.fileno())) as connected:
@@ -254,7 +254,7 @@ class ProcessSet:
     # --- ending
 
     def begin_to_close(self) -> None:
-        """Tell all ranks to exit, unless they were told before."""
+        """Tell all ranks to exit; do nothing if this was done before."""
         if self.alive and self._pending[0] != "exit":
             self.ask("exit")
 

@@ -112,7 +112,7 @@ class Rank:
         return port
 
     def ping(self) -> Message:
-        """Return an empty answer, to show that this rank answers."""
+        """Return an empty answer, so that the controller knows that this rank responds."""
         return {}
 
     def join(

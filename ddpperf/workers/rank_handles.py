@@ -1,4 +1,4 @@
-"""Ranks as the controller sees them: started, watched and ended here, or started by a launcher."""
+"""The controller's handles of ranks, which it starts itself or which a launcher starts."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class AnyRank:
         self.connection.close()
 
     def command(self, message: Message) -> None:
-        """Send a command, unless the rank is dead, which `is_dead` notices."""
+        """Send a command. If the rank is dead, the error is ignored; `is_dead` reports the death later."""
         self._commanded = self.output.printed
         with contextlib.suppress(OSError):
             send(self.connection, message)

@@ -1,4 +1,4 @@
-"""The rounds of a measurement: how long they are, in which order, and which are measured again."""
+"""The rounds of a measurement: their length, the order of base and candidate, and repeated rounds."""
 
 from __future__ import annotations
 

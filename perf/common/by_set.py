@@ -1,4 +1,4 @@
-"""Values by process set: arithmetic on them, and the sides of an A/B run that the sets belong to."""
+"""Arithmetic on values by process set, and the process sets of base and candidate."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ class Option:
     repeated: bool = False
 
     def parsed(self, text: str) -> Any:
-        """Return an option's value, or a `WrongValue` that `read_options` refuses.
+        """Return the parsed value. A wrong value gives a `WrongValue`, which `read_options` raises later.
 
         argparse would end pytest before the plugin has removed an earlier run's verdict page.
         """

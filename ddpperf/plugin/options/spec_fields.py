@@ -1,4 +1,4 @@
-"""Effects of the training fields that --spec and --candidate set."""
+"""Apply the training fields of --spec and --candidate to specs; say why a result cannot be measured."""
 
 from __future__ import annotations
 
