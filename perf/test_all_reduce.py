@@ -296,7 +296,7 @@ def model_metrics(
     seconds: Mapping[str, float],
     models: Mapping[str, LinkModel],
 ) -> None:
-    """Store the parameters of a fitted cost model, and those of course reports over measured times.
+    """Store a fitted model's parameters, and the ratios of course reports' formulas to measured times.
 
     seconds: the measured times of the test's own spec.
     """

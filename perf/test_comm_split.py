@@ -175,7 +175,7 @@ def disagreement_metric(
     known: Mapping[str, float],
     cause: str,
 ) -> None:
-    """Store by which fraction of the step two methods disagree, and warn of what explains it.
+    """Store the disagreement of two methods as a fraction of the step, and warn with its known causes.
 
     exposed: the exposed communication by difference of step times; the other method is the trace.
     tN: the seconds of a step. known: the seconds that the difference contains and the trace does
@@ -271,7 +271,7 @@ def exposed_by_difference(step: Measured, no_sync: Measured) -> dict[str, float]
 def data_parallel_trace(
     measure: Measure, trace: Measured, exposed: Mapping[str, float], tN: Mapping[str, float]
 ) -> None:
-    """Store what a trace shows of DataParallel's parts, and how far it agrees with the difference.
+    """Store the times of DataParallel's parts in a trace, and its disagreement with the difference.
 
     exposed: the exposed communication by difference. tN: the seconds of a step in each process set.
     """

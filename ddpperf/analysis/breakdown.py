@@ -1,4 +1,4 @@
-"""The parts of a training step, its use of the hardware, and the cost of an epoch on N devices."""
+"""The parts of a training step, the GPUs' peak FLOP/s and their use, and the cost of an epoch."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def in_pieces(buffer: Tensor, segments: int, pieces: int) -> Iterator[list[Tenso
 
 
 def in_turns(lanes: Iterable[Steps]) -> None:
-    """Take the first step of every lane, then the second step of every lane, and so on to the end.
+    """Advance all lanes in turn: the first step of every lane, then the second step of every lane, ...
 
     A lane pauses after each start of a transfer, so that the transfers of all lanes overlap. All
     lanes have the same number of steps.

@@ -68,7 +68,7 @@ def cpu_times() -> CpuTimes:
 
 
 def cpu_load(seconds: float) -> Finding:
-    """Watch the CPU for some seconds, and return whether other processes use it."""
+    """Watch the CPU for some seconds, and report whether other processes use it."""
     try:
         before = cpu_times()
         time.sleep(seconds)
@@ -78,7 +78,7 @@ def cpu_load(seconds: float) -> Finding:
 
 
 def judged_load(before: CpuTimes, now: CpuTimes) -> Finding:
-    """Return whether other processes used the CPU between two moments."""
+    """Check whether other processes used the CPU between two moments."""
     elapsed, cores = now.monotonic_seconds - before.monotonic_seconds, units.counted(now.cores, "core")
     load = max(0.0, (now.busy_seconds - before.busy_seconds) / elapsed)
     stolen = (now.stolen_seconds - before.stolen_seconds) / elapsed
@@ -99,7 +99,7 @@ def judged_load(before: CpuTimes, now: CpuTimes) -> Finding:
 
 
 def cores() -> Finding:
-    """Return how many cores the ranks may use, and whether a quota limits their time."""
+    """Report how many cores the ranks may use, and whether a quota limits their time."""
     allowed, usable, quota = len(os.sched_getaffinity(0)), core_count(), cpu_quota()
     if quota is not None and quota < 1:
         text = f"the cgroup's quota is {quota:.2g} cores, so ranks stop many times in a second"
@@ -113,7 +113,7 @@ def cores() -> Finding:
 
 
 def governor() -> Finding:
-    """Return whether the kernel keeps the cores at a high frequency."""
+    """Check whether the kernel keeps the cores at a high frequency."""
     governors = [_text(path) for path in CPUS.glob("cpu[0-9]*/cpufreq/scaling_governor")]
     if not governors:
         return good(Subject.GOVERNOR, "not known, as in most virtual machines")
@@ -125,7 +125,7 @@ def governor() -> Finding:
 
 
 def memory(ranks: int) -> Finding:
-    """Return whether the memory is large enough for some ranks."""
+    """Check whether the memory is large enough for this number of ranks."""
     left = [memory_left()]
     with contextlib.suppress(Exception):  # as in cpu_load
         import psutil
@@ -142,7 +142,7 @@ def memory(ranks: int) -> Finding:
 
 
 def shared_memory(ranks: int, device: str) -> Finding:
-    """Return whether /dev/shm is large enough for NCCL and for the workers of loaders."""
+    """Check whether /dev/shm is large enough for NCCL and for DataLoader workers."""
     advice = "mount more, or docker run --shm-size=8g"
     try:
         free = shutil.disk_usage(SHARED_MEMORY).free
@@ -163,7 +163,7 @@ def shared_memory(ranks: int, device: str) -> Finding:
 
 
 def huge_pages(device: str) -> Finding:
-    """Return whether CPU ranks get their memory in huge pages, which they ask for."""
+    """Check whether CPU ranks get the huge pages that they request."""
     chosen = _text(HUGE_PAGES).partition("[")[2].partition("]")[0]
     if chosen == "never" and device == "cpu":
         text = "never, so processes of the same code differ by 5% instead of 2%"
@@ -172,7 +172,7 @@ def huge_pages(device: str) -> Finding:
 
 
 def repository(folder: Path) -> Finding:
-    """Return whether runs that start in a folder know their commit, which comparisons check out."""
+    """Check whether git knows the commit of a folder, which comparisons check out."""
     if (name := commit(folder)) == NO_COMMIT:
         text = "this folder has no commit, so no run can be compared with a stored run's code"
         return warn(Subject.GIT, text, "install git, and start in a repository with a commit")

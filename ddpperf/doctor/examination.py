@@ -55,7 +55,7 @@ def run_findings(device: str, gpus: Sequence[Gpu]) -> list[Finding]:
 
 
 def _quick(device: str, gpus: Sequence[Gpu], watch_seconds: float) -> list[Finding]:
-    """Return the findings that start no process, the most important subject first."""
+    """Run the checks that start no process, the most important subject first."""
     ranks = max(len(gpus), RANKS)
     return [
         cpu_and_memory.cpu_load(watch_seconds),

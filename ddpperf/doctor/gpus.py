@@ -24,7 +24,7 @@ DEVICES, DRIVER_FILES = Path("/dev"), "nvidia[0-9]*"  # one for each GPU
 
 
 def present_gpus(gpus: Sequence[Gpu]) -> Finding:
-    """Return which GPUs the ranks can use, and the version of the driver."""
+    """Report which GPUs the ranks can use, and the version of the driver."""
     total = query_nvml("nvmlDeviceGetCount") if load_nvml() is not None else None
     if not gpus and total:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -58,7 +58,7 @@ def gpu_settings(gpus: Sequence[Gpu]) -> list[Finding]:
 
 
 def gpu_disturbances(gpus: Sequence[Gpu]) -> list[Finding]:
-    """Return who else uses the GPUs now, and whether their clocks are held down now.
+    """Report other processes on the GPUs, and clocks that are throttled now.
 
     A test run watches both in each round, so a run needs no such findings at its start.
     """
@@ -135,7 +135,7 @@ def _throttled(handle: Any) -> str:
 def _judged(
     subject: Subject, gpus: Sequence[Gpu], problem: Callable[[Any], str], advice: str, fine: str
 ) -> Finding:
-    """Return a warning that names the GPUs with a problem, or that all is fine.
+    """Return a warning that names the GPUs with a problem, or a good finding if there is none.
 
     problem: returns the problem of one GPU, if it has one.
     """

@@ -33,7 +33,7 @@ SYSTEM_FOLDERS = ("/lib", "/usr/lib")
 
 
 def variables_finding() -> Finding:
-    """Return which environment variables would change what is measured."""
+    """Report environment variables that would change measured times."""
     spoiling = [
         f"{name}={value}: {effect}"
         for name, effect in SPOILING_VARIABLES.items()
@@ -55,7 +55,7 @@ def variables_finding() -> Finding:
 
 
 def torchvision_finding() -> Finding:
-    """Return whether torchvision is installed and belongs to the installed torch."""
+    """Check whether torchvision is installed and belongs to the installed torch."""
     torch, version = (_version(name) for name in ("torch", "torchvision"))
     major, minor = release(torch)
     fitting = f"0.{minor + TORCHVISION_OFFSET}" if major == 2 else ""
@@ -76,7 +76,7 @@ def _version(package: str) -> str:
 
 
 def compiler_finding(device: str, seconds: float) -> Finding:
-    """Return whether torch.compile finds the compilers that it needs."""
+    """Check whether torch.compile finds the compilers that it needs."""
     began = time.monotonic()
     problem = compiler_problem(device, seconds)
     if problem and time.monotonic() - began >= seconds:

@@ -29,7 +29,7 @@ ADVICE = "repair what is not good above, or try again"
 
 
 def rank_findings(gpus: Sequence[Gpu], seconds: float) -> list[Finding]:
-    """Return whether ranks can start, find each other and exchange data in a limited time."""
+    """Check whether ranks can start, find each other and exchange data in a limited time."""
     device, count = ("cuda", min(len(gpus), 2)) if gpus else ("cpu", 2)
     command = [sys.executable, "-m", __name__, device, str(count)]
     try:

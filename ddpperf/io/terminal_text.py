@@ -1,4 +1,4 @@
-"""Make text that others wrote harmless in a terminal, on a page and in a log, and read their JSON.
+"""Make text from others harmless in a terminal, on a page and in a log, and read JSON from others.
 
 Foreign text is text that this run did not write itself: the names of image files and of a user's
 models, the output of ranks, environment variables, and stored runs. This module imports only the

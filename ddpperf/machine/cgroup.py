@@ -48,7 +48,7 @@ def memory_left() -> int | None:
 
 
 def _folders(controller: str) -> list[Path]:
-    """Return the folders of this process's cgroups that limit CPU time or memory, the own one first."""
+    """Return the folders of this process's cgroups that limit CPU time or memory, its own cgroup first."""
     found: list[Path] = []
     with contextlib.suppress(OSError, ValueError):
         groups = {}  # by the names of their controllers; empty in version 2

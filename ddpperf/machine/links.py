@@ -58,7 +58,7 @@ def _in_words(fields: Mapping[str, Any]) -> str:
 
 
 def rates_to_json(rates: Mapping[int, LinkRate | None]) -> list[dict[str, Any]]:
-    """Return link rates by the number of devices, each once with the numbers that it belongs to."""
+    """Return each different link rate once, with the numbers of devices to which it applies."""
     sizes: dict[LinkRate, list[int]] = {}
     for world_size, rate in rates.items():
         if rate is not None:

@@ -124,7 +124,7 @@ def _parameter(
 
 
 def side_outcome(spec: Spec, options: Options, machine: Machine) -> Outcome | None:
-    """Return why the base or the candidate of an A/B run cannot measure a test's spec.
+    """Return the outcome of a test whose spec the base or the candidate of an A/B run cannot measure.
 
     Returns None if both can measure it, or if this is no A/B run.
     """

@@ -22,7 +22,7 @@ from ddpperf.workers.pool import Pool
 class PlainRun:
     """Compares the step times of a run with a stored run, and makes control measurements.
 
-    confirmation: the A/B run beside the stored run's code; None before it began.
+    confirmation: the A/B run of the stored run's code and this code; None before it began.
     unconfirmed: why not every test was measured beside the stored run's code; empty if all were.
     no_stored_code: why the stored run's code cannot run; empty if it can.
     comparison: None before the comparison, or without a stored run.
@@ -73,7 +73,7 @@ class PlainRun:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the control measurement and the second measurements, as stored as JSON."""
+        """Return the negative control and the confirmation as JSON, as they are stored."""
         fields = {"copied": self._copied and self._copied.to_json()}
         if self.confirmation is not None and self.confirmation.decision is not None:
             fields["confirmed"] = self.confirmation.sides_json()

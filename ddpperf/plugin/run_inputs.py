@@ -1,4 +1,4 @@
-"""What a test run reads before it collects tests: thresholds, settings, and the stored run."""
+"""Read what a test run needs before it collects tests: thresholds, settings, and the stored run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a test run leaves behind: its verdict, the stored run, files, and the printed tables.
+"""The outputs of a test run: its verdict, the stored run, files, and the printed tables.
 
 ddpperf saves the run in place of pytest-benchmark. pytest-benchmark saves a slower run before it
 compares, writes files where another Python version does not find them, and loses a test whose rank
@@ -191,7 +191,7 @@ class RunOutputs:
             _drop_output()
 
     def exit_status(self) -> int:
-        """Return the exit status of the verdict; 0 if there is none, as for a PASS."""
+        """Return the exit status of the verdict; 0 without a verdict."""
         return exit_status(self.verdict.status, saved=self.saved) if self.verdict is not None else 0
 
     def _width(self) -> int:

@@ -66,7 +66,7 @@ def page(document: Mapping[str, Any], history: History = ()) -> str:
 
 
 def _important(cases: Sequence[Case]) -> list[tuple[str, ...]]:
-    """Return the tests that changed most, or else those that scaled worst, with what was found."""
+    """Return the tests that changed most, or else those that scaled worst, with their findings."""
     ratios = {case.test: case for case in cases if _ratio(case)}
     if ratios:
         most = sorted(ratios.values(), key=lambda case: -max(_ratio(case), 1 / _ratio(case)))

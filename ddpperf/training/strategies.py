@@ -65,7 +65,7 @@ def driven_gpus(spec: TrainingSpec) -> list[int]:
 
 
 class _Autocast(nn.Module):
-    """Wrapper of a module that runs it under autocast in whatever thread.
+    """Wrapper of a module that runs it under autocast in every thread.
 
     DataParallel's threads switch autocast on, but with the data type of new threads, which is fp16.
     """

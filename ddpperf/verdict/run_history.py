@@ -1,8 +1,8 @@
-"""The variation of step times between stored runs, and slow drifts over many runs.
+"""The limits of the screening, and slow drifts over many runs, both from the times of stored runs.
 
-From the variation follows the limit for each test's change between two runs. All values are natural
-logs of a run's median step seconds, so that a difference of 0.01 is 1% and greater is worse. One
-run is one observation, because its rounds and process sets share a machine and a day.
+The limits for a test's change follow from the variation of its time between stored runs. All values
+are natural logs of a run's median step seconds, so that a difference of 0.01 is 1% and greater is
+worse. One run is one observation, because its rounds and process sets share a machine and a day.
 """
 
 from __future__ import annotations

@@ -161,8 +161,8 @@ class Comparison:
     def to_confirm(self) -> list[str]:
         """Return the tests that an A/B run must measure again, the most suspicious first.
 
-        These are the tests that look slower, and the tests that would not show a slow-down as large
-        as their tolerance, the blindest first.
+        These are the tests that look slower, and the tests that are too imprecise to notice a
+        slow-down as large as their tolerance, the least precise first.
         """
         judged = {test: change for test, change in self.changes.items() if change.judged}
         suspicion = {

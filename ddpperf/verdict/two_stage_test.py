@@ -5,7 +5,7 @@ set: log seconds, or minus log bandwidth, so that greater is worse. A difference
 
 Screening tests each metric at level `screen_alpha`. A suspected regression is measured again on new
 process sets, up to `LOOKS` times, and only the new process sets decide. A test that is undecided
-after the screening is measured on, and all its process sets decide.
+after the screening is measured again, and all its process sets decide.
 
 The error probability of the suite, `suite_alpha`, is spent over these tests as group sequential
 designs do (Lan and DeMets 1983), here by the union bound. For H gated metrics, one half is for
@@ -51,7 +51,7 @@ class Settings:
 
     Changes below the log ratio `margin` do not matter. A change within the log ratio `tolerance`
     counts as unchanged. `screen_sets` and `confirm_sets` are the process sets of each of base and
-    candidate in the screening and in the second measurement. `screen_alpha` is the error
+    candidate in the screening and in each repeated measurement. `screen_alpha` is the error
     probability of the screening for each metric, and `suite_alpha` that of the whole suite.
     """
 
@@ -229,10 +229,10 @@ def detection(noise: Noise, settings: Settings, gated: int, sets: int | None = N
     """Return the smallest detected worsening of each metric, and the process sets that are needed.
 
     The worsening is the log ratio that is detected with probability `POWER`, which is approximate
-    and counts screening and the last look. The number of process sets is that of each of base and
-    candidate, at least 2, with which a change as large as the tolerance is detected. `sets` is the
-    number of process sets of metrics that the screening did not suspect, so that one test at a
-    strict level decides.
+    and counts the screening and the last repeated test. The number of process sets is that of each
+    of base and candidate, at least 2, with which a change as large as the tolerance is detected.
+    `sets` is the number of process sets of metrics that the screening did not suspect, so that one
+    test at a strict level decides.
     """
     from scipy.stats import norm
 

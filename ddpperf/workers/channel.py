@@ -21,9 +21,9 @@ PAUSE_SECONDS = 5.0  # the longest pause within a message
 
 
 def limit_pauses(connection: Connection, seconds: float = PAUSE_SECONDS) -> None:
-    """Let each read and write of a connection raise BlockingIOError after so long; 0 means no limit.
+    """Let each read and write raise BlockingIOError after `seconds`; 0 means no limit.
 
-    A process that was stopped within a message, or a cut network, then blocks its peer no longer.
+    So a peer that stopped within a message, or a cut network, does not block this process for ever.
     """
     limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
     with socket.socket(fileno=os.dup(connection.fileno())) as connected:

@@ -58,7 +58,7 @@ def code_digest() -> str:
 
 
 def _digest_of_ends(images: str) -> str:
-    """Return the size of a file, with a digest of its beginning and its end: it may hold many GB."""
+    """Return a file's size and a digest of its beginning and end, since it may hold many GB."""
     if not images:
         return "none"
     try:

@@ -147,7 +147,7 @@ def link_metric(measure: Measure, by_set: Mapping[str, Estimate]) -> bool:
 
 
 def link_utilization(measure: Measure, bandwidths: Mapping[str, float], world_size: int) -> None:
-    """Store which fraction of the link's rate a bandwidth is, if the link of so many devices is known.
+    """Store a bandwidth divided by the rate of the link between the devices, if this rate is known.
 
     bandwidths: bytes per second in one direction, by process set. A fraction above 1 is a warning.
     """

@@ -1,4 +1,4 @@
-"""Options of pytest and of pytest-benchmark, as far as performance tests change what they mean."""
+"""Options of pytest and of pytest-benchmark that mean something else for performance tests."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class NodeOptions:
     launcher: str | None = None
 
     def of(self, world_size: int) -> int:
-        """Return on how many nodes so many ranks run."""
+        """Return the number of nodes on which `world_size` ranks run."""
         return -(-world_size // self.size) if self.count > 1 else 1
 
 
@@ -410,7 +410,7 @@ def _check_links(options: Options) -> None:
 
 
 def _check_variables(options: Options) -> None:
-    """Raise Refused if all that differs in the candidate are variables that equal the base's."""
+    """Raise Refused if the candidate only sets variables that have the same values in the base."""
     if (sides := options.sides) is None or not sides.candidate.environment:
         return
     base = {**rank_environment(options.device), **sides.base.environment}

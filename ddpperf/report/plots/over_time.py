@@ -101,7 +101,7 @@ def _scale_panel(axes: Axes, of: str) -> None:
 
 
 def _curve(axes: Axes, case: Case, name: str, **look: Any) -> None:
-    """Draw a figure of a training by epoch: the mean over seeds, and a band if it is no gray line."""
+    """Draw a curve of a training by epoch: the mean over seeds, with a band unless the line is gray."""
     by_epoch: dict[int, list[float]] = {}
     for point in curve_points(case):
         if math.isfinite(value := point.figures.get(name, math.nan)):

@@ -118,7 +118,7 @@ def _worth(efficiencies: Mapping[int, float], limit: float) -> int:
 
 
 def _enough_rows(cases: Sequence[Case]) -> list[Cells]:
-    """Return a row for each training: on how many devices it takes least, and what more give."""
+    """Return a row for each training: the cheapest number of devices, and the gain of more devices."""
     rows: list[Cells] = []
     for training, found in by_training(cases).items():
         efficiencies = _efficiencies(found)
