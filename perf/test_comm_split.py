@@ -231,7 +231,7 @@ def data_parallel_splits(options: Options) -> Iterator[Case]:
 
 @pytest.mark.specs(cases=data_parallel_splits)
 def test_data_parallel_split(measure: Measure, spec: TrainingSpec) -> None:
-    """How long does a step of torch's DataParallel communicate, in which parts, and beside DDP?
+    """How long does a step of torch's DataParallel communicate, in which parts, and compared with DDP?
 
     Two methods measure the communication: a step with kept replicas, which sends nothing, and a
     profiler trace, in which each kernel and copy belongs to the part that launched it.

@@ -177,7 +177,7 @@ def note_epochs(measure: Measure, recipe: Recipe, runs: list[Measured]) -> None:
 
 
 def compare_with_reports(measure: Measure, recipe: Recipe, runs: list[Measured]) -> None:
-    """Store the accuracies that course reports state for this training, and note them beside ours.
+    """Store the accuracies that course reports state for this training, and note them with ours.
 
     The reports trained on CIFAR-10, so a training on synthetic images is not compared.
     """

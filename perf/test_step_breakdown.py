@@ -128,7 +128,7 @@ def loader_epoch_images(options: Options) -> int:
 
 @pytest.mark.specs(cases=loader_epochs)
 def test_epoch_breakdown(measure: Measure, spec: EpochSpec) -> None:
-    """How long does each step of an epoch wait for the DataLoader, beside the step's other parts?"""
+    """How long does each step of an epoch wait for the DataLoader, and how long are its other parts?"""
     epoch = measure(spec)
     spec = dataclasses.replace(spec, delay_seconds=0.0)  # a delay is no part of the step
     parts = measure.reference("parts", measured_as(EpochPartsSpec, spec))

@@ -39,7 +39,7 @@ ELEMENTS_PER_THREAD = 4  # 16 bytes, the most that a thread writes at once
 
 @triton.jit
 def sent(values):  # type: ignore[no-untyped-def]  # Triton has its own meaning for annotations
-    """Return the bits of float32 values, with another NaN in place of EMPTY."""
+    """Return the bits of float32 values, in which another NaN replaces EMPTY."""
     bits = values.to(tl.int32, bitcast=True)
     return tl.where(bits == EMPTY, OTHER_NAN, bits)
 

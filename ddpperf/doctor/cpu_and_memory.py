@@ -1,4 +1,4 @@
-"""What the kernel and git report about CPU load, cores, memory and this folder."""
+"""Checks of CPU load, cores, memory and this folder, by what the kernel and git report."""
 
 from __future__ import annotations
 

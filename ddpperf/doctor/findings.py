@@ -24,7 +24,7 @@ class Level(enum.StrEnum):
 
 
 class Subject(enum.StrEnum):
-    """What the doctor checks, in the order of its report."""
+    """The subjects that the doctor checks, in the order of its report."""
 
     GPUS = "GPUs"
     LINKS = "GPU links"

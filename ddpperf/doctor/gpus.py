@@ -1,4 +1,4 @@
-"""What the driver reports about GPUs, their links, their settings and their other users.
+"""Checks of GPUs, their links, their settings and their other users, by what the driver reports.
 
 CUDA is never initialised here.
 """

@@ -1,4 +1,4 @@
-"""Split a traced step of torch's DataParallel into its communication, by part, and its computation.
+"""Split a traced step of torch's DataParallel into computation and the parts of communication.
 
 One process launches the work of all GPUs. A kernel or a copy belongs to the part of the step in which
 the CPU launched it, which distinguishes the copy of a gradient from other copies.

@@ -56,7 +56,7 @@ def say(line: str) -> None:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Print lines in UTF-8, whatever the locale is, as long as somebody reads them.
+    """Print lines in UTF-8 in any locale. It is no error if the reader of a pipe has ended.
 
     Raises OSError if the output cannot be written, as on a full disk.
     """

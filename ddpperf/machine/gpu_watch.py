@@ -60,7 +60,7 @@ class GpuState:
 
 @dataclass(frozen=True, kw_only=True)
 class Disturbance:
-    """What disturbed one GPU in one round of a measurement, and the GPU's clock."""
+    """The disturbances of one GPU in one round of a measurement, and the GPU's clock."""
 
     throttled: frozenset[str] = frozenset()
     foreign: frozenset[int] = frozenset()
@@ -72,7 +72,7 @@ Disturbances = Mapping[int, Disturbance]  # by GPU
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """What disturbed each GPU in one round of a measurement.
+    """The disturbances of each GPU in one round of a measurement.
 
     number: counts from 1, and a repeated round keeps its number. spoiled: why the round is measured
     again.

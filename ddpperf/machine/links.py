@@ -121,7 +121,7 @@ def data_rate(megabytes_per_second: int) -> float:
 
 
 def pcie_rate(generation: int | None, width: int | None) -> float | None:
-    """Return the rate of a PCIe link with so many lanes, or None if it is not known."""
+    """Return the rate of a PCIe link with `width` lanes, or None if it is not known."""
     lane = PCIE_LANE_RATES.get(generation or 0)
     return width * lane if width and lane else None
 

@@ -44,7 +44,7 @@ def judge(session: Session, items: Sequence[pytest.Item]) -> None:
 
 
 def _confirm(session: Session, plain: PlainRun, items: Sequence[pytest.Item], tests: Sequence[str]) -> None:
-    """Decide tests of a comparison with a stored run by an A/B run beside the stored run's code.
+    """Confirm a comparison: measure tests in an A/B run of the stored run's code and this code.
 
     tests: suspected regressions, and every test that is too imprecise to notice a slow-down as large as
     its tolerance. The most suspicious test comes first.

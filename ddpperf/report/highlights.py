@@ -43,7 +43,7 @@ def highlights(document: Mapping[str, Any]) -> list[str]:
 
 
 def _changed(header: Mapping[str, Any]) -> Iterator[str]:
-    """Say which time changed most beside the base's code."""
+    """Say which time changed most compared with the base."""
     rows = [
         row
         for row in ab_of(header).get("rows", ())

@@ -130,7 +130,7 @@ def _title(table: Table) -> str:
 
 
 def _sentence(table: Table, width: int) -> list[str]:
-    """Return the only row of a table as text, without the last figures if two lines are too few."""
+    """Return a table's only row as text, without the last figures if they do not fit two lines."""
     figures = [column.sentence(0) for column in table.figures if column.cells[0] != "-"]
     while True:
         text = f"{_title(table)}: {', '.join(figures)} {_marks(table.marks[0])}".rstrip()

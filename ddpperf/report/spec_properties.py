@@ -1,4 +1,4 @@
-"""What a measurement spec measures, as named properties, such as ranks, batch and strategy."""
+"""The properties of a measurement spec by name, such as ranks, batch and strategy."""
 
 from __future__ import annotations
 

@@ -304,5 +304,5 @@ def markup(line: str) -> dict[str, bool]:
 
 
 def fitting_width(columns: int | None) -> int:
-    """Return the width of lines for a terminal with so many columns; None stands for a file."""
+    """Return the width of printed lines for a terminal with `columns` columns, or for a file (None)."""
     return WIDTH if columns is None else min(max(columns, WIDTHS[0]), WIDTHS[-1])

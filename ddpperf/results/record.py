@@ -12,7 +12,7 @@ from ddpperf.results.stored_runs import SCHEMA
 
 
 class Record:
-    """What is stored of one test: its samples, references, metrics and notes.
+    """The stored results of one test: its samples, references, metrics and notes.
 
     measured: the measurement of the test's own spec; None before that measurement.
     references: the measurements of other specs that metrics need, by name.
@@ -27,7 +27,7 @@ class Record:
         self.notes: list[Note] = []
 
     def add_metric(self, name: str, unit: str, by_set: Mapping[str, float], side: str) -> None:
-        """Add a metric, whose value is the median over the process sets of one side.
+        """Add a metric. Its value is the median over the process sets of the base or of the candidate.
 
         Before the test's own spec was measured, the value is the median over all process sets.
         """
@@ -40,7 +40,7 @@ class Record:
             self.notes.append(note)
 
     def values_of(self, side: str) -> dict[str, float]:
-        """Return the value of each metric that one side has."""
+        """Return the values of the metrics of the base or of the candidate."""
         by_name = {name: self._of_side(metric["by_set"], side) for name, metric in self.metrics.items()}
         return {name: median(values) for name, values in by_name.items() if values}
 

@@ -281,7 +281,7 @@ def _stem(path: Path) -> str:
 
 
 def is_baseline(document: Any, *, compared: bool = False) -> bool:
-    """Return whether a run may be promoted, and if `compared`, whether it passed a comparison, too.
+    """Return whether a run may be promoted. With `compared`, it must also have passed a comparison.
 
     Every test that was not skipped must have passed and been measured, none deliberately slowed. The
     run must be no A/B run, and a comparison must not have failed or left a regression suspected. A

@@ -22,7 +22,7 @@ def answer_of(
     no_stored_code: str = "",
     differences: Sequence[str] = (),
 ) -> Answer:
-    """Return the answer of a comparison with a stored run, from its screening and its confirmation.
+    """Return the answer of a comparison with a stored run: which tests got worse or are undecided.
 
     A test is worse if the A/B run found it worse. A test that is slower than in the stored run, but
     not slower than the stored run's code beside it, shows that the machine or its environment

@@ -27,7 +27,7 @@ _LIBRARY = re.compile(r"/((site|dist)-packages|lib/python[\d.]+)/(?!(site|dist)-
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What is known of one rank while its process set hangs.
+    """The state of one rank while its process set hangs, as far as it is known.
 
     name: its number, with its node if a launcher has started it, such as "3 on node b". state: of its
     process, such as "stopped". collective, number: the collective that it waits in, and that
@@ -44,7 +44,7 @@ class Seen:
 
     @property
     def doing(self) -> str:
-        """What the rank does, in words. Ranks that do the same share a line of the message."""
+        """The rank's activity in words. Ranks that do the same share a line of the message."""
         if not self.has_answered:
             return f"{self.state}, and printed no stacks"
         waits = f"waits in {_named(self)}" if self.collective else "waits in no collective"

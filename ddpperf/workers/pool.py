@@ -174,7 +174,7 @@ class Pool:
         return rounds * round_seconds
 
     def _parts(self, spec: Spec) -> int:
-        """Return the number of parts of a round, after each of which base and candidate take turns."""
+        """Return the number of parts of a round. Base and candidate alternate after each part."""
         compared = len({side.name for side in self.sides}) > 1
         return spec.compared_parts[self.options.device] if compared else 1
 

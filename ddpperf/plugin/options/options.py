@@ -114,7 +114,7 @@ class Options:
 
     @property
     def confirm_seconds(self) -> float:
-        """The longest time for measuring tests beside a stored run's code."""
+        """The most seconds that the first measurement of a confirmation takes."""
         return self.max_seconds / 2
 
     @property
@@ -132,7 +132,7 @@ class Options:
 
     @property
     def input(self) -> Input:
-        """Where the batches of a training step come from.
+        """The source of a training step's batches.
 
         On GPUs, batches are taken from the data set in GPU memory. On CPUs, and for custom models,
         all steps use one fixed batch.

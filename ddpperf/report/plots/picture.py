@@ -1,4 +1,4 @@
-"""What all pictures share: their files, colours and labels, and one frame for lines and one for bars."""
+"""The shared code of all pictures: files, colours, labels, and frames for lines and for bars."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def new_figure(height: float) -> Figure:
 
 
 def line_frame(*, lines: int, columns: int = 1) -> tuple[Figure, list[Axes]]:
-    """Return a figure with axes side by side, and with room for a legend of so many lines below them."""
+    """Return a figure with a row of axes, and with room below them for a legend of `lines` lines."""
     figure = new_figure(3.4 + LEGEND_HEIGHT * lines)
     return figure, list(figure.subplots(1, columns, squeeze=False)[0])
 
