@@ -68,13 +68,13 @@ def _join(address: str, key: bytes, per_node: int) -> None:
         channel.send(connections[-1], hello)
     commands, output = connections
     welcome = channel.receive(commands)
+    # Before the rank is pinned to some of the cores. Slow to find, and the same for all ranks of a node.
+    facts = node_facts(welcome["device"], welcome["images"]) if local_rank == 0 else {}
     try:
         command, environment = _prepare(welcome, rank, local_rank, where[0], per_node)
     except (OSError, Refused) as error:
         channel.send(commands, {"problem": str(error)})
         return
-    # Slow to find, and the same for all ranks of a node.
-    facts = node_facts(welcome["device"], welcome["images"]) if local_rank == 0 else {}
     told = {"facts": facts, "interface": environment["GLOO_SOCKET_IFNAME"], "temporary": command[-2]}
     channel.send(commands, told)
     for connection, descriptors in ((commands, [0]), (output, [1, 2])):

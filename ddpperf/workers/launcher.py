@@ -80,6 +80,9 @@ class Launcher:
         self.template, self.nodes, self.per_node = template, nodes, per_node
         self.device, self.interface, self.images = device, interface, images
         self.hosts: list[dict[str, str]] = []
+        # Both before pytest's process moves to its own cores, which its children would inherit.
+        self._cores = os.sched_getaffinity(0)
+        self._facts = node_facts(device, images)
         self._key_file = key_file
         self._failures: list[str] = []  # of the last process sets, until one has started
         make_key(key_file)
@@ -103,7 +106,12 @@ class Launcher:
             "command": side.command("rank"),
             "environment": travelling_environment(self.device) | side.variables() | variables,
         }
-        return Launch(self, ranks, welcome)
+        mine = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, self._cores)
+        try:
+            return Launch(self, ranks, welcome)
+        finally:
+            os.sched_setaffinity(0, mine)
 
     def commands(self, ranks: int, address: str) -> list[list[str]]:
         """Return the commands that start the ranks: one per rank, one per node, or one in all."""
@@ -160,7 +168,7 @@ class Launcher:
 
         Raises Refused if the nodes differ, and SetFailure if a rank cannot start.
         """
-        expected, hosts = node_facts(self.device, self.images), []
+        hosts = []
         for rank, one in enumerate(joined):
             host = short(str(one.hello["host"]))
             if (local := one.hello["local_rank"]) != rank % self.per_node:
@@ -176,7 +184,7 @@ class Launcher:
                 what = f"cannot start on node {host}: {short(str(problem), 200)}"
                 raise self.failed(set_name, what, rank)
             if rank % self.per_node == 0:
-                require_equal(host, answer["facts"], expected)
+                require_equal(host, answer["facts"], self._facts)
                 hosts.append({"name": host, "interface": str(answer["interface"])})
             one.hello.update(answer)
         self.hosts = self.hosts if len(self.hosts) > len(hosts) else hosts

@@ -27,7 +27,7 @@ from perf.test_step_breakdown import parts_of, parts_over_step
 from tests.project import Marked, wait_until
 
 DEADLINE_SECONDS = 2.0
-HANG_DEADLINE_SECONDS = 5.0  # long enough for importing the model
+HANG_DEADLINE_SECONDS = 10.0  # long enough for importing the model on a busy machine
 SMALL = AllReduceSpec(world_size=2, nbytes=1024)
 
 # Every step takes 30 ms. With batches of 3 images, the second rank hangs in the middle of an epoch.
@@ -245,10 +245,10 @@ def test_a_rank_that_stops_in_an_epoch_is_a_hang_though_it_reported(
         told.clear()
         start = time.monotonic()
         with pytest.raises(
-            SetFailure, match=r"ranks 0, 1 of set A\d+ did not answer within 5 s \(at sample\)"
+            SetFailure, match=r"ranks 0, 1 of set A\d+ did not answer within 10 s \(at sample\)"
         ) as caught:
             pool.measure(slow_epoch(batch=3))
-        assert time.monotonic() - start < 15
+        assert time.monotonic() - start < 20
     assert [fraction for _, fraction in told.progress if fraction], "it was alive at first"
     assert {failure.cause for failure in caught.value.failures} == {Cause.HUNG}
     assert not live.alive

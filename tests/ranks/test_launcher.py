@@ -83,6 +83,20 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
 # --- what is the same by each launcher
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPU cores")
+def test_ranks_get_all_cores_though_pytest_has_moved_to_some(marked: Marked, tmp_path: Path) -> None:
+    allowed = os.sched_getaffinity(0)
+    with launched(EACH_RANK, tmp_path) as pool:
+        os.sched_setaffinity(0, {min(allowed)})
+        try:
+            pool.measure(TWO)
+            (live,) = pool.live_sets()
+            assert os.sched_getaffinity(live.pids[0]) - {min(allowed)}
+            assert os.sched_getaffinity(0) == {min(allowed)}
+        finally:
+            os.sched_setaffinity(0, allowed)
+
+
 @pytest.mark.parametrize(
     ("template", "words", "what"),
     [
