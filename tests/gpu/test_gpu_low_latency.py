@@ -76,6 +76,7 @@ def check(result: torch.Tensor, values: torch.Tensor, what: str) -> None:
     assert all(torch.equal(bits[1:], other[1:]) for other in of_ranks), what
 
 
+@pytest.mark.slow
 def test_all_lengths_are_summed(tmp_path: Path) -> None:
     """Use new values in each call, so that a value from an earlier call changes the sum."""
     N = torch.cuda.device_count()
