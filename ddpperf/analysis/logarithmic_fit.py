@@ -70,9 +70,10 @@ class Undetermined(ValueError):
 
 
 def fit_determined(counts: Array, seconds: Sequence[float], unclear: str) -> list[Estimate]:
-    """Fit the seconds of one unit of each column of `counts`, such as a message or a byte, to times.
+    """Fit measured times as sums of parts, and return the seconds of one unit of each part.
 
-    Raises Undetermined with the sentence `unclear` if the times cannot tell the columns apart.
+    Each column of `counts` is a part, such as messages or bytes. Raises Undetermined with the
+    sentence `unclear` if the times cannot tell the parts apart.
     """
     scaled = counts / np.array(seconds)[:, None]
     if np.linalg.matrix_rank(scaled / np.abs(scaled).max(axis=0)) < counts.shape[1]:

@@ -50,7 +50,7 @@ def refused(problem: object) -> int:
 
 
 def say(line: str) -> None:
-    """Print a line of progress, also if the encoding of the standard output lacks some of its letters."""
+    """Print a line of progress, even if the standard output's encoding lacks some of its letters."""
     encoding = sys.stdout.encoding or "utf-8"
     print(harmless(line).encode(encoding, "backslashreplace").decode(encoding))
 

@@ -35,7 +35,7 @@ def read_text(path: str | Path) -> str:
 
 @contextlib.contextmanager
 def temporary_file(path: Path) -> Iterator[Path]:
-    """Yield a path in the folder of `path`. Write a file there and rename it to `path`, or it is removed."""
+    """Yield a path for a new file beside `path`. The file is removed unless it is renamed to `path`."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         yield temporary

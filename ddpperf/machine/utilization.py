@@ -32,7 +32,7 @@ Values = dict[str, list[float | None]]  # by quantity, one for each device, rank
 
 
 def gpu_now(handle: Any) -> dict[str, float | None]:
-    """Ask the driver for the current utilization of one GPU; None stands for what it cannot say.
+    """Ask the driver for the current utilization of one GPU. Values that it cannot report are None.
 
     gpu_utilization: the fraction of the driver's last sample period, which is 1/6 s to 1 s, in which
     a kernel ran. gpu_memory_bytes: of all processes.

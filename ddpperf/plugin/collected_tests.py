@@ -78,7 +78,7 @@ class Collection:
             self.uncollected[report.nodeid] = failed
 
     def expected(self, stored: Iterable[str], root: Path) -> set[str]:
-        """Return the collected tests, and those of the stored tests that the command line names.
+        """Return the collected tests, and the stored tests that the command line names.
 
         Stored tests of a file that --ignore or --ignore-glob names are left out.
         """

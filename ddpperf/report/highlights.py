@@ -119,7 +119,7 @@ def _fastest(cases: Sequence[Case], backend: str) -> Iterator[str]:
 
 
 def _strategy(cases: Sequence[Case]) -> Iterator[str]:
-    """Name the strategy or DDP option that is faster than plain DDP by most."""
+    """Name the strategy or DDP option with the largest speedup over plain DDP."""
     gains = {
         case.properties["strategy"]: gain
         for case in of_functions(cases, "test_strategies")

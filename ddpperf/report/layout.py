@@ -114,7 +114,7 @@ class _Laid:
 def _fitting(
     properties: Sequence[Column], figures: Sequence[Column], last: Sequence[Column], width: int
 ) -> list[Column]:
-    """Return the first columns of `figures` that fit beside the other columns."""
+    """Return the first columns of `figures` that fit on a line with the other columns."""
     used = sum(_Laid(column).width + len(GAP) for column in (*properties, *last)) - len(GAP)
     fitting: list[Column] = []
     for column in figures:

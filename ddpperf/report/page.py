@@ -81,7 +81,7 @@ def _important(cases: Sequence[Case]) -> list[tuple[str, ...]]:
 
 
 def _ratio(case: Case) -> float:
-    """Return the ratio by which a judged test is compared, or 0 if it is not compared."""
+    """Return a judged test's time ratio in the comparison, or 0 if the test was not compared."""
     if case.ab is not None:
         return float(case.ab["ratio"]) if case.ab["primary"] and case.ab["gated"] else 0.0
     return case.change.ratio if case.change is not None and case.change.judged else 0.0

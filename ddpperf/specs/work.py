@@ -106,7 +106,7 @@ class Work(Checked):
 
     @property
     def id(self) -> str:
-        """Return the measurement and the changed fields as text, different for different specs."""
+        """Return the measurement and the changed fields as text that differs between different specs."""
         return " ".join(
             [self.measurement, *(f"{name}={value}" for name, value in self.changed_fields.items())]
         )

@@ -1,4 +1,4 @@
-"""Build a model by its name: ResNets that need no torchvision, torchvision's and custom models.
+"""Build a model by its name: ddpperf's own ResNets, torchvision's models, and custom models.
 
 A candidate build of torch often lacks torchvision. The state dicts of the ResNets are
 interchangeable with those of torchvision's models of the same name. The CIFAR models have a 3x3

@@ -189,7 +189,7 @@ class Decision:
                 self.rows[place] = replace(row, finding=Finding.UNDECIDED)
 
     def _judge(self, group: Sequence[MetricEstimates], *, suspect: bool | None = None) -> list[Row]:
-        """Return the findings for one metric of several tests with one tolerance and equally many sets.
+        """Return the findings for one metric of tests that share a tolerance and a number of process sets.
 
         `suspect` is None for the screening; later it says whether the screening found it worse.
         """

@@ -92,7 +92,7 @@ def _control_problems(controls: Controls, decision: Decision | None) -> tuple[li
 
 
 def _rows(decision: Decision | None) -> dict[str, Row]:
-    """Return the finding of the A/B run that represents each test."""
+    """Return the finding of the A/B run for the primary metric of each test."""
     rows = decision.rows if decision is not None else ()
     return {row.test: row for row in rows if row.primary and row.gated and row.control is None}
 

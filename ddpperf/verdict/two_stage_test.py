@@ -4,8 +4,8 @@ One process set is one observation. All values are natural logs of the estimate 
 set: log seconds, or minus log bandwidth, so that greater is worse. A difference of 0.01 is 1%.
 
 Screening tests each metric at level `screen_alpha`. A suspected regression is measured again on new
-process sets, up to `LOOKS` times, and only the new process sets decide. A test that is undecided
-after the screening is measured again, and all its process sets decide.
+process sets, up to `LOOKS` times (each is a look), and only the new process sets decide. A test that
+is undecided after the screening is measured again, and all its process sets decide.
 
 The error probability of the suite, `suite_alpha`, is spent over these tests as group sequential
 designs do (Lan and DeMets 1983), here by the union bound. For H gated metrics, one half is for

@@ -257,7 +257,7 @@ class Launch:
             channel.send(connection, self._welcome)
 
     def _require_started(self, end: float, missing: Sequence[int], refused: str) -> None:
-        """Raise SetFailure if the time is over, or if what starts a missing rank has ended."""
+        """Raise SetFailure if the time is over, or if the launcher's process of a missing rank has ended."""
         ended = [rank for rank in missing if self.ending(rank)]
         rank = [*ended, *missing][0]
         if ended:

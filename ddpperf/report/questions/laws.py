@@ -72,7 +72,7 @@ def _law_rows(cases: Sequence[Case]) -> list[Cells]:
 
 
 def _about_laws(cases: Sequence[Case]) -> str:
-    """Say what each law predicts for the most devices, and how far it is from what was measured."""
+    """State each law's prediction for the most devices, and its difference from the measurement."""
     sentences, most = {}, PREDICTED_DEVICES[-1]
     for training, (case, *_) in by_training(cases).items():
         title, predicted = case.experiment.title, predicted_by(case, most)

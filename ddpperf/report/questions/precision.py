@@ -42,7 +42,7 @@ def _ratio(slower: Case, faster: Case) -> float:
 
 
 def claim(ratios: Mapping[int, float]) -> str:
-    """Say at which batch sizes a ratio is between 2 and 3, as it is often said of fp16."""
+    """Name the batch sizes with a ratio between 2 and 3, which is often claimed for fp16."""
     found = _listed([f"{ratio:.2f}x at batch {batch:,}" for batch, ratio in ratios.items()])
     least, most = CLAIMED
     ranges = {
