@@ -53,7 +53,9 @@ def test_a_step_always_has_the_same_kernels(execution: Execution) -> None:
         assert kernel_names(step.step, GPU) == names
 
 
-@pytest.mark.parametrize(("execution", "batch"), [("graph", 32), ("eager", 512)])
+@pytest.mark.parametrize(
+    ("execution", "batch"), [("graph", 32), pytest.param("eager", 512, marks=pytest.mark.slow)]
+)
 def test_a_profile_does_not_slow_later_steps(execution: Execution, batch: int) -> None:
     step = training(replace(SPEC, execution=execution, per_rank_batch_size=batch, input="fixed"))
 
