@@ -1,4 +1,4 @@
-"""Durations as the summary prints them: four significant digits in the unit that suits."""
+"""Durations, bytes and bandwidths as the summary prints them: four digits in the unit that suits."""
 
 from __future__ import annotations
 
@@ -23,6 +23,15 @@ UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 )  # fmt: skip
 def test_seconds_have_four_significant_digits(seconds: float, text: str) -> None:
     assert units.seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(46_760_000, "46.76 MB"), (1e9, "1 GB"), (2.5e9, "2.5 GB"), (1e3, "1 KB"), (1e6, "1 MB"), (4, "4 B")],
+)
+def test_bytes_are_counted_by_powers_of_ten(count: float, text: str) -> None:
+    assert units.nbytes(count) == text
+    assert units.bandwidth(count) == f"{text}/s"
 
 
 @BOUNDED
