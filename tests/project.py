@@ -165,6 +165,15 @@ def script(name: str, folder: str = "tools") -> ModuleType:
     return module
 
 
+def git(root: Path, *arguments: str) -> str:
+    """Run git in a folder, as somebody without settings of their own; return what it printed."""
+    settings = ("user.name=t", "user.email=t@t", "commit.gpgsign=false", "tag.gpgsign=false")
+    command = ["git", "-C", str(root), *(word for each in settings for word in ("-c", each)), *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=HANG_SECONDS
+    ).stdout.strip()
+
+
 @contextlib.contextmanager
 def full_disk() -> Iterator[None]:
     """Let no file grow beyond 4 KiB, as on a full disk; this holds for pytest's files too."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 
-from tests.project import REPOSITORY, SLEEPING_MODEL, Project
+from tests.project import REPOSITORY, SLEEPING_MODEL, Project, git
 
 STEP = """
 from ddpperf.specs import TrainingSpec
@@ -19,15 +16,6 @@ def test_step(measure):
 """
 UPDATE = "        self.scaler.step(self.optimizer)\n"
 OPTIONS = ("--world-sizes", "1", "--model", "mine:sleeping", "--rounds", "4")
-
-
-def git(root: Path, *arguments: str) -> str:
-    who = ["-c", "user.name=t", "-c", "user.email=t@t", "-c", "commit.gpgsign=false"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    command = ["git", "-C", str(root), *who, *arguments]
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=True, timeout=60
-    ).stdout.strip()
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.project import Project
+from tests.project import Project, git
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii", "PYTHONCOERCECLOCALE": "0"}
 TEST = """
@@ -41,8 +41,7 @@ def project(tmp_path: Path) -> Iterator[Project]:
 
 @pytest.mark.slow
 def test_ascii_locale_writes_every_output(project: Project) -> None:
-    git = ["git", "-C", str(project.root)]
-    subprocess.run([*git, "init", "-q"], check=True)
+    git(project.root, "init", "--quiet")
     outputs = ["--verdict", "verdict.md", "--report", "page.html", "--junitxml", "j.xml", "--tables"]
     run = project.run("perf", *outputs)
     assert run.status == 1, run

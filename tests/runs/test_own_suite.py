@@ -13,7 +13,7 @@ import pytest
 
 from ddpperf import __version__
 from ddpperf.init.__main__ import FILES, TEMPLATE
-from tests.project import REPOSITORY, Finished, Project
+from tests.project import REPOSITORY, Finished, Project, git
 
 PAGE = REPOSITORY / "docs" / "own-suite.md"
 QUICK = ("--rounds", "2", "--batch-sizes", "4", "--world-sizes", "1,2", "--device", "cpu")
@@ -70,14 +70,11 @@ class Repository(Project):
         assert ended.returncode == 0, ended.stdout + ended.stderr
         return ended.stdout
 
-    def git(self, *arguments: str) -> None:
-        self.do("git", "-c", "user.name=a", "-c", "user.email=a@example.com", *arguments)
-
 
 @pytest.fixture
 def repository(tmp_path: Path, installed: Path) -> Iterator[Repository]:
     mine = Repository(tmp_path, installed)
-    mine.do("git", "init", "--quiet")
+    git(mine.root, "init", "--quiet")
     yield mine
     mine.clean()
 
@@ -85,8 +82,8 @@ def repository(tmp_path: Path, installed: Path) -> Iterator[Repository]:
 def committed(repository: Repository) -> Finished:
     """Make the repository by the commands of the page, and store a first baseline."""
     repository.do(sys.executable, "-m", "ddpperf.init")
-    repository.git("add", ".")
-    repository.git("commit", "--quiet", "-m", "one")
+    git(repository.root, "add", ".")
+    git(repository.root, "commit", "--quiet", "-m", "one")
     return repository.run("perf", "--benchmark-save=first")
 
 

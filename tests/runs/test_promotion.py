@@ -18,7 +18,7 @@ import pytest
 
 from tests.canned import CannedSuite
 from tests.fake_gh import TOKEN, install
-from tests.project import ALL_REDUCE, REPOSITORY
+from tests.project import ALL_REDUCE, REPOSITORY, git
 from tests.workflow import ACTION
 
 OTHER = "\ndef test_other(measure):\n    test_all_reduce(measure)\n"
@@ -47,16 +47,11 @@ class Job:
         assert ended.returncode == 0, ended.stdout
         return ended.stdout
 
-    def git(self, *arguments: str) -> str:
-        command = ["git", "-C", str(self.root), *arguments]
-        return subprocess.run(
-            command, env=self.variables, capture_output=True, text=True, check=True
-        ).stdout.strip()
-
     def baselines(self, branch: str) -> list[str]:
         """Return the names of the baselines on a branch of the origin, with the folder of their hardware."""
-        self.git("fetch", "--quiet", "--prune", "origin")
-        found = self.git("ls-tree", "-r", "--name-only", f"origin/{branch}:perf/baselines").splitlines()
+        git(self.root, "fetch", "--quiet", "--prune", "origin")
+        tree = f"origin/{branch}:perf/baselines"
+        found = git(self.root, "ls-tree", "-r", "--name-only", tree).splitlines()
         return [path.replace(self.hardware, "KEY") for path in found]
 
     @property
@@ -88,13 +83,13 @@ def job(canned_suite: CannedSuite, tmp_path_factory: pytest.TempPathFactory) -> 
         "RUNNER_TEMP": str(temp),
     }
     job = Job(root=root, origin=origin, folder=folder, variables=variables)
-    subprocess.run(["git", "init", "--quiet", "--bare", "-b", "main", origin], check=True)
-    job.git("init", "--quiet", "-b", "main")
-    job.git("remote", "add", "origin", str(origin))
+    git(origin, "init", "--quiet", "--bare", "-b", "main")
+    git(root, "init", "--quiet", "-b", "main")
+    git(root, "remote", "add", "origin", str(origin))
     (root / ".gitignore").write_text(".ddpperf/\nperf/baselines/\n")
-    job.git("add", "--all")
-    job.git("-c", "user.name=t", "-c", "user.email=t@t", "commit", "--quiet", "-m", "first")
-    job.git("push", "--quiet", "origin", "main")
+    git(root, "add", "--all")
+    git(root, "commit", "--quiet", "-m", "first")
+    git(root, "push", "--quiet", "origin", "main")
     return job
 
 
@@ -108,7 +103,7 @@ def test_branch_keeps_all_baselines(job: Job) -> None:
     assert job.promote() == f"pushed perf/baselines/{job.hardware}/0001_nightly.json to baselines\n"
     job.promote()
     assert job.baselines("baselines") == ["KEY/0001_nightly.json", "KEY/0002_nightly.json"]
-    assert job.git("status", "--porcelain") == ""
+    assert git(job.root, "status", "--porcelain") == ""
 
 
 def test_baseline_of_another_job_is_kept(job: Job, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -116,7 +111,7 @@ def test_baseline_of_another_job_is_kept(job: Job, tmp_path_factory: pytest.Temp
     job.promote()
     other = tmp_path_factory.mktemp("other")
     hook = job.root / ".git" / "hooks" / "pre-push"
-    subprocess.run(["git", "clone", "--quiet", "-b", "baselines", job.origin, other], check=True)
+    git(other, "clone", "--quiet", "-b", "baselines", str(job.origin), ".")
     hook.write_text(
         f"#!/bin/sh\nunset GIT_DIR\ncd {other} || exit 1\n[ -e second ] && exit 0\ntouch second\n"
         f"cp perf/baselines/*/0001_nightly.json perf/baselines/{job.hardware}/0002_nightly.json\n"
@@ -125,7 +120,7 @@ def test_baseline_of_another_job_is_kept(job: Job, tmp_path_factory: pytest.Temp
     hook.chmod(0o755)
     assert job.promote() == f"pushed perf/baselines/{job.hardware}/0003_nightly.json to baselines\n"
     assert job.baselines("baselines") == [f"KEY/000{number}_nightly.json" for number in (1, 2, 3)]
-    assert job.git("log", "--format=%an", "origin/baselines", "-3").splitlines()[1] == "o"
+    assert git(job.root, "log", "--format=%an", "origin/baselines", "-3").splitlines()[1] == "o"
 
 
 def test_no_verdict_makes_only_the_first_baseline(job: Job) -> None:
@@ -149,7 +144,9 @@ def test_push_has_the_token_of_the_job(job: Job) -> None:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,)).start()
-        job.git("remote", "set-url", "origin", f"http://127.0.0.1:{server.server_port}/team/ddpperf.git")
+        git(
+            job.root, "remote", "set-url", "origin", f"http://127.0.0.1:{server.server_port}/team/ddpperf.git"
+        )
         said = job.promote()
         server.shutdown()
     assert "The requested URL returned error: 403 (give the job contents: write, or allow" in said

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ import pytest
 import yaml
 
 from tests.fake_gh import TOKEN, Held, held, install
-from tests.project import REPOSITORY, SLEEPING_MODEL, Marked
+from tests.project import REPOSITORY, SLEEPING_MODEL, Marked, git
 from tests.workflow import Finished, Runner, workflow_of_another_repository
 
 PULL_REQUEST = {
@@ -69,16 +68,9 @@ class Machine:
     def github(self) -> Held:
         return held(self.marked.environment)
 
-    def git(self, *arguments: str) -> str:
-        command = ["git", "-C", str(self.root), *arguments]
-        ended = subprocess.run(
-            command, env=self.marked.environment, capture_output=True, text=True, check=True
-        )
-        return ended.stdout.strip()
-
     def commit(self, message: str) -> None:
-        self.git("add", "--all")
-        self.git("commit", "--quiet", "-m", message)
+        git(self.root, "add", "--all")
+        git(self.root, "commit", "--quiet", "-m", message)
 
     def on_pull_request(self, **pull_request: Any) -> Machine:
         event = {"pull_request": PULL_REQUEST | pull_request}
@@ -113,11 +105,11 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     marked.environment |= install(tmp_path / "bin")
     runner = Runner(workspace=root, temp=tmp_path / "temp", variables=marked.environment)
     machine = Machine(runner=runner, root=root, origin=origin, marked=marked)
-    subprocess.run(["git", "init", "--quiet", "--bare", "-b", "main", str(origin)], check=True)
-    machine.git("init", "--quiet", "-b", "main")
-    machine.git("remote", "add", "origin", str(origin))
+    git(tmp_path, "init", "--quiet", "--bare", "-b", "main", str(origin))
+    git(machine.root, "init", "--quiet", "-b", "main")
+    git(machine.root, "remote", "add", "origin", str(origin))
     machine.commit("first")
-    machine.git("push", "--quiet", "origin", "main")
+    git(machine.root, "push", "--quiet", "origin", "main")
     yield machine
     marked.clean()
 
@@ -146,7 +138,7 @@ def test_nights_compare_with_the_branch_and_promote(machine: Machine) -> None:
     second = machine.run("nightly-gpu.yml", "nightly", f"{STEP} {LIMIT}", DDPPERF_PROMOTE="branch")
     assert [check["conclusion"] for check in machine.github["checks"]] == ["neutral", "success"], second
     assert "PASS: 1 test measured, compared with 0001_nightly.json" in second.log
-    assert machine.git("log", "--format=%s", "origin/ddpperf-baselines").splitlines() == [
+    assert git(machine.root, "log", "--format=%s", "origin/ddpperf-baselines").splitlines() == [
         "Store the baseline 0002_nightly.json",
         "Store the baseline 0001_nightly.json",
         "first",
@@ -164,7 +156,7 @@ def test_time_limit_is_no_verdict(machine: Machine) -> None:
     assert check["conclusion"] == "neutral"
     assert "the run was interrupted by SIGTERM" in check["output[summary]"]
     assert "warning title=ddpperf::no baseline was stored: " in sentences(night)[-1]
-    assert "ddpperf-baselines" not in machine.git("branch", "--remotes")
+    assert "ddpperf-baselines" not in git(machine.root, "branch", "--remotes")
 
 
 @pytest.mark.slow
@@ -180,12 +172,12 @@ def test_missed_threshold_is_red_and_not_promoted(machine: Machine) -> None:
     )
     assert [check["conclusion"] for check in machine.github["checks"]] == ["failure"]
     assert "report.html" in night.artifacts["ddpperf-nightly"]
-    assert "ddpperf-baselines" not in machine.git("branch", "--remotes")
+    assert "ddpperf-baselines" not in git(machine.root, "branch", "--remotes")
 
 
 @pytest.mark.slow
 def test_gate_of_another_repository_finds_a_slow_down(machine: Machine) -> None:
-    machine.git("checkout", "--quiet", "-b", "topic")
+    git(machine.root, "checkout", "--quiet", "-b", "topic")
     (machine.root / "mine.py").write_text(SLEEPING_MODEL.format(seconds=0.3))
     machine.commit("slow")
     gate = documented_gate(machine, arguments=f"perf/ {STEP} -k 'sleeping_step and not sampler'")

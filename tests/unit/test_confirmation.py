@@ -7,11 +7,9 @@ stored code, and B4, B5 and so on the candidate.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +20,7 @@ from ddpperf.workers.interpreter import Found, Side
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
 from tests.canned import CannedSuite, step_seconds
-from tests.project import Finished
+from tests.project import Finished, git
 
 STEPS = """
 import pytest
@@ -45,12 +43,6 @@ FIRST = "A1"  # the process set of the first pass
 CHANGED = "NO VERDICT: this machine or its environment changed: perf/test_it.py::test_step["
 TORCH = "2.11.0"
 Seconds = Callable[[Spec, str], float]
-
-
-def git(root: Path, *arguments: str) -> str:
-    who = ["-c", "user.name=t", "-c", "user.email=t@t", "-c", "commit.gpgsign=false"]
-    command = ["git", "-C", str(root), *who, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 @pytest.fixture
@@ -174,11 +166,9 @@ def test_undecided_test_is_no_changed_machine(suite: CannedSuite) -> None:
 def test_tests_of_equal_work_fail_together(suite: CannedSuite) -> None:
     save_another(suite, STEPS + MORE)
     suite.canned.seconds = paced(first=1.5, candidate=1.5, images=8)
+    also = "; the same measurement is that of perf/test_it.py::test_more[2rank-b8]"
     finished = compare(suite)
-    step, more = (f"perf/test_it.py::{test}[2rank-b8]" for test in ("test_step", "test_more"))
-    finished.assert_one_sentence(
-        1, f"{step} is worse: its time is 1.", f"; the same measurement is that of {more}"
-    )
+    finished.assert_one_sentence(1, f"{SMALL} is worse: its time is 1.", also)
     assert "b16] is worse" not in finished.output
 
 
@@ -305,12 +295,6 @@ def test_strict_limit_fails_without_stored_code(suite: CannedSuite) -> None:
 # --- other tests than the stored run's
 
 
-def test_new_test_voids_nothing(suite: CannedSuite) -> None:
-    suite.experiment.write_text(STEPS + MORE)
-    finished = compare(suite)
-    finished.assert_one_sentence(0, "PASS: 5 tests measured", "; 2 tests new, such as perf/test_it.py::test_")
-
-
 def test_lost_test_voids_the_verdict(suite: CannedSuite) -> None:
     compare(suite, "--deselect", LARGE).assert_one_sentence(0, "PASS: 2 tests measured", "1 judged test")
     suite.experiment.write_text(STEPS.replace("(8, 16)", "(8,)"))
@@ -330,20 +314,12 @@ def test_unknown_name_is_refused_at_the_start(suite: CannedSuite) -> None:
     assert len(suite.saved_runs()) == 1
 
 
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        (b'{"benchmarks": [{"name": "test_it", "stats": {"mean": 1.0}}]}', "was not saved by ddpperf"),
-        (b'{"ddpperf": {"schema": 2}, "mean": NaN}', "cannot be read (NaN is no number)"),
-    ],
-    ids=["of another tool", "NaN"],
-)
-def test_unreadable_baseline_is_refused_at_once(suite: CannedSuite, content: bytes, why: str) -> None:
+def test_unreadable_baseline_is_refused_at_once(suite: CannedSuite) -> None:
     path = suite.root / "elsewhere" / "base.json"
     path.parent.mkdir()
-    path.write_bytes(content)
+    path.write_text('{"ddpperf": {"schema": 2}, "mean": NaN}')
     finished = suite.run("perf", f"--benchmark-compare={path}")
-    finished.assert_one_sentence(4, "ERROR: ", f"{path} {why}")
+    finished.assert_one_sentence(4, "ERROR: ", f"{path} cannot be read (NaN is no number)")
     assert suite.canned.sampled == []
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ddpperf.plugin.control_steps import positive_control
-from ddpperf.results.samples import Measured, Sample
+from ddpperf.results.samples import Measured
 from ddpperf.results.stored_runs import COPY, Baseline, PastRun
 from ddpperf.specs import CopySpec, Spec
 from ddpperf.verdict.run_history import bounds, spread
@@ -21,9 +21,9 @@ from ddpperf.verdict.stored_run_comparison import Change, Comparison, Controls, 
 from tests.canned import CannedSuite, step_seconds
 from tests.project import Finished, Project
 from tests.ranks.test_run import SMALL
+from tests.stored import QUIET, measured
 
 CPU = read_decision({})["cpu"]
-QUIET = (1.0, 1.001, 1.002, 1.003)
 ONE_STEP = """
 from ddpperf.specs import TrainingSpec
 
@@ -37,9 +37,7 @@ ALONE = ("perf", "--world-sizes", "1", "--rounds", "4")
 
 
 def copied(scale: float = 1.0, nbytes: int = 2**20) -> Measured:
-    rounds = tuple((scale * seconds,) for seconds in QUIET)
-    sample = Sample(set="A1", side="A", torch="2.11", seconds=rounds)
-    return Measured(spec=CopySpec(world_size=1, nbytes=nbytes), iterations=1, samples=(sample,))
+    return measured(*(scale * seconds for seconds in QUIET), spec=CopySpec(world_size=1, nbytes=nbytes))
 
 
 def negative(

@@ -24,10 +24,6 @@ def unencoded(source: str) -> list[int]:
     return found
 
 
-def test_unencoded_writes_are_found() -> None:
-    assert unencoded("path.write_text(text)\npath.open('a')\nopen(path, 'w')\nopen(path, 'wb')") == [1, 2, 3]
-
-
 def test_no_text_depends_on_the_locale() -> None:
     files = [path for folder in ("ddpperf", "perf") for path in Path(REPOSITORY, folder).rglob("*.py")]
     assert len(files) > 100

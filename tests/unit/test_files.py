@@ -10,7 +10,7 @@ import pytest
 
 from ddpperf.data import decode
 from ddpperf.errors import Refused
-from ddpperf.io.files import open_regular, temporary_file
+from ddpperf.io.files import temporary_file
 from ddpperf.results.stored_runs import NoBaseline, read_document
 from ddpperf.verdict import settings
 from ddpperf.verdict.thresholds import read_threshold_file
@@ -43,15 +43,6 @@ def test_fifo_and_device_are_refused(what: str, tmp_path: Path) -> None:
             read(path)
         assert "\n" not in str(refusal.value)
         path.unlink()
-
-
-def test_regular_file_is_opened_through_a_link(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"x")
-    (tmp_path / "link").symlink_to("file")
-    with open_regular(tmp_path / "link") as file:
-        assert file.read() == b"x"
-    with pytest.raises(IsADirectoryError):
-        open_regular(tmp_path)
 
 
 def test_temporary_file_replaces_the_wanted_file(tmp_path: Path) -> None:

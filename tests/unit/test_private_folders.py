@@ -92,14 +92,6 @@ def test_folder_is_held_by_a_second_process(owner: tuple[subprocess.Popen[str], 
         assert not theirs.exists()
 
 
-@pytest.mark.parametrize("name", ["ddpperf-12345678", "ddpperf_locks-12345678", "other"])
-def test_folders_of_others_stay(root: Path, name: str) -> None:
-    (root / name).mkdir()
-    (root / f"{private_folders.PREFIX}12345678").symlink_to(name)
-    with PrivateFolder():
-        assert (root / name).is_dir()
-
-
 def test_long_temporary_path_is_replaced(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     longest = "/" + "x" * (private_folders.MOST_ROOT_BYTES - 1)
     monkeypatch.setattr(tempfile, "tempdir", longest)
@@ -109,17 +101,9 @@ def test_long_temporary_path_is_replaced(root: Path, monkeypatch: pytest.MonkeyP
     assert temporary_root() == str(root)
     with PrivateFolder() as folder:
         assert folder.parent == root
-
-
-def test_long_temporary_path_is_refused_without_another(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(root / ("x" * 200)))
     monkeypatch.setattr(private_folders, "SHORT_ROOT", str(root / "missing"))
-    words = (
-        r"^sockets need a temporary folder whose path has at most 55 bytes, found TMPDIR=.*; set TMPDIR to"
-    )
-    with pytest.raises(Refused, match=words) as caught:
+    with pytest.raises(Refused, match=r"whose path has at most 55 bytes, found TMPDIR=.*; set TMPDIR to"):
         PrivateFolder()
-    assert len(str(caught.value)) < 300
 
 
 def test_missing_temporary_folder_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

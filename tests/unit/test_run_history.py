@@ -12,28 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest, t
 
-from ddpperf.results.samples import Measured, Sample
+from ddpperf.results.samples import Measured
 from ddpperf.results.stored_runs import PastRun
-from ddpperf.specs import AllReduceSpec, Spec
+from ddpperf.specs import AllReduceSpec
 from ddpperf.verdict.run_history import Spread, bounds, drift, first_and_last, spread
 from ddpperf.verdict.settings import read_decision
 from tests.generated import BOUNDED
+from tests.stored import measured
 
-SPEC = AllReduceSpec(world_size=2, nbytes=1024)
 OTHER = AllReduceSpec(world_size=2, nbytes=2048)
-GPU = read_decision({})["gpu"]
 USUAL = 0.01  # of the simulations in run_history.py
 CELLS = 60
 
 logs = st.lists(st.floats(-3, 3), min_size=1, max_size=20)
 usuals = st.floats(0.001, 0.5)
-
-
-def measured(*step_seconds: float, spec: Spec = SPEC) -> Measured:
-    rounds = tuple((seconds,) for seconds in step_seconds)
-    return Measured(
-        spec=spec, iterations=1, samples=(Sample(set="A1", side="A", torch="2.11", seconds=rounds),)
-    )
 
 
 def past(*runs: dict[str, Measured], promoted: bool = True) -> list[PastRun]:

@@ -30,15 +30,7 @@ def test_secret_names_hide_their_values(name: str) -> None:
 
 
 def test_other_values_are_kept() -> None:
-    words = [
-        "perf",
-        "-k",
-        "test_keys[a=b]",
-        "--candidate",
-        "NCCL_IB_PKEY=1",
-        "--rounds=3",
-        "MY_PATH=a",
-    ]
+    words = ["perf", "-k", "test_keys[a=b]", "--candidate", "NCCL_IB_PKEY=1", "--rounds=3", "MY_PATH=a"]
     assert shown_command_line(words) == (
         "perf -k 'test_keys[a=b]' --candidate NCCL_IB_PKEY=1 --rounds=3 MY_PATH=a"
     )
@@ -75,17 +67,10 @@ def test_run_stores_and_prints_no_secret(canned_suite: CannedSuite) -> None:
     assert "--candidate 'HF_TOKEN=***'" in json.dumps(saved["ddpperf"]["options"]["command_line"])
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--candidate", f"MY-TOKEN={VALUE}"],
-        ["--candidate", f"MY_TOKEN={VALUE}", "--candidate", f"MY_TOKEN={VALUE}2"],
-        ["--candidate", f"MY_TOKEN={VALUE}", "--candidate", "/bin/true"],
-    ],
-    ids=["wrong name", "given twice", "wrong interpreter"],
-)
+@pytest.mark.parametrize("words", [["MY-TOKEN"], ["MY_TOKEN", "MY_TOKEN"]], ids=["wrong name", "given twice"])
 def test_refusal_prints_no_secret(canned_suite: CannedSuite, words: list[str]) -> None:
-    run = canned_suite.run("perf", *words)
+    named = [f"--candidate={name}={VALUE}{number}" for number, name in enumerate(words)]
+    run = canned_suite.run("perf", *named)
     assert run.status == 4, run
     assert VALUE not in run.output
     assert "TOKEN" in run.output

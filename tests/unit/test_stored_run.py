@@ -4,54 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpperf.results.outcomes import Outcome, OutcomeKind, Status
-from ddpperf.results.samples import Measured, Sample
-from ddpperf.results.stored_runs import Baseline, PastRun
+from ddpperf.results.samples import Measured
 from ddpperf.specs import AllReduceSpec, EpochSpec, SamplerSpec, Spec, TrainingSpec
 from ddpperf.verdict.confirmed_comparison import answer_of
-from ddpperf.verdict.exit_status import decide
 from ddpperf.verdict.judged_work import LAUNCH_BOUND
-from ddpperf.verdict.settings import read_decision
-from ddpperf.verdict.stored_run_comparison import (
-    Change,
-    Comparison,
-    Reference,
-    compare,
-)
+from ddpperf.verdict.stored_run_comparison import Change, Comparison
+from tests import stored
 from tests.generated import BOUNDED, measurements, specs
+from tests.stored import CALL, QUIET, measured
 
-SPEC = AllReduceSpec(world_size=2, nbytes=2**24)
-GPU = read_decision({})["gpu"]
+STEP = TrainingSpec(world_size=2, per_rank_batch_size=32, strategy="ddp")
+compared = partial(stored.compared, limit=1.5)
 Counters = dict[str, tuple[float, ...]]
-
-
-def measured(*step_seconds: float, spec: Spec = SPEC, iterations: int = 1) -> Measured:
-    rounds = tuple((seconds * iterations,) for seconds in step_seconds)
-    return Measured(
-        spec=spec, iterations=iterations, samples=(Sample(set="A1", side="A", torch="2.11", seconds=rounds),)
-    )
-
-
-def compared(
-    now: dict[str, Measured],
-    then: dict[str, Measured],
-    expected: set[str] | None = None,
-    limit: float | None = 1.5,
-    history: Sequence[dict[str, Measured]] = (),
-) -> Comparison:
-    tests = now.keys() | then.keys() if expected is None else expected
-    runs = [PastRun(measured=run, promoted=True) for run in history]
-    baseline = Baseline(path=Path("0001_x.json"), measured=then, when="")
-    reference = Reference(baseline=baseline, settings=GPU, device="cuda", limit=limit, history=runs)
-    return compare(now, reference, tests)
 
 
 def test_ratio_is_of_medians() -> None:
@@ -79,80 +50,26 @@ def test_swapping_the_sides_inverts_the_ratio(data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        AllReduceSpec(world_size=2, nbytes=2**25),
-        AllReduceSpec(world_size=3, nbytes=2**24),
-        TrainingSpec(world_size=2, per_rank_batch_size=32, strategy="ddp"),
-        SamplerSpec(world_size=2, epoch_images=1024),
+        CALL,
+        EpochSpec(world_size=2, per_rank_batch_size=32, strategy="ddp"),
+        dataclasses.replace(STEP, model="resnet50_cifar"),
+        dataclasses.replace(STEP, data="cifar10"),
+        dataclasses.replace(STEP, epoch_images=512),
+        dataclasses.replace(STEP, drop_last=False),
+        dataclasses.replace(STEP, delay_seconds=0.001),
     ],
 )
-def test_changed_spec_is_missing(other: Spec) -> None:
-    comparison = compared({"t": measured(0.1, spec=other)}, {"t": measured(0.1)})
+def test_other_work_with_equal_id_is_missing(other: Spec) -> None:
+    comparison = compared({"t": measured(0.1, spec=other)}, {"t": measured(0.1, spec=STEP)})
     assert comparison.changes == {}
     assert comparison.missing == {"t": "measures another spec than in 0001_x.json"}
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"model": "resnet50_cifar"},
-        {"memory_format": "channels_last"},
-        {"data": "cifar10"},
-        {"digest": "0f"},
-        {"epoch_images": 512},
-        {"drop_last": False},
-        {"delay_seconds": 0.001},
-    ],
-)
-def test_other_work_with_equal_id_is_missing(change: dict[str, Any]) -> None:
-    spec = TrainingSpec(world_size=2, per_rank_batch_size=32, strategy="ddp")
-    other = dataclasses.replace(spec, **change)
-    assert compared({"t": measured(0.1, spec=other)}, {"t": measured(0.1, spec=spec)}).missing.keys() == {"t"}
-
-
-def test_an_epoch_is_not_compared_with_its_step() -> None:
-    step = TrainingSpec(world_size=2, per_rank_batch_size=32, strategy="ddp")
-    epoch = EpochSpec(world_size=2, per_rank_batch_size=32, strategy="ddp")
-    assert compared({"t": measured(0.1, spec=epoch)}, {"t": measured(0.1, spec=step)}).missing.keys() == {"t"}
-
-
-@pytest.mark.parametrize(("now", "then", "where"), [(1.0, 0.0, "this run"), (0.0, 1.0, "0001_x.json")])
-def test_resumed_run_is_missing(now: float, then: float, where: str) -> None:
+def test_resumed_run_is_missing() -> None:
     """One that was complete trains nothing, in no time."""
-    comparison = compared(
-        {"t": with_counters(measured(0.001), {"resumed_epochs": (now, now)})},
-        {"t": with_counters(measured(0.1), {"resumed_epochs": (then, then)})},
-    )
-    assert comparison.missing == {
-        "t": f"resumed from a checkpoint in {where}, so that its time is not that of the whole training"
-    }
-
-
-def test_lost_test_is_missing() -> None:
-    comparison = compared({}, {"gone": measured(0.1)}, {"gone", "neither"})
-    assert comparison.changes == {}
-    assert comparison.missing == {"gone": "is in 0001_x.json but was not measured"}
-
-
-def test_new_test_voids_nothing() -> None:
-    comparison = compared({"t": measured(0.1), "new": measured(0.1)}, {"t": measured(0.1)}, limit=1.2)
-    assert (set(comparison.changes), comparison.missing, comparison.new) == ({"t"}, {}, ["new"])
-    outcomes = dict.fromkeys(("t", "new"), Outcome(kind=OutcomeKind.PASSED))
-    verdict = decide(outcomes, measured=outcomes, answer=answer_of(comparison, None, no_stored_code="no git"))
-    assert verdict.status is Status.PASS
-    assert verdict.reasons[0].endswith("; 1 test new, such as new")
-
-
-def test_deselected_stored_test_voids_nothing() -> None:
-    comparison = compared({"t": measured(0.1)}, {"t": measured(0.1), "gone": measured(0.1)}, {"t"})
-    assert (set(comparison.changes), comparison.missing, comparison.new) == ({"t"}, {}, [])
-
-
-def test_what_was_not_expected_is_not_compared() -> None:
-    comparison = compared(
-        {"t": measured(0.1), "u": measured(0.1)}, {"t": measured(0.1), "v": measured(0.1)}, {"t"}
-    )
-    assert set(comparison.changes) == {"t"}
-    assert not comparison.missing
+    resumed = with_counters(measured(0.001), {"resumed_epochs": (1.0, 1.0)})
+    (why,) = compared({"t": measured(0.1)}, {"t": resumed}).missing.values()
+    assert why.startswith("resumed from a checkpoint in 0001_x.json, so that its time is not")
 
 
 @BOUNDED
@@ -272,14 +189,6 @@ def test_launch_bound_without_cpu_seconds_is_missing(
     assert comparison.missing == {"t": f"is launch bound, and {side} has no CPU seconds of it to compare"}
 
 
-def test_verdict_names_missing_cpu_seconds() -> None:
-    outcomes, then = {"t": Outcome(kind=OutcomeKind.PASSED)}, {"t": counted(2.0, 0.004)}
-    none = compared({"t": counted(2.0, None)}, then)
-    verdict = decide(outcomes, measured=outcomes, answer=answer_of(none, None, no_stored_code="no git"))
-    assert verdict.status is Status.NO_VERDICT
-    assert verdict.reasons[0] == "t is launch bound, and this run has no CPU seconds of it to compare"
-
-
 def test_of_several_sets_the_median_counts() -> None:
     bound: list[Counters] = [
         {"device_seconds": (0.1 / bound,), "cpu_seconds": (cpu,)}
@@ -328,10 +237,6 @@ def test_widest_limits_are_confirmed_after_suspects() -> None:
     assert found == ["suspect", "widest", "wide", "captured"]
 
 
-def test_informational_test_is_never_confirmed() -> None:
-    assert order(t=change(9.0, 1.2, 1.1, judged=False), wide=change(1.0, 9.0, judged=False)) == []
-
-
 def test_limit_of_one_orders_suspects() -> None:
     """As --benchmark-compare-fail=median:0% sets it: the log of the limit is 0."""
     assert order(little=change(1.01, 1.0), more=change(1.1, 1.0)) == ["more", "little"]
@@ -350,9 +255,8 @@ def test_limit_of_one_orders_suspects() -> None:
     ],
 )
 def test_informational_work_fails_no_run(spec: Spec, device: str, judged: bool) -> None:
-    baseline = Baseline(path=Path("0001_x.json"), measured={"t": measured(0.1, spec=spec)}, when="")
-    reference = Reference(baseline=baseline, settings=GPU, device=device, limit=1.5)
-    comparison = compare({"t": measured(9.0, spec=spec)}, reference, {"t"})
+    now, then = {"t": measured(9.0, spec=spec)}, {"t": measured(0.1, spec=spec)}
+    comparison = compared(now, then, device=device)
     assert comparison.changes["t"].judged == judged
     assert set(comparison.slower) == set(comparison.to_confirm()) == ({"t"} if judged else set())
     answer = answer_of(comparison, None, no_stored_code="no git")
@@ -362,23 +266,18 @@ def test_informational_work_fails_no_run(spec: Spec, device: str, judged: bool) 
 
 
 def test_calls_have_their_own_spread_between_runs() -> None:
-    step = TrainingSpec(world_size=2, per_rank_batch_size=32, strategy="ddp")
-    quiet = (1.0, 1.001, 1.002, 1.003)
-    runs = {"step": measured(*quiet, spec=step), "call": measured(*quiet)}
-    for hardware, device in (("gpu", "cuda"), ("cpu", "cpu")):
-        baseline = Baseline(path=Path("0001_x.json"), measured=runs, when="")
-        reference = Reference(baseline=baseline, settings=read_decision({})[hardware], device=device)
-        changes = compare(runs, reference, set(runs)).changes
+    runs = {"step": measured(*QUIET, spec=STEP), "call": measured(*QUIET)}
+    for device in ("cuda", "cpu"):
+        changes = compared(runs, runs, limit=None, device=device).changes
         assert changes["call"].limit > changes["step"].limit, device
 
 
 def test_tests_of_one_spec_share_the_error_probability() -> None:
-    quiet = (1.0, 1.001, 1.002, 1.003)
-    shared = {f"t{number}": measured(*quiet) for number in range(5)}
+    shared = {f"t{number}": measured(*QUIET) for number in range(5)}
     alone = compared({"t0": shared["t0"]}, {"t0": shared["t0"]}, limit=None).changes["t0"].limit
     assert compared(shared, shared, limit=None).changes["t0"].limit == alone
     own = {
-        f"t{number}": measured(*quiet, spec=AllReduceSpec(world_size=2, nbytes=2 ** (24 + number)))
+        f"t{number}": measured(*QUIET, spec=AllReduceSpec(world_size=2, nbytes=2 ** (24 + number)))
         for number in range(5)
     }
     assert compared(own, own, limit=None).changes["t0"].limit > alone

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,47 +15,24 @@ from scipy.stats import t
 
 from ddpperf.report.summary import summary_lines
 from ddpperf.results.outcomes import Outcome, OutcomeKind, Status
-from ddpperf.results.samples import Measured, Sample
-from ddpperf.results.stored_runs import MOST_READ, SCHEMA, Baseline, PastRun, Storage
-from ddpperf.specs import AllReduceSpec, CallExecution, Spec, TrainingSpec
+from ddpperf.results.stored_runs import MOST_READ, SCHEMA, PastRun, Storage
+from ddpperf.specs import AllReduceSpec, CallExecution, TrainingSpec
 from ddpperf.verdict.confirmed_comparison import answer_of
 from ddpperf.verdict.exit_status import decide
 from ddpperf.verdict.run_history import Spread, bounds
-from ddpperf.verdict.settings import read_decision
-from ddpperf.verdict.stored_run_comparison import Change, Comparison, Reference, compare
-from tests.canned import CannedSuite
+from ddpperf.verdict.stored_run_comparison import Change, Comparison
+from tests import stored
 from tests.generated import BOUNDED
+from tests.stored import GPU, QUIET, compared
 
 SPEC = TrainingSpec(world_size=1, per_rank_batch_size=8, strategy="single", execution="graph")
-GPU = read_decision({})["gpu"]
 LAUNCHES: dict[str, tuple[float, ...]] = {"device_seconds": (0.05,), "cpu_seconds": (0.004,)}
-QUIET = (1.0, 1.001, 1.002, 1.003)
 NOISY = (1.0, 1.1, 1.2, 1.3)
-
-
-@pytest.fixture
-def project(canned_suite: CannedSuite) -> CannedSuite:
-    """Return a project whose runs take place in this process."""
-    return canned_suite
-
-
-def measured(*step_seconds: float, spec: Spec = SPEC) -> Measured:
-    rounds = tuple((seconds,) for seconds in step_seconds)
-    return Measured(
-        spec=spec, iterations=1, samples=(Sample(set="A1", side="A", torch="2.11", seconds=rounds),)
-    )
-
-
-def compared(
-    now: dict[str, Measured],
-    then: dict[str, Measured],
-    limit: float | None = None,
-    history: Sequence[dict[str, Measured]] = (),
-) -> Comparison:
-    runs = [PastRun(measured=run, promoted=True) for run in history]
-    baseline = Baseline(path=Path("0001_x.json"), measured=then, when="")
-    reference = Reference(baseline=baseline, settings=GPU, device="cuda", limit=limit, history=runs)
-    return compare(now, reference, now | then)
+measured = partial(stored.measured, spec=SPEC)
+SUITE = {
+    f"t{number}": measured(*QUIET, spec=dataclasses.replace(SPEC, per_rank_batch_size=number + 2))
+    for number in range(300)
+}
 
 
 def limits(deviation: float, freedom: float = 10, tests: int = 1) -> tuple[float, float]:
@@ -107,13 +84,9 @@ def test_quiet_collectives_in_a_graph_are_suspected_earlier(
 
 def test_one_stored_run_of_a_large_gpu_suite_shows_three_percent() -> None:
     """Quiet tests in CUDA graphs are then measured again only if they look slower."""
-    then = {
-        f"t{number}": measured(*QUIET, spec=dataclasses.replace(SPEC, per_rank_batch_size=number + 2))
-        for number in range(300)
-    }
-    assert compared(then, then).to_confirm() == []
-    late = {**then, "t7": measured(*(1.03 * t for t in QUIET), spec=then["t7"].spec)}
-    comparison = compared(late, then)
+    assert compared(SUITE, SUITE).to_confirm() == []
+    late = {**SUITE, "t7": measured(*(1.03 * t for t in QUIET), spec=SUITE["t7"].spec)}
+    comparison = compared(late, SUITE)
     assert (comparison.to_confirm(), comparison.slower) == (["t7"], {})
 
 
@@ -130,20 +103,14 @@ def test_what_a_comparison_shows_looks_slower_19_times_in_20() -> None:
 
 def test_without_the_stored_code_the_limits_must_show_the_tolerance() -> None:
     """A suspected test is then not measured again."""
-    then = {
-        f"t{number}": measured(*QUIET, spec=dataclasses.replace(SPEC, per_rank_batch_size=number + 2))
-        for number in range(300)
-    }
-    comparison = compared(then, then)
+    comparison = compared(SUITE, SUITE)
     assert answer_of(comparison, None).undecided == []
     (blind,) = answer_of(comparison, None, no_stored_code="git is missing").undecided
     assert blind.startswith("300 of 300 tests would not have shown a slow-down as large as their tolerance")
 
 
 def test_history_moves_the_limits_of_a_test() -> None:
-    other = measured(
-        9.0, spec=TrainingSpec(world_size=1, per_rank_batch_size=16, strategy="single", execution="graph")
-    )
+    other = measured(9.0, spec=dataclasses.replace(SPEC, per_rank_batch_size=16))
     runs = [{"t": measured(1.0)}, {"t": other, "u": measured(5.0)}, {"t": measured(math.exp(0.6))}, {}]
     change = compared({"t": measured(1.0)}, {"t": measured(1.0)}, history=runs).changes["t"]
     deviation = math.sqrt((10 * GPU.noisy_run_spread**2 + 0.6**2 / 2) / 11)
@@ -225,20 +192,12 @@ def test_slower_tests_and_suspects_are_named() -> None:
         lines, "5 tests slower than stored or suspected, such as d (+30.0%), e (+22.0%), c (+21.0%)"
     )
     assert ending(lines, "with 0001_x.json: 6 times, in the median 20.5% longer than stored")
-    assert not [line for line in lines if "drift" in line]
+    faster = told(Comparison(baseline="y", changes={"a": change(0.9)}))
+    assert ending(faster, "with y: 1 time, in the median 10.0% shorter than stored")
 
 
 def ending(lines: list[str], words: str) -> bool:
     return any(line.endswith(words) for line in lines)
-
-
-def test_faster_suite_is_called_faster() -> None:
-    lines = told(Comparison(baseline="0001_x.json", changes={"a": change(0.9), "b": change(1.05)}))
-    assert not [line for line in lines if "suspect" in line]
-    assert ending(
-        told(Comparison(baseline="y", changes={"a": change(0.9)})),
-        "with y: 1 time, in the median 10.0% shorter than stored",
-    )
 
 
 def test_slow_drift_is_printed() -> None:
@@ -340,24 +299,6 @@ def test_history_reads_a_bounded_number_of_files(tmp_path: Path) -> None:
     )
     keep(storage.runs, n0001=run_of(31, "2027"))
     baseline = storage.load(storage.find(True))
-    assert [seconds for seconds, _ in seconds_of(storage.history(baseline))] == [
-        1,
-        2,
-        3,
-        4,
-        5,
-        *range(16, 31),
-    ]
+    read = [seconds for seconds, _ in seconds_of(storage.history(baseline))]
+    assert read == [*range(1, 6), *range(16, 31)]
     assert len(storage.history(storage.load(storage.find("10")))) == MOST_READ + 1, "it is compared with"
-
-
-def test_baseline_with_nan_is_no_verdict(project: CannedSuite) -> None:
-    """Nor does one that is cut, empty or older: test_storage.py has their sentences."""
-    assert project.run("perf", "--benchmark-save=first").status == 0
-    (baseline,) = project.root.glob("perf/baselines/*/*.json")
-    baseline.write_text(baseline.read_text().replace('"mean":', '"mean":NaN,"was":', 1))
-    run = project.run("perf", "--benchmark-compare")
-    run.assert_one_sentence(
-        125, "NO VERDICT: ", "0001_first.json cannot be read (NaN is no number); name another"
-    )
-    assert len(project.saved_runs()) == 2

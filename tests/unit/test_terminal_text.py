@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 
 from ddpperf.errors import Refused
 from ddpperf.io.command import print_lines, refused
-from ddpperf.io.terminal_text import (
-    MAX_LINES,
-    harmless,
-    printable,
-    printable_document,
-    shortened,
-)
+from ddpperf.io.terminal_text import MAX_LINES, harmless, printable, printable_document, shortened
 from tests.canned import CannedSuite
 from tests.generated import BOUNDED
 
@@ -101,9 +95,7 @@ def test_refused(measure):
 """
 
 
-def test_run_prints_and_writes_foreign_text_harmless(
-    canned_suite: CannedSuite,
-) -> None:
+def test_run_prints_and_writes_foreign_text_harmless(canned_suite: CannedSuite) -> None:
     canned_suite.experiment.write_text(NASTY_NOTE.format(nasty=NASTY))
     run = canned_suite.run("perf", "--verdict", "verdict.md", "--report", "page.html", "--color=no")
     verdict = (canned_suite.root / "verdict.md").read_text()

@@ -144,18 +144,6 @@ def add_environment(folder: Path, version: str) -> Path:
     return environment
 
 
-def test_last_good_cannot_be_accepted(nightly: Nightly, tmp_path: Path) -> None:
-    """The link would lead to itself."""
-    add_environment(tmp_path / "envs", MONDAY)
-    assert nightly("accept", MONDAY)[0] == 0
-    status, said = nightly("accept", "last-good")
-    assert (status, said) == (
-        4,
-        f"{tmp_path / 'envs'} has no environment of torch last-good; run candidate first\n",
-    )
-    assert os.readlink(tmp_path / "envs" / "last-good") == MONDAY
-
-
 @pytest.mark.parametrize("command", ["accept", "hint"])
 def test_version_without_an_environment_is_refused(nightly: Nightly, tmp_path: Path, command: str) -> None:
     assert nightly(command, MONDAY) == (
