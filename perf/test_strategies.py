@@ -63,7 +63,7 @@ def variants(options: Options) -> Iterator[Case]:
         )
     else:
         for fields in GPU_VARIANTS if options.device == "cuda" else CPU_VARIANTS:
-            execution = "eager" if NOT_CAPTURED.keys() & fields.values() else options.executions[0]
+            execution = "eager" if set(NOT_CAPTURED).intersection(fields.values()) else options.executions[0]
             work = {"world_size": world_size, "per_rank_batch_size": batch_size, "input": options.input}
             named = "+".join(f"{name}={value}" for name, value in fields.items()) or "ddp"
             identity = f"{size_id(options, world_size, batch_size)}-{named}"

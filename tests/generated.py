@@ -73,7 +73,7 @@ def strategy_fields(draw: st.DrawFn) -> dict[str, Any]:
     executions = [
         execution
         for execution in get_args(Execution)
-        if "graph" not in execution or not {strategy, hook} & NOT_CAPTURED.keys()
+        if "graph" not in execution or not {strategy, hook}.intersection(NOT_CAPTURED)
     ]
     execution: Execution = (
         "eager" if strategy in ("data_parallel", "fsdp") else draw(st.sampled_from(executions))

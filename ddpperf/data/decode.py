@@ -24,11 +24,11 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 from torchvision.datasets import CIFAR10, ImageFolder
+from torchvision.transforms.functional import pil_to_tensor
 
 from ddpperf.errors import Refused, first_line
 from ddpperf.io.files import open_regular
@@ -42,65 +42,26 @@ FORMATS = ("BMP", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 say = partial(print, flush=True)
 
 
-def image_folders(folder: Path) -> tuple[ImageFolder, ImageFolder]:
-    """Return the data sets folder/train/<class> and folder/test/<class>, or raise Refused."""
+def image_folders(root: Path) -> list[ImageFolder]:
+    """Return the data sets root/train/<class> and root/test/<class>, or raise Refused."""
     try:
-        train, test = (ImageFolder(str(folder / part)) for part in ("train", "test"))
+        parts = [ImageFolder(str(root / part)) for part in ("train", "test")]
     except OSError as error:
-        found = str(error).removesuffix(".").replace(". Supported", ", supported")
         needed = "must have images of every class in train/<class> and test/<class>"
-        raise Refused(f"{folder} {needed}: {found}") from error
-    if different := sorted(set(train.classes) ^ set(test.classes)):
-        name = different[0]
-        where = "train and not in test" if name in train.classes else "test and not in train"
-        raise Refused(f"{folder} has the class {name!r} in {where}; both must have all classes")
-    return train, test
+        raise Refused(f"{root} {needed}: {first_line(error)}") from error
+    if others := sorted(set(parts[0].classes) ^ set(parts[1].classes)):
+        raise Refused(f"{root} must have the same classes in train and test; only one has {others[0]!r}")
+    return parts
 
 
-def pixels_of(folders: tuple[ImageFolder, ImageFolder]) -> list[Tensor]:
-    """Return the shuffled images of both data sets, each uint8 [N, 3, H, W], or raise Refused."""
-    first = folders[0].samples[0][0]
-    height, width, _ = load(first).shape
-    images = [torch.empty((len(folder), 3, height, width), dtype=torch.uint8) for folder in folders]
-    paths = [path for folder in folders for path, _ in folder.samples]
-    places = [part[place] for part in images for place in shuffled(len(part)).argsort()]
-    reported = time.monotonic()
-    with ThreadPool(min(len(os.sched_getaffinity(0)), MAX_THREADS)) as threads:
-        for done, pixels in enumerate(threads.imap(load, paths, chunksize=32)):
-            if pixels.shape != (height, width, 3):
-                found = f"{pixels.shape[1]}x{pixels.shape[0]}"
-                sizes = f"{first} has {width}x{height} pixels and {paths[done]} has {found}"
-                raise Refused(f"all images must have one size, but {sizes}; resize them, or leave one out")
-            places[done].copy_(torch.from_numpy(pixels).permute(2, 0, 1))
-            if time.monotonic() - reported >= PROGRESS_SECONDS:
-                reported = time.monotonic()
-                say(f"decoded {done + 1:,} of {len(paths):,} images")
-    return images
-
-
-def load(path: str) -> Any:
-    """Return an image file's pixels as numpy uint8 [H, W, 3] (RGB), or raise Refused."""
-    try:
-        with open_regular(path) as file, Image.open(file, formats=FORMATS) as image:
-            return numpy.array(image.convert("RGB"))
-    except UnidentifiedImageError:
-        why = f"it is no {', '.join(FORMATS[:-1])} or {FORMATS[-1]} image"
-    except Exception as error:  # Pillow raises most kinds for damaged files
-        why = getattr(error, "strerror", None) or first_line(error) or type(error).__name__
-    raise Refused(f"{path} cannot be decoded ({why}); repair or remove it")
-
-
-def cifar10(root: Path, *, download: bool) -> tuple[CIFAR10, CIFAR10]:
+def cifar10(root: Path, *, download: bool) -> list[CIFAR10]:
     """Return CIFAR-10's training and test images in a folder, or raise Refused."""
     try:
-        return CIFAR10(str(root), download=download), CIFAR10(str(root), train=False)
+        return [CIFAR10(str(root), train=train, download=download and train) for train in (True, False)]
     except (OSError, RuntimeError, http.client.HTTPException) as error:
-        why = first_line(error).removesuffix(".")
-        needed = "CIFAR-10's six batches and batches.meta as published"
-        if not download:
-            raise Refused(f"{root} must have {needed}, but one is missing or damaged ({why})") from error
-        instead = f"pass cifar10:DIR with {needed}, or imagefolder:DIR"
-        raise Refused(f"CIFAR-10 cannot be downloaded ({why}); {instead}") from error
+        needed = "cifar10:DIR with its six batches and batches.meta as published, or imagefolder:DIR"
+        what = "downloaded" if download else f"read from {root}"
+        raise Refused(f"CIFAR-10 cannot be {what} ({first_line(error)}); pass {needed}") from error
 
 
 def shuffled(count: int) -> Tensor:
@@ -108,21 +69,56 @@ def shuffled(count: int) -> Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(0))
 
 
+def pixels_of(paths: list[str], like: str) -> Tensor:
+    """Return the images of files, uint8 [N, 3, H, W], or raise Refused.
+
+    like: an image file whose size all images must have.
+    """
+    shape = load(like).shape
+    images = torch.empty((len(paths), *shape), dtype=torch.uint8)
+    reported = time.monotonic()
+    with ThreadPool(min(len(os.sched_getaffinity(0)), MAX_THREADS)) as threads:
+        for place, pixels in enumerate(threads.imap(load, paths, chunksize=32)):
+            if pixels.shape != shape:
+                (_, height, width), (_, other_height, other_width) = shape, pixels.shape
+                found = f"{like} has {width}x{height} pixels and {paths[place]} {other_width}x{other_height}"
+                raise Refused(f"all images must have one size, but {found}; resize them, or leave one out")
+            images[place] = pixels
+            if time.monotonic() - reported >= PROGRESS_SECONDS:
+                reported = time.monotonic()
+                say(f"decoded {place + 1:,} of {len(paths):,} images")
+    return images
+
+
+def load(path: str) -> Tensor:
+    """Return an image file's pixels as uint8 [3, H, W] (RGB), or raise Refused."""
+    try:
+        with open_regular(path) as file, Image.open(file, formats=FORMATS) as image:
+            pixels: Tensor = pil_to_tensor(image.convert("RGB"))
+            return pixels
+    except Exception as error:  # Pillow raises most kinds for damaged files
+        why = f"as {', '.join(FORMATS)} ({first_line(error)})"
+        raise Refused(f"{path} cannot be decoded {why}; repair or remove it") from error
+
+
 def decode(kind: str, folder: str, out: Path) -> dict[str, Any]:
     """Return the shuffled images and labels of both data sets by their names in the file."""
-    parts: tuple[Any, Any]
+    parts: list[Any]
     if kind == "imagefolder":
         parts = image_folders(Path(folder))
         say(f"decoding {sum(map(len, parts)):,} images of {folder}, once")
-        images = pixels_of(parts)
     else:
         say(f"{'decoding' if folder else 'downloading'} CIFAR-10, once")
         parts = cifar10(Path(folder) if folder else out / "cifar10", download=not folder)
-        images = [torch.from_numpy(part.data[shuffled(len(part))]).permute(0, 3, 1, 2) for part in parts]
     found: dict[str, Any] = {"classes": list(parts[0].classes)}
-    for name, part, pixels in zip(("train", "test"), parts, images, strict=True):
-        found[f"{name}_images"] = pixels.contiguous()
-        found[f"{name}_labels"] = torch.tensor(part.targets)[shuffled(len(part))]
+    for name, part in zip(("train", "test"), parts, strict=True):
+        order = shuffled(len(part))
+        if kind == "imagefolder":
+            first, _ = parts[0].samples[0]
+            found[f"{name}_images"] = pixels_of([part.samples[index][0] for index in order], like=first)
+        else:
+            found[f"{name}_images"] = torch.from_numpy(part.data[order]).permute(0, 3, 1, 2).contiguous()
+        found[f"{name}_labels"] = torch.tensor(part.targets)[order]
     return found
 
 

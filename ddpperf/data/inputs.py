@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from random import Random
 
 import torch
@@ -117,10 +117,8 @@ class DeviceImages:
             area, chance, *middles = torch.rand(4, count, generator=generator)
             side = area.sqrt() * (chance < self.cutmix)
             lengths = [(size * side).round() for size in sizes]
-            firsts = [
-                (size * middle - length / 2).round()
-                for size, middle, length in zip(sizes, middles, lengths, strict=True)
-            ]
+            placed = zip(sizes, middles, lengths, strict=True)
+            firsts = [(size * middle - length / 2).round() for size, middle, length in placed]
             parts.append(torch.stack([*firsts, *lengths]).long())
         plan = torch.cat(parts)
         return plan.pin_memory() if self.device.type == "cuda" else plan
@@ -138,7 +136,8 @@ class DeviceImages:
         labels = self.labels[index]
         if self.cutmix:
             row, column, height, width = rectangles
-            mixed = self._inside(row, column, height, width)
+            in_rows, in_columns = _inside(self.rows, row, height), _inside(self.columns, column, width)
+            mixed = in_rows[:, :, None] & in_columns[:, None, :]  # [batch, H, W]
             images = torch.where(mixed[..., None], images.roll(1, 0), images)
             fraction = mixed.float().mean((1, 2))[:, None]
             own = F.one_hot(labels, self.classes).float()
@@ -146,15 +145,10 @@ class DeviceImages:
         images = images.permute(0, 3, 1, 2)
         return images.contiguous(memory_format=self.memory_format), labels
 
-    def _inside(self, row: Tensor, column: Tensor, height: Tensor, width: Tensor) -> Tensor:
-        """Return which pixels lie in each image's rectangle, as bool [batch, H, W].
 
-        All four are int64 [batch]; row and column are the rectangle's first ones.
-        """
-        first_row, first_column = row[:, None], column[:, None]
-        in_rows = (first_row <= self.rows) & (self.rows < first_row + height[:, None])
-        in_columns = (first_column <= self.columns) & (self.columns < first_column + width[:, None])
-        return in_rows[:, :, None] & in_columns[:, None, :]
+def _inside(places: Tensor, first: Tensor, length: Tensor) -> Tensor:
+    """Return which rows or columns lie in each image's rectangle, as bool [batch, places]."""
+    return (first[:, None] <= places) & (places < (first + length)[:, None])
 
 
 class DeviceInput(Input):
@@ -254,7 +248,10 @@ class LoaderInput(Input):
 
 
 class TransformedImages(torch.utils.data.Dataset[Batch]):
-    """Dataset that transforms one image at a time. Each loader process opens the images itself."""
+    """Dataset that crops, flips and normalizes one image at a time, as CIFAR-10's images usually are.
+
+    Each loader process opens the images itself, and needs torchvision.
+    """
 
     def __init__(self, images: Callable[[], Images]) -> None:
         self.images = images
@@ -262,22 +259,10 @@ class TransformedImages(torch.utils.data.Dataset[Batch]):
 
     def __getitem__(self, index: int) -> Batch:
         if self.loaded is None:
+            from torchvision import transforms  # here, because most inputs do not need it
+
             self.loaded = self.images()
-            self.transform = transform(self.loaded.pixels.shape[2:])
+            crop = transforms.RandomCrop(self.loaded.pixels.shape[2:], padding=PADDING)
+            convert, normalize = transforms.ConvertImageDtype(torch.float32), transforms.Normalize(MEAN, STD)
+            self.transform = transforms.Compose((crop, transforms.RandomHorizontalFlip(), convert, normalize))
         return self.transform(self.loaded.pixels[index]), self.loaded.labels[index]
-
-
-def transform(size: Sequence[int]) -> Callable[[Tensor], Tensor]:
-    """Return a function that crops, flips and normalizes one CIFAR-10 image at random.
-
-    The function takes uint8 [3, H, W] and returns float32. size: the height and width of the
-    images. Raises ImportError without torchvision.
-    """
-    try:
-        from torchvision import transforms
-    except ImportError as error:
-        raise ImportError("input dataloader needs torchvision, which is not installed; install it") from error
-    crop, flip = transforms.RandomCrop(size, padding=PADDING), transforms.RandomHorizontalFlip()
-    convert, normalize = transforms.ConvertImageDtype(torch.float32), transforms.Normalize(MEAN, STD)
-    composed: Callable[[Tensor], Tensor] = transforms.Compose((crop, flip, convert, normalize))
-    return composed

@@ -25,7 +25,7 @@ from ddpperf.specs.collective import (
     CopySpec,
     format_bytes,
 )
-from ddpperf.specs.custom import FUNCTIONS_VARIABLE, CustomCollectiveSpec, CustomStepSpec, is_function
+from ddpperf.specs.custom import FUNCTIONS_VARIABLE, CustomCollectiveSpec, CustomStepSpec
 from ddpperf.specs.instruments import (
     DATA_PARALLEL_PARTS,
     PARTS,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, get_args
 
-from ddpperf.specs.work import MOST_RANKS, Positive, Work
+from ddpperf.specs.work import MOST_RANKS, Positive, Rule, Rules, Work
 
 OwnAlgorithm = Literal["gather_broadcast", "ring", "recursive_doubling", "halving_doubling", "tree"]
 # Algorithms that work in memory which all GPUs of the node have mapped:
@@ -44,14 +44,11 @@ class Call(Work):
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
-        if self.nbytes % FLOAT32_BYTES:
-            yield f"nbytes must be a multiple of a float32's {FLOAT32_BYTES} bytes, got {self.nbytes}"
-
-    def _part_problems(self) -> Iterator[str]:
-        """Yield a sentence if the buffer cannot be divided into a part for each rank."""
-        least = self.world_size * FLOAT32_BYTES
-        if self.nbytes % least:
-            yield f"nbytes must be a multiple of {least}, a float32 for each rank, got {self.nbytes}"
+        is_divided = getattr(self, "kind", "all_reduce") not in ("all_reduce", "broadcast")
+        unit = FLOAT32_BYTES * (self.world_size if is_divided else 1)
+        if self.nbytes % unit:
+            what = "a float32 for each rank" if is_divided else "a float32"
+            yield f"nbytes must be a multiple of {unit}, {what}, got {self.nbytes}"
 
     @property
     def calls(self) -> int:
@@ -67,6 +64,10 @@ class AllReduceSpec(Call):
     """
 
     measurement: ClassVar[str] = "all_reduce"
+    rules: ClassVar[Rules] = (
+        Rule("execution", ("graph",), algorithm=CAPTURED_ALGORITHMS),
+        Rule("node_size", algorithm=("hierarchical",)),
+    )
 
     algorithm: Algorithm = "backend"
     in_place: bool = True
@@ -74,17 +75,13 @@ class AllReduceSpec(Call):
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
-        if self.captured and self.algorithm not in CAPTURED_ALGORITHMS:
-            yield f"execution graph cannot capture algorithm {self.algorithm}; use eager"
         if self.algorithm == "low_latency" and self.nbytes > LOW_LATENCY_BYTES:
             most = format_bytes(LOW_LATENCY_BYTES)
             yield f"algorithm low_latency sums up to {most}, got {self.nbytes} bytes; use two_shot"
-        if self.algorithm != "hierarchical":
-            if self.node_size:
-                yield f"algorithm {self.algorithm} takes no node_size, got {self.node_size}; use 0"
-        elif not 1 < self.node_size < self.world_size or self.world_size % self.node_size:
-            takes = f"a node_size above 1 that divides {self.world_size} ranks into two nodes or more"
-            yield f"algorithm hierarchical takes {takes}, got {self.node_size}"
+        N, node_size = self.world_size, self.node_size
+        if self.algorithm == "hierarchical" and (not 1 < node_size < N or N % node_size):
+            takes = f"a node_size above 1 that divides {N} ranks into two nodes or more"
+            yield f"algorithm hierarchical takes {takes}, got {node_size}"
 
     @property
     def maps_memory(self) -> bool:
@@ -103,11 +100,6 @@ class CollectiveSpec(Call):
     measurement: ClassVar[str] = "collective"
 
     kind: CollectiveKind
-
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        if self.kind != "broadcast":
-            yield from self._part_problems()
 
 
 @dataclass(frozen=True, kw_only=True)

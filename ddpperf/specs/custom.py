@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
-from ddpperf.errors import quoted
 from ddpperf.specs.collective import Call, CallExecution
-from ddpperf.specs.work import Positive, Work
+from ddpperf.specs.work import Function, Positive, Work
 
 # An environment variable of the ranks with the functions that the ranks may import, joined by commas. A
 # rank imports no other module that a message names.
 FUNCTIONS_VARIABLE = "DDPPERF_FUNCTIONS"
-FUNCTION_PATTERN = r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*"
 CustomKind = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"]
 
 
@@ -33,13 +29,9 @@ class CustomStepSpec(Work):
 
     measurement: ClassVar[str] = "custom_step"
 
-    function: str
+    function: Function
     per_rank_batch_size: Positive
     execution: CallExecution = "eager"  # type: ignore[misc]
-
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        yield from function_problems(self.function)
 
     @property
     def grouped(self) -> bool:
@@ -75,27 +67,11 @@ class CustomCollectiveSpec(Call):
     measurement: ClassVar[str] = "custom_collective"
 
     kind: CustomKind = "all_reduce"
-    function: str
+    function: Function
 
     algorithm: ClassVar[str] = "custom"
     in_place: ClassVar[bool] = True
 
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        yield from function_problems(self.function)
-        if self.kind not in ("all_reduce", "broadcast"):
-            yield from self._part_problems()
-
     @property
     def functions(self) -> tuple[str, ...]:
         return (self.function,)
-
-
-def is_function(name: str) -> bool:
-    """Return whether a text names a function as `package.module:function`."""
-    return re.fullmatch(FUNCTION_PATTERN, name) is not None
-
-
-def function_problems(name: str) -> Iterator[str]:
-    if not is_function(name):
-        yield f"function must be package.module:function, got {quoted(name)}"

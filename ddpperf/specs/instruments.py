@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import ClassVar, TypeVar
 
-from ddpperf.specs.strategy_fields import DDP_STRATEGIES, DELAYED_HOOKS
+from ddpperf.specs.strategy_fields import DDP_STRATEGIES, DELAYED_HOOKS, GROUPED_STRATEGIES
 from ddpperf.specs.training import EpochSpec, TrainingSpec
+from ddpperf.specs.work import Rule, Rules
 
 # The parts of a training step. Only a step with a DataLoader has the part loading.
 PARTS = ("loading", "data", "forward", "backward", "gradient_sync", "optimizer")
@@ -24,11 +24,8 @@ class TraceSpec(TrainingSpec):
 
     measurement: ClassVar[str] = "training_trace"
     repeats: ClassVar[bool] = False
-
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        if self.strategy == "own_ddp" and self.maps_memory:
-            yield "a trace cannot tell own_ddp's copies from other copies; use comm_hook none"
+    # A trace cannot tell own_ddp's copies through mapped memory from other copies.
+    rules: ClassVar[Rules] = (Rule("strategy", ("own_ddp",), comm_hook=("none",)),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +36,9 @@ class PartsSpec(TrainingSpec):
     """
 
     measurement: ClassVar[str] = "training_parts"
-
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        known, found = ("single", *DDP_STRATEGIES), self.strategy
-        if found not in known:
-            yield f"a step's parts are timed for strategy {', '.join(known)}, got {found}; use ddp"
+    rules: ClassVar[Rules] = (
+        Rule("measurement", ("training_parts", "epoch_parts"), strategy=("single", *DDP_STRATEGIES)),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,16 +62,10 @@ class MessagesSpec(TrainingSpec):
     measurement: ClassVar[str] = "training_messages"
     repeats: ClassVar[bool] = False
     counts: ClassVar[bool] = True
-
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        strategy, execution = self.strategy, self.execution
-        if not self.grouped:
-            yield f"strategy {strategy} has no process group and sends nothing; use ddp, zero1 or fsdp"
-        if strategy == "own_ddp" and self.maps_memory:
-            yield "own_ddp's reads of mapped memory are no messages that count; use comm_hook none"
-        if execution != "eager":
-            yield f"messages are counted where torch dispatches them, got execution {execution}; use eager"
+    rules: ClassVar[Rules] = (
+        Rule("measurement", ("training_messages",), strategy=GROUPED_STRATEGIES, execution=("eager",)),
+        Rule("strategy", ("own_ddp",), comm_hook=("none",)),  # reads of mapped memory are no messages
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,12 +77,9 @@ class BucketReplaySpec(TrainingSpec):
     """
 
     measurement: ClassVar[str] = "bucket_replay"
-
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        if self.strategy != "ddp" or self.comm_hook not in DELAYED_HOOKS:
-            needed = f"strategy ddp with comm_hook {', '.join(DELAYED_HOOKS)}"
-            yield f"a bucket replay needs {needed}, got {self.strategy} with {self.comm_hook}"
+    rules: ClassVar[Rules] = (
+        Rule("measurement", ("bucket_replay",), strategy=("ddp",), comm_hook=DELAYED_HOOKS),
+    )
 
 
 Kind = TypeVar("Kind", TraceSpec, PartsSpec, EpochPartsSpec, BucketReplaySpec, MessagesSpec)

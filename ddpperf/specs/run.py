@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
+from ddpperf.specs.strategy_fields import words_of
 from ddpperf.specs.training import TrainingSpec
-from ddpperf.specs.work import Fraction, Positive
+from ddpperf.specs.work import Fraction, Positive, Rule, Rules
 
 OptimizerName = Literal["sgd", "lars", "lamb", "muon"]
 ScheduleName = Literal["constant", "step", "multistep", "cosine", "linear", "cyclic", "one_cycle"]
@@ -37,61 +38,53 @@ MOST_DOUBLINGS = 30  # of the batch size
 class RunSpec(TrainingSpec):
     """Measurement spec for training a model over `epochs` epochs, each followed by an evaluation.
 
-    test_images: the number of images in each evaluation.
-    optimizer: SGD, LARS, LAMB, or Muon.
-    nesterov: whether SGD has Nesterov's momentum.
-    decay_vectors: whether SGD's weight decay also holds for biases and normalizations.
-    rate: the highest learning rate.
-    schedule: the schedule of the learning rate after the warm-up.
-    warmup_epochs: the number of first epochs in which the learning rate rises linearly.
-    label_smoothing: the fraction of a target that is spread over all classes.
-    cutmix: the fraction of the training images in which a rectangle shows another image.
-    crop_padding: the pixels of padding around a training image before its random crop.
-    uncropped_epochs: the number of last epochs without random crops.
-    clip_norm: the largest norm of all gradients together, or 0 for no limit.
-    grow_from: the per-rank batch size of the first epoch, or 0 for a constant batch size. The batch
-    size doubles each epoch up to `per_rank_batch_size`.
-    recompute_statistics: whether BatchNorm's statistics are recomputed before each evaluation.
+    The learning rate rises linearly in the warm-up, and then follows the schedule. The batch size
+    doubles each epoch from `grow_from` up to `per_rank_batch_size`.
     may_diverge: whether a loss that is NaN or infinite is a result instead of an error. The epochs
     with such a loss have no loss in the report.
-    average_weights: whether the evaluated weights are an average over the last steps.
-    set_epoch: whether the images are shuffled differently in each epoch.
-    seed: the random seed of the parameters, the order of the images and the crops.
     """
 
     measurement: ClassVar[str] = "training_run"
     repeats: ClassVar[bool] = False
     counts: ClassVar[bool] = True
+    rules: ClassVar[Rules] = (
+        Rule(
+            "measurement",
+            ("training_run",),
+            strategy=("single", "ddp"),
+            input=("device",),
+            drop_last=(True,),
+            comm_hook=("none", "avg", "bf16", "fp16", "symmetric_memory"),  # PowerSGD's state cannot restart
+        ),
+        Rule("grow_from", execution=("eager", "graph")),  # one batch size is compiled
+        *(Rule(option, optimizer=("sgd",)) for option in SGD_ONLY),
+    )
 
     epochs: Annotated[int, 1, 100_000]
-    test_images: Positive
+    test_images: Positive  # in each evaluation
     optimizer: OptimizerName = "sgd"
-    rate: Annotated[float, 1e3]
+    rate: Annotated[float, 1e3]  # the highest learning rate
     momentum: Fraction = 0.9
     weight_decay: Fraction = 5e-4
     schedule: ScheduleName = "linear"
     warmup_epochs: int = 0
-    label_smoothing: Fraction = 0.0
-    cutmix: Fraction = 0.0
-    crop_padding: Annotated[int, 0, 64] = 4
-    uncropped_epochs: int = 0
-    clip_norm: Annotated[float, 1e6] = 0.0
-    grow_from: int = 0
-    recompute_statistics: bool = False
-    nesterov: bool = True
-    decay_vectors: bool = False
+    label_smoothing: Fraction = 0.0  # the part of a target that is spread over all classes
+    cutmix: Fraction = 0.0  # of the training images, in which a rectangle shows another image
+    crop_padding: Annotated[int, 0, 64] = 4  # pixels around a training image before its random crop
+    uncropped_epochs: int = 0  # the number of last epochs without random crops
+    clip_norm: Annotated[float, 1e6] = 0.0  # the largest norm of all gradients together; 0 for no limit
+    grow_from: int = 0  # the per-rank batch size of the first epoch; 0 for a constant batch size
+    recompute_statistics: bool = False  # of BatchNorm, before each evaluation
+    nesterov: bool = True  # SGD's momentum
+    decay_vectors: bool = False  # whether SGD's weight decay also holds for biases and normalizations
     may_diverge: bool = False
-    average_weights: bool = False
-    set_epoch: bool = True  # type: ignore[misc]
-    seed: int = 0  # type: ignore[misc]
+    average_weights: bool = False  # whether the evaluated weights are an average over the last steps
+    set_epoch: bool = True  # type: ignore[misc]  # whether each epoch is shuffled differently
+    seed: int = 0  # type: ignore[misc]  # of the parameters, the order of the images and the crops
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
         batch, images, grow_from = self.per_rank_batch_size, self.shard.images, self.grow_from
-        if self.strategy not in ("single", "ddp"):
-            yield f"a run is trained by single or ddp, got strategy {self.strategy}; use ddp"
-        if self.input != "device":
-            yield f"a run takes its images from the device, got input {self.input}; use input device"
         for name in ("warmup_epochs", "uncropped_epochs"):
             if (epochs := getattr(self, name)) > self.epochs:
                 yield f"{name}={epochs} is more than the {self.epochs} epochs of the run; use less"
@@ -102,20 +95,10 @@ class RunSpec(TrainingSpec):
             yield f"{found}; use a smaller one"
         if self.captured and self.precision == "fp16" and self.optimizer != "sgd":
             yield f"execution {self.execution} cannot capture {self.optimizer} with fp16's scaler; use bf16"
-        if self.comm_hook == "powersgd":
-            yield "a round cannot start PowerSGD's state anew, got comm_hook powersgd; use bf16"
-        if grow_from and self.compiled:
-            yield f"execution {self.execution} compiles one batch size, got grow_from={grow_from}; use eager"
-        if not self.drop_last:
-            yield "a run's epochs have batches of one size; use drop_last"
         if not self.rate:
             yield "rate must be more than 0, got 0"
         if not 0 < self.momentum < 1:
             yield f"momentum must be between 0 and 1, got {self.momentum:g}"
-        for name in SGD_ONLY:
-            value = getattr(self, name)
-            if self.optimizer != "sgd" and value != getattr(RunSpec, name):
-                yield f"{name}={value} is an option of sgd, got optimizer {self.optimizer}; leave it out"
         growing = range(min(self.epochs, MOST_DOUBLINGS + 1))  # later epochs have the last one's batch size
         for batch_size in set(map(self._batch_size, growing)) - {batch}:
             self.of_batches(batch_size)  # raises if that batch size cannot be trained
@@ -141,8 +124,7 @@ class RunSpec(TrainingSpec):
     @property
     def words(self) -> list[str]:
         """Return the words for the fields of WORDS that differ from their defaults."""
-        fields = ((word, getattr(self, name), getattr(RunSpec, name)) for name, word in WORDS.items())
-        return [word.format(value) for word, value, default in fields if value != default]
+        return words_of(self, RunSpec, WORDS)
 
     @property
     def images(self) -> int:

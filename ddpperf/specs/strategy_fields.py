@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from ddpperf.errors import quoted
-from ddpperf.specs.work import Delay, Positive, Work
+from ddpperf.specs.work import Delay, Positive, Rule, Rules, Work
 
 Strategy = Literal["single", "ddp", "own_ddp", "data_parallel", "fsdp", "zero1"]
 Execution = Literal["eager", "compile", "graph", "compile+graph"]
@@ -24,11 +22,9 @@ DDP_STRATEGIES = ("ddp", "zero1")  # gradients are synchronized by DistributedDa
 SHARDED_STRATEGIES = ("zero1", "fsdp")  # flat buffers lose a tensor's memory format
 EQUAL_STRATEGIES = (*DDP_STRATEGIES, "own_ddp")  # all ranks keep equal parameters
 GROUPED_STRATEGIES = (*EQUAL_STRATEGIES, "fsdp")
-NOT_CAPTURED = {  # strategies and hooks that a CUDA graph cannot hold, and why
-    "data_parallel": "which starts threads in every step",
-    "fsdp": "whose parameters come and go in every step",
-    "powersgd": "which waits for the device where it compresses",
-}
+# Strategies and hooks that a CUDA graph cannot hold: data_parallel starts threads in every step, fsdp's
+# parameters come and go in every step, and powersgd waits for the device where it compresses.
+NOT_CAPTURED = ("data_parallel", "fsdp", "powersgd")
 DELAYED_HOOKS = ("none", "avg", "bf16", "fp16")  # hooks that OwnAverage can replace
 DDP_OPTIONS: dict[str, str | int | bool] = {
     "comm_hook": "none",
@@ -38,12 +34,38 @@ DDP_OPTIONS: dict[str, str | int | bool] = {
     "buffer_sync": True,
 }
 OWN_DDP_HOOKS = ("none", "symmetric_memory")
-# Fields that switch off or delay DDP's communication, with the values that do neither.
-APART: dict[str, str | int | float] = {"communication": "on", "comm_delay_seconds": 0.0, "comm_delay_rank": 0}
-PLAIN_DDP: dict[str, Any] = {**DDP_OPTIONS, **APART, "sync_batch_norm": False}
-
+PLAIN_DDP: dict[str, Any] = {
+    **DDP_OPTIONS,
+    "communication": "on",
+    "comm_delay_seconds": 0.0,
+    "comm_delay_rank": 0,
+    "sync_batch_norm": False,
+}
+# How a label names the options that differ from their defaults. The value is argument 0.
+STRATEGY_WORDS = {
+    "comm_hook": "{}",
+    "bucket_cap_mb": "bucket={}",
+    "gradient_as_bucket_view": "view",
+    "static_graph": "static",
+    "buffer_sync": "no_buffer_sync",
+    "sync_batch_norm": "sync_batch_norm",
+    "communication": "{}",
+    "comm_delay_seconds": "comm_delay={:g}s@{spec.comm_delay_rank}",
+    "accumulation_steps": "accumulate={}",
+}
 _OPTION = r"[a-z_]\w*(\.[a-z_]\w*)*"
-INDUCTOR_OPTIONS = rf"({_OPTION}(\+{_OPTION})*)?"
+InductorOptions = Annotated[str, rf"({_OPTION}(\+{_OPTION})*)?", "names of torch's options joined by +"]
+
+
+def options_of(strategy: str) -> tuple[str, ...]:
+    """Return the names of the DDP options that a strategy such as "ddp" or "own_ddp" supports."""
+    if strategy == "own_ddp":
+        return ("comm_hook", "bucket_cap_mb")
+    return tuple(DDP_OPTIONS) if strategy in DDP_STRATEGIES else ()
+
+
+def _without(values: Any, *others: str) -> tuple[str, ...]:
+    return tuple(value for value in get_args(values) if value not in others)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,72 +80,62 @@ class StrategyFields(Work):
     precision: "fp32" is without TF32, and "tf32" is with TF32 (GPUs only). "bf16" and "fp16" are
     autocast over fp32 parameters, and "fp16" also has a gradient scaler.
     execution: eager, torch.compile, a CUDA graph, or both.
-    inductor: names of torch's compiler options, joined by "+". comm_hook, bucket_cap_mb (MiB, 0 for
-    torch's default), gradient_as_bucket_view, static_graph,
-    buffer_sync: options of DistributedDataParallel. own_ddp has the first two options.
-    sync_batch_norm: whether BatchNorm computes its statistics over all ranks.
-    accumulation_steps: the number of parts of a batch. The gradients of the parts are added up
-    before the ranks synchronize gradients.
     communication: "on" sends gradients. "local" fills DDP's buckets without sending the buckets.
     "no_sync" does neither. With strategy data_parallel, "no_sync" trains kept replicas on batches
     that are already on their GPUs.
-    comm_delay_seconds: by how much `comm_delay_rank` delays the last bucket of each step.
     """
+
+    rules: ClassVar[Rules] = (
+        *(
+            Rule(option, strategy=tuple(name for name in get_args(Strategy) if option in options_of(name)))
+            for option in DDP_OPTIONS
+        ),
+        Rule("strategy", ("own_ddp",), comm_hook=OWN_DDP_HOOKS),
+        # DataParallel without communication trains kept replicas.
+        Rule("communication", ("no_sync",), strategy=("ddp", "data_parallel")),
+        Rule("communication", ("local",), strategy=("ddp",), comm_hook=DELAYED_HOOKS),
+        Rule("comm_delay_seconds", strategy=("ddp",), comm_hook=DELAYED_HOOKS),
+        Rule("comm_delay_rank", strategy=("ddp",)),
+        Rule("sync_batch_norm", strategy=GROUPED_STRATEGIES),
+        Rule("strategy", SHARDED_STRATEGIES, memory_format=("contiguous",)),
+        # fp16's gradient scaler checks a rank's own shard only
+        Rule("strategy", ("fsdp",), precision=_without(Precision, "fp16")),
+        Rule("static_graph", accumulation_steps=(1,)),
+        Rule(
+            "execution",
+            CAPTURED_EXECUTIONS,
+            strategy=_without(Strategy, *NOT_CAPTURED),
+            comm_hook=_without(CommHook, *NOT_CAPTURED),
+        ),
+        Rule("execution", COMPILED_EXECUTIONS, strategy=_without(Strategy, "data_parallel", "fsdp")),
+        Rule("inductor", execution=COMPILED_EXECUTIONS),
+    )
 
     strategy: Strategy
     precision: Precision = "fp32"
     memory_format: MemoryFormat = "contiguous"
     execution: Execution = "eager"  # type: ignore[misc]
-    inductor: str = ""
+    inductor: InductorOptions = ""  # names of torch's compiler options
+    # Options of DistributedDataParallel, of which own_ddp has the first two:
     comm_hook: CommHook = "none"
-    bucket_cap_mb: Annotated[int, 0, MOST_BUCKET_CAP_MB] = 0
+    bucket_cap_mb: Annotated[int, 0, MOST_BUCKET_CAP_MB] = 0  # MiB; 0 for torch's default
     gradient_as_bucket_view: bool = False
     static_graph: bool = False
     buffer_sync: bool = True
-    sync_batch_norm: bool = False
-    accumulation_steps: Positive = 1
+    sync_batch_norm: bool = False  # whether BatchNorm computes its statistics over all ranks
+    accumulation_steps: Positive = 1  # parts of a batch, whose gradients are added up before they are sent
     communication: Communication = "on"
-    comm_delay_seconds: Delay = 0.0
+    comm_delay_seconds: Delay = 0.0  # by how much `comm_delay_rank` delays the last bucket of each step
     comm_delay_rank: int = 0
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
-        strategy, hook, execution = self.strategy, self.comm_hook, self.execution
-        if strategy == "data_parallel" and self.world_size < 2:
+        if self.strategy == "data_parallel" and self.world_size < 2:
             yield "world_size must be a whole number of at least 2, got 1"
-        if not re.fullmatch(INDUCTOR_OPTIONS, self.inductor):
-            yield f"inductor must be names of torch's options joined by +, got {quoted(self.inductor)}"
-        for name, default in APART.items():
-            value = getattr(self, name)
-            if value != default and strategy != "ddp" and (strategy, value) != ("data_parallel", "no_sync"):
-                yield f"{name}={value} takes DDP's communication apart, got strategy {strategy}; use ddp"
         if (rank := self.comm_delay_rank) >= self.world_size:
             yield f"comm_delay_rank={rank} must be less than world_size={self.world_size}"
-        for name, needed in (("communication", ("on", "no_sync")), ("comm_delay_seconds", (0.0,))):
-            if (value := getattr(self, name)) not in needed and hook not in DELAYED_HOOKS:
-                yield f"hook {hook} cannot have {name}={value}; use none, avg or bf16"
-        for name, default in DDP_OPTIONS.items():
-            if (value := getattr(self, name)) != default and name not in options_of(strategy):
-                yield f"{name}={value} is an option of DDP, got strategy {strategy}; use ddp or zero1"
-        if strategy == "own_ddp" and hook not in OWN_DDP_HOOKS:
-            yield f"comm_hook={hook} is no hook of own_ddp; use none or symmetric_memory"
-        if self.sync_batch_norm and strategy not in GROUPED_STRATEGIES:
-            yield f"sync_batch_norm needs a process group, got strategy {strategy}; use ddp"
-        if strategy == "fsdp" and self.precision == "fp16":
-            yield "fp16's gradient scaler checks a rank's own shard of fsdp only; use precision bf16"
-        if strategy in SHARDED_STRATEGIES and self.memory_format != "contiguous":
-            yield f"{strategy} stores parameters in one flat buffer; use memory_format contiguous"
-        if self.static_graph and self.accumulation_steps > 1:
-            yield "static_graph does not work with accumulation_steps above 1; leave one of them out"
-        for part in (strategy, hook):
-            if self.captured and part in NOT_CAPTURED:
-                yield f"execution {execution} cannot capture {part}, {NOT_CAPTURED[part]}; use eager"
-        if self.captured and strategy == "zero1" and self.precision == "fp16":
-            yield f"execution {execution} cannot capture zero1, which waits for fp16's scaler; use bf16"
-        if self.compiled and strategy in ("data_parallel", "fsdp"):
-            yield f"execution {execution} cannot compile strategy {strategy}; use eager"
-        if self.inductor and not self.compiled:
-            yield f"inductor={self.inductor} needs execution compile or compile+graph, got {execution}"
+        if self.captured and self.strategy == "zero1" and self.precision == "fp16":
+            yield f"execution {self.execution} cannot capture zero1, which waits for fp16's scaler; use bf16"
 
     @property
     def grouped(self) -> bool:
@@ -141,25 +153,13 @@ class StrategyFields(Work):
 
 def strategy_words(spec: Any) -> str:
     """Return a spec's strategy with all non-default options as text, such as ddp+avg+bucket=4."""
-    named = (
-        (spec.comm_hook, spec.comm_hook != "none"),
-        (f"bucket={spec.bucket_cap_mb}", spec.bucket_cap_mb > 0),
-        ("view", spec.gradient_as_bucket_view),
-        ("static", spec.static_graph),
-        ("no_buffer_sync", not spec.buffer_sync),
-        ("sync_batch_norm", spec.sync_batch_norm),
-        (spec.communication, spec.communication != "on"),
-        (f"comm_delay={spec.comm_delay_seconds:g}s@{spec.comm_delay_rank}", spec.comm_delay_seconds > 0),
-        (f"accumulate={spec.accumulation_steps}", spec.accumulation_steps > 1),
-    )
-    return "+".join([spec.strategy, *(name for name, is_set in named if is_set)])
+    return "+".join([spec.strategy, *words_of(spec, StrategyFields, STRATEGY_WORDS)])
 
 
-def options_of(strategy: str) -> tuple[str, ...]:
-    """Return the names of the DDP options that a strategy such as "ddp" or "own_ddp" supports."""
-    if strategy == "own_ddp":
-        return ("comm_hook", "bucket_cap_mb")
-    return tuple(DDP_OPTIONS) if strategy in DDP_STRATEGIES else ()
+def words_of(spec: Any, usual: type, words: Mapping[str, str]) -> list[str]:
+    """Return the words for the fields of a spec that differ from their defaults in the class `usual`."""
+    changed = {name: getattr(spec, name) for name in words if getattr(spec, name) != getattr(usual, name)}
+    return [words[name].format(value, spec=spec) for name, value in changed.items()]
 
 
 def gpu_reason(spec: StrategyFields, device: str) -> str:

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, get_args
 
 from ddpperf.errors import quoted
-from ddpperf.specs.custom import is_function
 from ddpperf.specs.shard import Shard
 from ddpperf.specs.strategy_fields import PLAIN_DDP, StrategyFields
-from ddpperf.specs.work import Positive
+from ddpperf.specs.work import Function, Positive, Rule, Rules
 
 Model = Literal["resnet18", "resnet18_cifar", "resnet50", "resnet50_cifar", "resnet10_cifar"]
 IMAGENET_STEM: tuple[Model, ...] = ("resnet18", "resnet50")  # their last stage has one value per image
@@ -26,26 +25,24 @@ DATA_VARIABLE = "DDPPERF_DATA"
 class TrainingSpec(StrategyFields):
     """Measurement spec for one optimizer step: forward, backward, gradient synchronization, update.
 
-    model: a built-in model, `torchvision:NAME`, or a custom model as `package.module:function`.
-    per_rank_batch_size: images per rank. The global batch is `world_size` times as large.
     input: "fixed" trains on one batch again and again. "device" crops and flips batches of a data
     set that is in the device's memory. "dataloader" loads batches with `loader_workers` processes.
-    data: the name of the data set.
-    digest: a hash of the data set's images.
-    epoch_images: the number of images in an epoch.
-    drop_last: whether to leave out a smaller last batch.
     """
 
     measurement: ClassVar[str] = "training_step"
+    rules: ClassVar[Rules] = (
+        Rule("strategy", ("single",), world_size=(1,)),
+        Rule("loader_workers", input=("dataloader",)),
+    )
 
-    model: str = "resnet18"
-    per_rank_batch_size: Positive
+    model: str = "resnet18"  # built in, `torchvision:NAME`, or custom as `package.module:function`
+    per_rank_batch_size: Positive  # images; the global batch is `world_size` times as large
     input: Input = "fixed"
     loader_workers: int = 0
-    data: str = "synthetic"
-    digest: str = ""
+    data: str = "synthetic"  # the name of the data set
+    digest: str = ""  # a hash of the data set's images
     epoch_images: int = 1024
-    drop_last: bool = True
+    drop_last: bool = True  # whether to leave out a smaller last batch
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
@@ -53,8 +50,6 @@ class TrainingSpec(StrategyFields):
         N, images, model, parts = self.world_size, self.epoch_images, self.model, self.accumulation_steps
         if images < N:
             yield f"epoch_images must be a whole number of at least {N}, got {images}"
-        if self.strategy == "single" and N != 1:
-            yield f"strategy single is one device, got world_size={N}; use world_size=1 or ddp"
         batch, last, least = self.process_batch_size, self._last_batch_size, self._least_batch_size
         for size in {batch, last}:
             if size % parts:
@@ -64,12 +59,9 @@ class TrainingSpec(StrategyFields):
             yield f"{model}'s last BatchNorm needs 2 images, {found}; use batches of at least {2 * parts}"
         if self.captured and last != batch:
             yield f"execution {self.execution} needs batches of one size; use drop_last"
-        if is_custom_model(model) and self.memory_format != "contiguous":
-            yield f"{model} has its own memory format, got {self.memory_format}; use contiguous"
-        if is_custom_model(model) and self.input != "fixed":
-            yield f"{model} makes its own batches, got input {self.input}; use input fixed"
-        if self.loader_workers and self.input != "dataloader":
-            yield f"loader_workers={self.loader_workers} needs input dataloader, got {self.input}"
+        if is_custom_model(model) and (self.memory_format, self.input) != ("contiguous", "fixed"):
+            found = f"got {self.memory_format} and {self.input}"
+            yield f"{model} makes its own batches: use memory_format contiguous and input fixed, {found}"
         if self.input == "dataloader" and self.repeats:
             yield "a dataloader runs ahead between the rounds of a step; measure an epoch (EpochSpec)"
 
@@ -174,6 +166,7 @@ def is_custom_model(model: str) -> bool:
 def require_model(model: str) -> None:
     """Raise ValueError unless a name is valid for a built-in, torchvision or custom model."""
     known = get_args(Model)
-    if model not in known and not re.fullmatch(r"torchvision:\w+", model) and not is_function(model):
+    patterns = "|".join((*known, r"torchvision:\w+", get_args(Function)[1]))
+    if not re.fullmatch(patterns, model):
         other = "torchvision:NAME or package.module:function"
         raise ValueError(f"model must be one of {', '.join(known)}, {other}, got {quoted(model)}")

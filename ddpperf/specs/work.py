@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache, partial
@@ -16,16 +17,45 @@ FaultCommand = Literal["open", "sample", "finish", "close"]
 MOST_DELAY_SECONDS = 10.0
 MOST_RANKS = 2**16
 MOST_INT = 2**53  # every smaller whole number is a float, too
-# Types of fields with limits that `Checked` checks: the least and the largest int, or the largest float.
+# Types of fields with limits that `Checked` checks: the least and the largest int, the largest float, or
+# the pattern of a text and its name.
 Positive = Annotated[int, 1]
 Ranks = Annotated[int, 1, MOST_RANKS]
 Fraction = Annotated[float, 1.0]
 Delay = Annotated[float, MOST_DELAY_SECONDS]
+Function = Annotated[str, r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", "package.module:function"]
+
+
+class Rule:
+    """A combination of field values that a spec needs.
+
+    If the field `name` has one of `values`, each other field must have one of the values in `needed`.
+    values: by default all values except the field's default.
+    """
+
+    def __init__(self, name: str, values: tuple[object, ...] = (), **needed: tuple[object, ...]) -> None:
+        self.name, self.values, self.needed = name, values, needed
+
+    def problems(self, spec: object) -> Iterator[str]:
+        value = getattr(spec, self.name)
+        subject = value if self.name == "measurement" else f"{self.name}={value}"
+        if value in self.values if self.values else value != getattr(type(spec), self.name):
+            for other, allowed in self.needed.items():
+                if (found := getattr(spec, other)) not in allowed:
+                    yield f"{subject} needs {other} {' or '.join(map(str, allowed))}, got {found}"
+
+
+Rules = tuple[Rule, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """Base class of dataclasses that raise ValueError for values that cannot be measured."""
+    """Base class of dataclasses that raise ValueError for values that cannot be measured.
+
+    rules: checked besides those of the base classes.
+    """
+
+    rules: ClassVar[Rules] = ()
 
     def __post_init__(self) -> None:
         if problem := next(self.problems(), ""):
@@ -36,9 +66,9 @@ class Checked:
 
         Each value must have the type of its field. An int is from 0 to `MOST_INT`, unless its type
         is annotated with other limits. A float is from 0 to the number that its type is annotated
-        with.
+        with. A text matches the pattern that its type is annotated with.
         """
-        types = _types(self.__class__)
+        types = _types(type(self))
         for field in fields(self):
             value, kind = getattr(self, field.name), types[field.name]
             of, *limits = get_args(kind) if get_origin(kind) is Annotated else (kind,)
@@ -52,10 +82,15 @@ class Checked:
             elif of is float:
                 right = type(value) in (int, float) and 0 <= value <= limits[0]
                 takes = f"a number from 0 to {limits[0]:g}"
+            elif limits:
+                right, takes = isinstance(value, str) and bool(re.fullmatch(limits[0], value)), limits[1]
             else:
                 right, takes = isinstance(value, of), f"a {getattr(of, '__name__', of)}"
             if not right:
                 yield f"{field.name} must be {takes}, got {quoted(value)}"
+        for kind in reversed(type(self).__mro__):
+            for rule in vars(kind).get("rules", ()):
+                yield from rule.problems(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -352,18 +352,21 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"cutmix": 1.5}, "cutmix must be a number from 0 to 1, got 1.5"),
     ({"per_rank_batch_size": 128}, "a batch of 128 images per rank is more than its 64 images of an epoch"),
     ({"grow_from": 32}, "grow_from=32 is more than a batch of 16; use less"),
-    ({"input": "fixed"}, "a run takes its images from the device, got input fixed; use input device"),
-    ({"strategy": "fsdp"}, "a run is trained by single or ddp, got strategy fsdp; use ddp"),
+    ({"input": "fixed"}, "training_run needs input device, got fixed"),
+    ({"strategy": "fsdp"}, "training_run needs strategy single or ddp, got fsdp"),
     ({"optimizer": "adam"}, "optimizer must be one of sgd, lars, lamb, muon, got 'adam'"),
     ({"rate": 0}, "rate must be more than 0, got 0"),
     ({"momentum": 1.0}, "momentum must be between 0 and 1, got 1"),
-    ({"strategy": "ddp", "comm_hook": "powersgd"}, "a round cannot start PowerSGD's state anew"),
+    (
+        {"strategy": "ddp", "comm_hook": "powersgd"},
+        "training_run needs comm_hook none or avg or bf16 or fp16 or",
+    ),
     ({"precision": "fp16", "execution": "graph", "optimizer": "lars"}, "execution graph cannot capture lars"),
-    ({"execution": "compile", "grow_from": 8}, "execution compile compiles one batch size"),
-    ({"optimizer": "lars", "nesterov": False}, "nesterov=False is an option of sgd, got optimizer lars"),
-    ({"optimizer": "muon", "decay_vectors": True}, "decay_vectors=True is an option of sgd, got optimizer"),
+    ({"execution": "compile", "grow_from": 8}, "grow_from=8 needs execution eager or graph, got compile"),
+    ({"optimizer": "lars", "nesterov": False}, "nesterov=False needs optimizer sgd, got lars"),
+    ({"optimizer": "muon", "decay_vectors": True}, "decay_vectors=True needs optimizer sgd, got muon"),
     ({"model": "resnet18", "grow_from": 1}, "last BatchNorm needs 2 images, got a batch of 1"),
-    ({"drop_last": False}, "a run's epochs have batches of one size; use drop_last"),
+    ({"drop_last": False}, "training_run needs drop_last True, got False"),
 ]
 
 

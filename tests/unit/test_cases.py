@@ -215,7 +215,7 @@ def test_case_without_second_measurement_is_skipped() -> None:
     plain, sharded = TrainingSpec(**TRAINING), TrainingSpec(**TRAINING | {"strategy": "fsdp"})
     assert if_measured_as(PartsSpec, plain) is plain
     case = if_measured_as(PartsSpec, sharded)
-    sentence = "a step's parts are timed for strategy single, ddp, zero1, got fsdp; use ddp"
+    sentence = "training_parts needs strategy single or ddp or zero1, got fsdp"
     assert not isinstance(case, Spec)
     assert (case.values, reason_of(case)) == ((sharded,), sentence)
     already = skipped("mine", "not today")

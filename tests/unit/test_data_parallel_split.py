@@ -59,7 +59,7 @@ def test_every_batch_size_is_split_on_gpus() -> None:
 def test_data_parallel_can_train_without_communication() -> None:
     assert SPEC.no_sync().communication == "no_sync"
     assert SPEC.no_sync().one_device() == SPEC.one_device()
-    with pytest.raises(ValueError, match="communication=local takes DDP's communication apart, got strategy"):
+    with pytest.raises(ValueError, match="needs strategy ddp or zero1, got data_parallel"):
         SPEC.local()
 
 

@@ -26,10 +26,10 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from ddpperf.data import cache as cache_module
 from ddpperf.data import decode
-from ddpperf.data.cache import Data, prepare
+from ddpperf.data.cache import prepare
 from ddpperf.data.decode import save, shuffled
 from ddpperf.errors import Refused
-from tests.images import CLASSES, images_in, picture, silent, truncate
+from tests.images import images_in, picture, silent, truncate
 from tests.project import full_disk
 
 
@@ -62,11 +62,6 @@ def cache(folder: Path, tmp_path: Path) -> Path:
     return path
 
 
-def test_synthetic_images_need_no_file(tmp_path: Path) -> None:
-    assert prepare("synthetic", tmp_path / "data", silent) == Data()
-    assert not (tmp_path / "data").exists()
-
-
 def assert_as_torchvision(path: Path | None, parts: Sequence[Any]) -> None:
     assert path is not None
     stored = torch.load(path, weights_only=True, mmap=True)
@@ -94,13 +89,6 @@ def test_first_images_sample_all_classes() -> None:
     assert all(400 < count < 600 for count in labels[:5000].bincount())
 
 
-def test_progress_is_counted(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "PROGRESS_SECONDS", 0)
-    said: list[str] = []
-    prepare(f"imagefolder:{folder}", tmp_path / "cache", said.append)
-    assert (said[1], said[-1]) == ("decoded 1 of 27 images", "decoded 27 of 27 images")
-
-
 @pytest.mark.parametrize("name", ["train_images", "train_labels", "test_images", "test_labels"])
 def test_any_change_changes_the_digest(folder: Path, tmp_path: Path, name: str) -> None:
     decoded = decode.decode("imagefolder", str(folder), tmp_path)
@@ -121,26 +109,13 @@ def test_whole_cache_is_used_without_a_word(
         assert prepare(text, cache.parent, pytest.fail).path == cache
 
 
-def flip_a_byte(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-def put_fifo(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
 SPOILT: dict[str, Callable[[Path], object]] = {
-    "a byte": flip_a_byte,
+    "cut tensors": truncate,
     "no tensors": lambda cache: cache.unlink(),
     "cut sidecar": lambda cache: truncate(cache.with_suffix(".json")),
-    "fifo": put_fifo,
 }
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
 def test_damaged_cache_is_rebuilt(folder: Path, cache: Path, spoil: Callable[[Path], object]) -> None:
     before = cache.read_bytes()
@@ -152,20 +127,12 @@ def test_damaged_cache_is_rebuilt(folder: Path, cache: Path, spoil: Callable[[Pa
     assert set(cache.parent.iterdir()) == {cache, cache.with_suffix(".json")}
 
 
-CHANGES: dict[str, Callable[[Path], object]] = {
-    "time": lambda image: os.utime(image, ns=(0, image.stat().st_mtime_ns + 1)),
-    "name": lambda image: image.rename(image.with_name("other.png")),
-    "new": lambda image: picture(image.with_name("other.png"), 1),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_changed_folder_is_decoded_again(folder: Path, cache: Path, change: Callable[[Path], object]) -> None:
-    change(folder / "test" / "bee" / "0.png")
+def test_changed_folder_is_decoded_again(folder: Path, cache: Path) -> None:
+    image = folder / "test" / "bee" / "0.png"
+    os.utime(image, ns=(0, image.stat().st_mtime_ns + 1))
     said: list[str] = []
     assert prepare(f"imagefolder:{folder}", cache.parent, said.append).path == cache
-    assert len(said) == 1
-    assert said[0].startswith("decoding")
+    assert said == [f"decoding 27 images of {folder}, once"]
 
 
 # --- refusals
@@ -177,33 +144,22 @@ def put(path: Path, content: bytes) -> None:
 
 
 BAD: dict[str, tuple[Callable[[Path], object], str]] = {
-    "text": (lambda f: put(f / "test/bee/x.jpg", b"hello"), r"x.jpg cannot be decoded \(it is no BMP, JPEG"),
-    "truncated": (
-        lambda f: truncate(f / "train/ape/0.png"),
-        r"/train/ape/0.png cannot be decoded \(.*\); re",
-    ),
-    "fifo": (lambda f: os.mkfifo(f / "train/ape/x.png"), r"/ape/x.png cannot be decoded \(.*regular"),
-    "dead link": (lambda f: (f / "train/ape/x.png").symlink_to("gone"), r"ape/x.png cannot .*No such file"),
+    "text": (lambda f: put(f / "test/bee/x.jpg", b"hello"), "bee/x.jpg cannot be decoded as BMP, JPEG, "),
+    "truncated": (lambda f: truncate(f / "train/ape/0.png"), "/ape/0.png cannot be decoded .*; repair or"),
+    "dead link": (lambda f: (f / "train/ape/x.png").symlink_to("gone"), "ape/x.png cannot .*No such file"),
     "sizes": (
         lambda f: picture(f / "test/cat/x.png", 1, size=(3, 4)),
-        r"one size, but .*/ape/0.png has 4x3 pixels and .*/cat/x.png has 3x4; resize them, or leave one out$",
+        "one size, but .*/ape/0.png has 4x3 pixels and .*/cat/x.png 3x4; resize them, or leave one out$",
     ),
     "class only in test": (
         lambda f: picture(f / "test/dog/0.png", 1),
-        "class 'dog' in test and not in train",
+        "the same classes .* only one has 'dog",
     ),
     "class without images": (
         lambda f: put(f / "train/dog/notes.txt", b"no image"),
-        "must have images of every class .*: Found no valid file for the classes dog, ",
+        "must have images of every class .*: Found no valid file for the classes dog",
     ),
-    "no classes": (
-        lambda f: [(f / "test" / name).rename(f / name) for name in CLASSES],
-        r"must have images of every class .*: Couldn't find any class folder in .*/test$",
-    ),
-    "no test": (
-        lambda f: (f / "test").rename(f / "x"),
-        r"/test cannot be read \(No such file or directory\)",
-    ),
+    "no test": (lambda f: (f / "test").rename(f / "x"), "/test cannot be read .No such file or directory"),
     "a loop": (lambda f: (f / "train/bee/loop").symlink_to("."), "cannot be read .Too many levels of symbol"),
 }
 
@@ -239,9 +195,7 @@ def test_eps_named_png_starts_no_program(
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # what an earlier image has found
     Image.new("RGB", (4, 3)).save(image, format="EPS")
-    refused(
-        f"imagefolder:{folder}", tmp_path / "cache", r"/ape/x.png cannot be decoded \(it is no BMP, .* im"
-    )
+    refused(f"imagefolder:{folder}", tmp_path / "cache", "/ape/x.png cannot be decoded as BMP")
     assert not started.exists()
     with contextlib.suppress(OSError), Image.open(image) as opened:
         opened.load()
@@ -255,15 +209,9 @@ def test_full_disk_is_refused(folder: Path, tmp_path: Path) -> None:
 
 def test_cache_that_cannot_be_stored_is_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    sentence = r"^decoded images cannot be stored in /.*/data \(Not a directory\); make it writable$"
-    refused(f"imagefolder:{folder}", tmp_path / "file" / "data", sentence)
-
-
-def test_missing_torchvision_is_refused(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "torchvision", None)
-    refused(f"imagefolder:{folder}", tmp_path / "cache", "needs torchvision, which is not installed; install")
+    refused(
+        f"imagefolder:{folder}", tmp_path / "file" / "data", "make /.*/data writable and free space there$"
+    )
 
 
 # --- CIFAR-10
@@ -325,16 +273,11 @@ def test_cifar10_is_downloaded_once(batches: Path, tmp_path: Path) -> None:
     assert len(list((tmp_path / "cache").iterdir())) == 4, "files and sidecars"
 
 
-@pytest.mark.parametrize(("name", "spoil"), [("data_batch_3", truncate), ("batches.meta", Path.unlink)])
-def test_damaged_cifar10_is_refused(
-    batches: Path, tmp_path: Path, name: str, spoil: Callable[[Path], None]
-) -> None:
-    spoil(batches / "cifar-10-batches-py" / name)
-    refused(f"cifar10:{batches}", tmp_path / "cache", "must have CIFAR-10's six batches and batches.meta as")
+def test_damaged_cifar10_is_refused(batches: Path, tmp_path: Path) -> None:
+    truncate(batches / "cifar-10-batches-py" / "data_batch_3")
+    refused(f"cifar10:{batches}", tmp_path / "cache", "CIFAR-10 cannot be read from /.*; pass cifar10:DIR")
 
 
-@pytest.mark.parametrize("spoil", [Path.unlink, truncate])
-def test_failed_download_is_refused(archive: Path, tmp_path: Path, spoil: Callable[[Path], None]) -> None:
-    spoil(archive)
-    sentence = r"CIFAR-10 cannot be downloaded \(.+\); pass cifar10:DIR with .*, or imagefolder:DIR$"
-    refused("cifar10", tmp_path / "cache", sentence)
+def test_failed_download_is_refused(archive: Path, tmp_path: Path) -> None:
+    truncate(archive)
+    refused("cifar10", tmp_path / "cache", "CIFAR-10 cannot be downloaded .*; pass cifar10:DIR with its six")

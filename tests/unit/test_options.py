@@ -351,18 +351,18 @@ REFUSALS = {
     "--spec comm_hook=int8": "takes none, avg, bf16, fp16, powersgd or symmetric_memory, got 'int8'",
     "--spec comm_hook=avg": "avg needs NCCL; this runs on the CPU; pass other --executions or another --spec",
     "--world-sizes 1 --spec strategy=fsdp": "strategy=fsdp needs several ranks, got --world-sizes 1; pass",
-    "--spec strategy=fsdp --spec comm_hook=bf16": "comm_hook=bf16 is an option of DDP, got strategy fsdp;",
+    "--spec strategy=fsdp --spec comm_hook=bf16": "comm_hook=bf16 needs strategy ddp or own_ddp or zero1",
     "--batch-sizes 8 --spec accumulation_steps=3": "accumulation_steps=3 does not divide a batch of 8 images",
-    "--spec static_graph=true --spec accumulation_steps=2": "static_graph does not",
+    "--spec static_graph=true --spec accumulation_steps=2": "static_graph=True needs accumulation_steps 1",
     "--spec inductor=combo_kernels": "needs a compiled execution, got eager; pass --executions compile",
     "--executions compile --spec inductor=a,b": "inductor must be names of torch's options joined",
     "--candidate execution=graph": "this runs on the CPU; pass other --executions or another --candidate",
     "--world-sizes 1 --candidate static_graph=true": "static_graph=True needs several ranks, got",
 }
 GPU_REFUSALS = {
-    "--spec comm_hook=powersgd": "graph cannot capture powersgd, which waits for the device where it comp",
-    "--spec strategy=fsdp": "graph cannot capture fsdp, whose parameters come and go in every step;",
-    "--executions eager --precision fp16 --spec strategy=fsdp": "fp16's gradient scaler checks a rank's own",
+    "--spec comm_hook=powersgd": "graph needs comm_hook none or avg or bf16 or fp16 or symmetric_memory, got",
+    "--spec strategy=fsdp": "graph needs strategy single or ddp or own_ddp or zero1, got fsdp; pass",
+    "--executions eager --precision fp16 --spec strategy=fsdp": "needs precision fp32 or tf32 or bf16",
     "--executions eager,graph --spec inductor=a": "inductor=a needs a compiled execution, got eager, graph;",
 }
 

@@ -67,7 +67,7 @@ CALL = {"measurement": "all_reduce", **ALL_REDUCE}
         (CALL | {"measurement": ["all_reduce"]}, "it must be one of"),
         (CALL | TRAINING, "all_reduce has other fields than these: .*per_rank_batch_size"),
         ({"measurement": "all_reduce", "world_size": 4}, "other fields than these: world_size .*nbytes"),
-        (CALL | {"nbytes": 6}, "multiple of a float32's 4 bytes, got 6"),
+        (CALL | {"nbytes": 6}, "nbytes must be a multiple of 4, a float32, got 6"),
         (CALL | {"fault": {"kind": "hang"}}, "other fields than these: .*'rank'"),
         (CALL | {"fault": "hang"}, "other fields than these: .*mapping"),
     ],
