@@ -34,7 +34,7 @@ from ddpperf.report.layout import wrapped
 from ddpperf.report.markdown import VERDICT_BEGINS, markdown
 from ddpperf.report.page import PAGE_BEGINS, write_page
 from ddpperf.report.questions import report_tables
-from ddpperf.report.summary import fitting_width, markup, summary_lines, verdict_lines
+from ddpperf.report.summary import WIDTH, markup, summary_lines, verdict_lines
 from ddpperf.results.outcomes import Status, Verdict
 from ddpperf.results.stored_runs import (
     SCHEMA,
@@ -198,7 +198,7 @@ class RunOutputs:
         """Return the width of the printed lines, which follows a terminal."""
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
         is_terminal = reporter is not None and reporter.isatty
-        return fitting_width(self._config.get_terminal_writer().fullwidth if is_terminal else None)
+        return min(max(self._config.get_terminal_writer().fullwidth, 80), 200) if is_terminal else WIDTH
 
     def _save(self, document: dict[str, Any]) -> None:
         """Write the run as JSON and, on request, a copy, a baseline, the Markdown and the page."""

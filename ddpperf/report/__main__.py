@@ -22,7 +22,6 @@ from ddpperf.report.exports import CSV_BEGINS, CURVES_BEGINS, write_csv, write_c
 from ddpperf.report.markdown import RESULTS_BEGIN, write_results
 from ddpperf.report.page import PAGE_BEGINS, write_page
 from ddpperf.report.plots import write_plots
-from ddpperf.report.plots.over_time import History
 from ddpperf.report.questions import report_tables
 from ddpperf.report.summary import summary_lines, verdict_lines
 from ddpperf.results.outcomes import Outcome, OutcomeKind
@@ -46,6 +45,10 @@ PATHS = (
     ("--csv", "FILE.csv", "write all metrics to this file as CSV"),
     ("--curves", "FILE.csv", "write losses and accuracies by epoch to this file"),
 )
+
+
+# The first bytes of a kind of file, its name in the plural, and the function that writes such a file
+Output = tuple[bytes, str, Callable[[Path], Path]]
 
 
 def compared(document: dict[str, Any], run: Path, with_run: Path, root: Path) -> dict[str, Any]:
@@ -89,48 +92,19 @@ def main() -> int:
     given = parser.parse_args()
     try:
         given.run = given.run or newest_run(Path.cwd())
-        made = _made(given)
+        print_lines(_made(given))
     except (NoBaseline, Refused) as problem:
         return refused(problem)
-    except ImportError as error:
-        return refused(f"a library cannot be imported ({first_line(error)}); install it with pip")
-    except Exception as error:  # whatever a damaged file makes of the code
-        return refused(f"{given.run} is damaged ({first_line(error)}); name another run")
-    try:
-        print_lines(made)
     except OSError as error:
-        return refused(f"the output cannot be written ({error.strerror}); make room, or name a file with -o")
+        return refused(f"the output cannot be written ({error}); name another file or folder")
+    except Exception as error:  # whatever a damaged file, or a damaged library, makes of the code
+        return refused(f"{given.run} cannot be shown ({first_line(error)}); name another run")
     return 0
-
-
-Write = Callable[[Path, dict[str, Any], History], Path]  # writes a stored run to a file or folder
-
-
-def _requested(given: argparse.Namespace) -> list[tuple[Path, Write]]:
-    """Return the requested files; raise Refused if one of them would replace something else."""
-    page: tuple[bytes, str, Write] = (PAGE_BEGINS, "pages", write_page)
-    if given.output is not None and given.output.suffix == ".md":
-        page = (RESULTS_BEGIN.encode(), "pages", write_results)
-    outputs = (
-        ("-o", given.output, *page),
-        ("--csv", given.csv, CSV_BEGINS, "exports", write_csv),
-        ("--curves", given.curves, CURVES_BEGINS, "exports", write_curves),
-    )
-    if given.gpu_hour_price is not None and not (given.tables or given.output):
-        raise Refused("--gpu-hour-price adds costs to --tables and to the page of -o, got neither; add one")
-    found: list[tuple[Path, Write]] = [(given.plots, write_plots)] if given.plots is not None else []
-    for option, path, begins, what, write in outputs:
-        if path is not None:
-            require_replaceable(option, str(path), begins, what)
-            if path.resolve() in [other.resolve() for other, _ in found]:
-                raise Refused(f"{option} names {path}, as another option does; name two files")
-            found.append((path, write))
-    return found
 
 
 def _made(given: argparse.Namespace) -> list[str]:
     """Write the requested files, and return the lines to print."""
-    outputs, document = _requested(given), read_document(given.run)
+    document = read_document(given.run)
     header = header_of(document, given.run)
     if not document.get("benchmarks"):
         raise NoBaseline(f"{given.run} holds no measured test; name another run")
@@ -138,17 +112,23 @@ def _made(given: argparse.Namespace) -> list[str]:
         document = compared(document, given.run, given.baseline, Path.cwd())
     if given.gpu_hour_price is not None:
         header["options"]["gpu_hour_price"] = given.gpu_hour_price
-    kept = Storage(root=Path.cwd(), hardware_key=header["hardware_key"]).kept() if outputs else []
+    kept = Storage(root=Path.cwd(), hardware_key=header["hardware_key"]).kept
     lines = report_tables(document).splitlines() if given.tables else []
-    if not (given.tables or outputs):
-        lines = [*summary_lines(document), *verdict_lines(document["ddpperf"])]
-    for path, write in outputs:
-        try:
-            lines.append(f"saved {write(path, document, kept)}")
-        except OSError as error:
-            advice = "name another file or folder"
-            raise Refused(f"{path} cannot be written ({error.strerror}); {advice}") from error
-    return lines
+    page: Output = (PAGE_BEGINS, "pages", lambda path: write_page(path, document, kept()))
+    if given.output is not None and given.output.suffix == ".md":
+        page = (RESULTS_BEGIN.encode(), "pages", lambda path: write_results(path, document))
+    outputs: tuple[tuple[str, Path | None, Output], ...] = (
+        ("-o", given.output, page),
+        ("--csv", given.csv, (CSV_BEGINS, "exports", lambda path: write_csv(path, document))),
+        ("--curves", given.curves, (CURVES_BEGINS, "exports", lambda path: write_curves(path, document))),
+    )
+    for option, path, (begins, what, write) in outputs:
+        if path is not None:
+            require_replaceable(option, str(path), begins, what)
+            lines.append(f"saved {write(path)}")
+    if given.plots is not None:
+        lines.append(f"saved {write_plots(given.plots, document, kept())}")
+    return lines or [*summary_lines(document), *verdict_lines(document["ddpperf"])]
 
 
 if __name__ == "__main__":

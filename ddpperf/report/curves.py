@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from typing import Any
 
 from ddpperf.report.stored_cases import Case
 from ddpperf.specs import RunSpec
@@ -14,21 +14,8 @@ BY_EPOCH = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class CurvePoint:
-    """The figures of one epoch of a training with one random seed in one process set.
-
-    figures: the stored ones of BY_EPOCH by name.
-    """
-
-    process_set: str
-    seed: int
-    epoch: int
-    figures: Mapping[str, float]
-
-
-def curve_points(case: Case) -> Iterator[CurvePoint]:
-    """Yield the figures of each epoch of a case's training, for each random seed."""
+def curve_points(case: Case) -> Iterator[dict[str, Any]]:
+    """Yield the stored figures of BY_EPOCH by name, for each epoch, random seed and process set."""
     for measured in case.seeds:
         spec = measured.spec
         if not isinstance(spec, RunSpec):
@@ -39,4 +26,4 @@ def curve_points(case: Case) -> Iterator[CurvePoint]:
                 # All ranks have the same losses and accuracies. Their seconds differ a little.
                 figures = {name: max(ranks) for name, ranks in stored.items() if ranks}
                 if figures:
-                    yield CurvePoint(process_set=sample.set, seed=spec.seed, epoch=epoch, figures=figures)
+                    yield {"epoch": epoch, "seed": spec.seed, "process_set": sample.set} | figures

@@ -11,7 +11,6 @@ from typing import Any
 
 from ddpperf.errors import Refused
 from ddpperf.report.curves import BY_EPOCH, curve_points
-from ddpperf.report.plots.over_time import History
 from ddpperf.report.spec_properties import timed_work
 from ddpperf.report.stored_cases import cases_of
 from ddpperf.results import metrics
@@ -46,22 +45,17 @@ def _rows(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             }
 
 
-def write_csv(path: Path, document: Mapping[str, Any], history: History = ()) -> Path:
+def write_csv(path: Path, document: Mapping[str, Any]) -> Path:
     """Write all metrics of a stored run as CSV, with one line for each test and metric."""
     return write_atomically(path, _csv(document, FIELDS, _rows(document)))
 
 
-def write_curves(path: Path, document: Mapping[str, Any], history: History = ()) -> Path:
+def write_curves(path: Path, document: Mapping[str, Any]) -> Path:
     """Write the figures of all trainings of a stored run as CSV, with one line for each epoch and seed.
 
     Raises Refused for a run without whole trainings.
     """
-    rows = [
-        {"epoch": point.epoch, "seed": point.seed, "process_set": point.process_set, "test": case.test}
-        | dict(point.figures)
-        for case in cases_of(document)
-        for point in curve_points(case)
-    ]
+    rows = [point | {"test": case.test} for case in cases_of(document) for point in curve_points(case)]
     if not rows:
         where = "measure some with python -m pytest perf/test_large_batch.py"
         raise Refused(f"--curves writes whole trainings, and the run holds none; {where}")

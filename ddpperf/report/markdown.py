@@ -10,8 +10,7 @@ from typing import Any
 from ddpperf.io.terminal_text import harmless
 from ddpperf.report.stored_cases import ab_of
 from ddpperf.report.summary import summary_lines, verdict_lines
-from ddpperf.report.text import ab_cells, aligned, grouped, metric_texts, without_file
-from ddpperf.results.notes import NoteKind
+from ddpperf.report.text import ab_cells, aligned, metric_texts, without_file
 from ddpperf.results.stored_runs import write_atomically
 
 VERDICT_BEGINS = "## ddpperf: "
@@ -22,7 +21,7 @@ FIGURES = (2, 5, 6, 7)  # columns that are aligned to the right
 def markdown(document: Mapping[str, Any], lines: Sequence[str]) -> str:
     """Return a Markdown page with the verdict and its reasons, and foldable tables below.
 
-    lines: the summary of the run. All metrics and all explanations follow it.
+    lines: the summary of the run. All metrics follow it.
     """
     header = document["ddpperf"]
     ab = ab_of(header)
@@ -30,7 +29,6 @@ def markdown(document: Mapping[str, Any], lines: Sequence[str]) -> str:
         "all tests": lines,
         "base and candidate": _of_sides(ab) if ab else [],
         "all metrics": _metrics(document),
-        "explanations": _notes(document),
     }
     page = [f"{VERDICT_BEGINS}{header['verdict']['status']}", "", *_fenced(header["verdict"]["reasons"]), ""]
     for title, hidden in folded.items():
@@ -57,7 +55,7 @@ def results_page(document: Mapping[str, Any]) -> str:
     return harmless("\n".join(page)) + "\n"
 
 
-def write_results(path: Path, document: Mapping[str, Any], history: object = ()) -> Path:
+def write_results(path: Path, document: Mapping[str, Any]) -> Path:
     """Write the Markdown page of results; raise OSError if the file cannot be written."""
     return write_atomically(path, results_page(document))
 
@@ -78,19 +76,6 @@ def _of_sides(ab: Mapping[str, Any]) -> list[str]:
     cells = [{"test": without_file(row["test"]), "metric": row["metric"], **ab_cells(row)} for row in rows]
     headings = tuple(cells[0]) if cells else ()
     return aligned([headings, *(tuple(row.values()) for row in cells)], FIGURES)
-
-
-def _notes(document: Mapping[str, Any]) -> list[str]:
-    return grouped(
-        {
-            found["fullname"]: [
-                note["text"]
-                for note in found["extra_info"]["ddpperf"]["notes"]
-                if note["kind"] == NoteKind.INFO
-            ]
-            for found in document["benchmarks"]
-        }
-    )
 
 
 def _fenced(lines: Sequence[str]) -> list[str]:

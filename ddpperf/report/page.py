@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,13 @@ from ddpperf.report.plots.over_time import History
 from ddpperf.report.plots.picture import Picture
 from ddpperf.report.questions.communication import FORMULAS
 from ddpperf.report.questions.question import answering, table_rows
-from ddpperf.report.stored_cases import Case, cases_of, rows_of
+from ddpperf.report.stored_cases import cases_of
 from ddpperf.report.summary import next_step, summary_facts, title
-from ddpperf.report.tables import compared_texts, tables_of
+from ddpperf.report.tables import tables_of
 from ddpperf.report.text import metric_texts, without_file
-from ddpperf.results import units
 from ddpperf.results.stored_runs import write_atomically
 
 PAGE_BEGINS = b"<!doctype html>\n<!-- made by ddpperf -->\n"
-MOST_IMPORTANT = 3  # rows on top of the page
 
 
 def write_page(path: Path, document: Mapping[str, Any], history: History = ()) -> Path:
@@ -51,7 +49,6 @@ def page(document: Mapping[str, Any], history: History = ()) -> str:
         title=title(document),
         verdict=header["verdict"],
         next_step=next_step(header),
-        important=_important(rows_of(document)),
         sentences=highlights(document),
         sections=sections,
         formulas=table_rows(answers, FORMULAS) if answers else [],
@@ -63,28 +60,6 @@ def page(document: Mapping[str, Any], history: History = ()) -> str:
         command_line=header["options"].get("command_line", ""),
     )
     return html
-
-
-def _important(cases: Sequence[Case]) -> list[tuple[str, ...]]:
-    """Return the tests that changed most, or else those that scaled worst, with their findings."""
-    ratios = {case.test: case for case in cases if _ratio(case)}
-    if ratios:
-        most = sorted(ratios.values(), key=lambda case: -max(_ratio(case), 1 / _ratio(case)))
-        return [(without_file(case.test), *compared_texts(case)) for case in most[:MOST_IMPORTANT]]
-    scaled = [case for case in cases if "efficiency" in case.metrics]
-    scaled.sort(key=lambda case: case.value("efficiency") or 0.0)
-    return [
-        (without_file(case.test), units.seconds(case.seconds), f"efficiency {units.percent(value)}")
-        for case in scaled[:MOST_IMPORTANT]
-        if (value := case.value("efficiency")) is not None
-    ]
-
-
-def _ratio(case: Case) -> float:
-    """Return a judged test's time ratio in the comparison, or 0 if the test was not compared."""
-    if case.ab is not None:
-        return float(case.ab["ratio"]) if case.ab["primary"] and case.ab["gated"] else 0.0
-    return case.change.ratio if case.change is not None and case.change.judged else 0.0
 
 
 def _embedded(picture: Picture) -> dict[str, str]:

@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from pathlib import PurePosixPath
 from typing import Any
 
 from ddpperf.machine.links import rates_in_words
@@ -15,7 +14,7 @@ from ddpperf.report.layout import table_lines, wrapped
 from ddpperf.report.spec_properties import usual_properties
 from ddpperf.report.stored_cases import ab_of, comparison_of
 from ddpperf.report.tables import tables_of
-from ddpperf.report.text import grouped, without_file
+from ddpperf.report.text import without_file
 from ddpperf.results import units
 from ddpperf.results.metrics import find
 from ddpperf.results.outcomes import OutcomeKind, Status
@@ -25,9 +24,7 @@ from ddpperf.verdict.stored_run_comparison import Comparison
 from ddpperf.verdict.thresholds import WORDS_OF_BOUNDS, BoundKind
 
 WIDTH = 110  # characters of a line, unless the output is a terminal
-WIDTHS = range(80, 201)  # of a terminal
 MOST_NAMED = 3  # tests that one line names
-MOST_NODES = 8  # nodes that one line names
 MOST_REASONS = 8  # of a verdict
 FEW_TABLES = 3  # with at most so many tables, the explanations of results are shown, too
 MARKUP = {Status.PASS: "green", Status.FAIL: "red", Status.NO_VERDICT: "yellow"}
@@ -38,12 +35,8 @@ def summary_lines(document: Mapping[str, Any], *, width: int = WIDTH) -> list[st
     """Return the tables of a stored run, and what is worth knowing about the run, as lines of text."""
     tables = tables_of(document)
     lines = wrapped(title(document), width)
-    was_sentence = False
-    for table in tables:  # those of a single row are sentences
-        is_sentence = len(table.tests) == 1
-        lines += [""] * (not was_sentence)
-        lines += table_lines(table, width, notes=len(tables) <= FEW_TABLES)
-        was_sentence = is_sentence
+    for table in tables:
+        lines += ["", *table_lines(table, width, notes=len(tables) <= FEW_TABLES)]
     lines.append("")
     for sentence in highlights(document):
         lines += wrapped(sentence, width)
@@ -101,17 +94,17 @@ def next_step(header: Mapping[str, Any]) -> str:
             return f"commit, change the code, then compare: {command} --benchmark-compare"
         case Status.FAIL:
             failed = [test for test, outcome in header["outcomes"].items() if outcome["kind"] == "failed"]
-            worse = [row for row in ab_of(header).get("rows", ()) if _fails(row)]
+            worse = [
+                row
+                for row in ab_of(header).get("rows", ())
+                if row["finding"] == "worse" and row["gated"] and row["control"] is None
+            ]
             worse.sort(key=lambda row: -abs(math.log(row["ratio"])))
             test = next(iter([*failed, *(row["test"] for row in worse)]), "FILE::TEST")
             return f"look at one test alone, with the same options: python -m pytest '{test}'"
     if compared:
         return "repeat the run on a quieter machine, or give it more time: --max-seconds 1200"
     return "remove the reasons above, then run the same command again"
-
-
-def _fails(row: Mapping[str, Any]) -> bool:
-    return row["finding"] == "worse" and row["gated"] and row["control"] is None
 
 
 def title(document: Mapping[str, Any]) -> str:
@@ -166,22 +159,17 @@ def _compared(comparison: Comparison) -> list[str]:
         timed = sum(change.quantity == "step" for change in comparison.changes.values())
         by = f"{abs(math.expm1(shift)):.1%} {'longer' if shift > 0 else 'shorter'}"
         lines[0] += f": {units.counted(timed, 'time')}, in the median {by} than stored"
-    lines.append(
-        "limit: a test above this ratio to its stored time is measured again, beside the stored code"
-    )
     if comparison.new:
         more = f" and {len(comparison.new) - MOST_NAMED} more" if len(comparison.new) > MOST_NAMED else ""
         named = ", ".join(map(without_file, comparison.new[:MOST_NAMED]))
         lines.append(f"new, so compared with nothing: {named}{more}")
-    if any(change.quantity == "CPU seconds" for change in comparison.changes.values()):
-        lines.append("ratio with (CPU): of CPU seconds, because the step waits for the CPU")
     if suspects := comparison.looks_slower:
         found = units.counted(len(suspects), "test")
-        named = largest({test: change.ratio - 1 for test, change in suspects.items()})
+        named = _largest({test: change.ratio - 1 for test, change in suspects.items()})
         lines.append(f"{found} slower than stored or suspected, such as {named}")
     if drifts := comparison.drifts:
         slower = {test: math.expm1(change) for test, change in drifts.items() if change > 0}
-        found = f"{units.counted(len(slower), 'test')} slower, such as {largest(slower)}"
+        found = f"{units.counted(len(slower), 'test')} slower, such as {_largest(slower)}"
         lines.append(
             f"slow drift from the first {DRIFT_RUNS} baselines to the last {DRIFT_RUNS} runs: "
             f"{found if slower else 'no test slower'}, of {len(drifts)}"
@@ -189,7 +177,7 @@ def _compared(comparison: Comparison) -> list[str]:
     return lines
 
 
-def largest(slowdowns: Mapping[str, float]) -> str:
+def _largest(slowdowns: Mapping[str, float]) -> str:
     """Return the tests with the largest slow-downs, as fractions, with their slow-downs."""
     tests = sorted(slowdowns, key=lambda test: -slowdowns[test])[:MOST_NAMED]
     return ", ".join(f"{without_file(test)} ({slowdowns[test]:+.1%})" for test in tests)
@@ -215,44 +203,38 @@ def _nodes(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a sentence on the nodes of a run; none for a run on one node."""
     if len(nodes) < 2:
         return []
-    named = ", ".join(f"node {number} ({node['name']})" for number, node in enumerate(nodes[:MOST_NODES]))
-    more = f" and {len(nodes) - MOST_NODES} more" if len(nodes) > MOST_NODES else ""
+    named = ", ".join(f"node {number} ({node['name']})" for number, node in enumerate(nodes))
     link, ranks = nodes[0]["link"], units.counted(nodes[0]["ranks"], "rank")
     return [
-        f"{named}{more}: {ranks} each, connected by {link}; machine checks and energy are measured on node 0 "
-        "only"
+        f"{named}: {ranks} each, connected by {link}; machine checks and energy are measured on node 0 only"
     ]
 
 
 def _machine(findings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return at most two sentences on what may have spoiled the run, as the doctor found at its start.
-
-    findings: what was not good, the worst first. Runs of older versions have none.
-    """
+    """Return a sentence on what may have spoiled the run, as the doctor found at its start, worst first."""
     if not findings:
         return []
-    worst, count = findings[0], len(findings)
-    what = f"{count} findings" if count > 1 else "Advice"
-    return [f"{worst['subject']}: {worst['text']}. {what}: python -m ddpperf.doctor"]
+    worst, count = findings[0], units.counted(len(findings), "finding")
+    return [f"{worst['subject']}: {worst['text']}. {count}: python -m ddpperf.doctor"]
 
 
 def _skipped(header: Mapping[str, Any]) -> list[str]:
-    outcomes = header["outcomes"].items()
-    return grouped(
-        {test: [outcome["reason"]] for test, outcome in outcomes if OutcomeKind(outcome["kind"]).skipped}
-    )
+    """Return each reason of skipped tests, with the test or the number of tests that have it."""
+    tests: dict[str, list[str]] = {}
+    for test, outcome in header["outcomes"].items():
+        if OutcomeKind(outcome["kind"]).skipped:
+            tests.setdefault(outcome["reason"], []).append(without_file(test))
+    return [
+        f"{reason}: {named[0] if len(named) == 1 else f'{len(named)} tests'}"
+        for reason, named in sorted(tests.items())
+    ]
 
 
 def _left_out(by_file: Mapping[str, int]) -> list[str]:
-    """Return a sentence with the number of tests outside the core suite that were not run.
-
-    by_file: the number of these tests in each file. Few files are named.
-    """
+    """Return a sentence with the number of tests outside the core suite, which were not run."""
     if not by_file:
         return []
-    named = ", ".join(f"{PurePosixPath(path).stem} {count}" for path, count in by_file.items())
-    of = f" ({named})" if len(by_file) <= MOST_NAMED else ""
-    return [f"{units.counted(sum(by_file.values()), 'test')} of the full suite{of}; --full runs them"]
+    return [f"{units.counted(sum(by_file.values()), 'test')} of the full suite; --full runs them"]
 
 
 def _thresholds(header: Mapping[str, Any]) -> str:
@@ -301,8 +283,3 @@ def markup(line: str) -> dict[str, bool]:
     if re.match(r"  !\d", line):
         return {"yellow": True}
     return {"bold": True} if re.match(r"[A-Z_]{4,}[A-Z_' ]*  ", line) else {}
-
-
-def fitting_width(columns: int | None) -> int:
-    """Return the width of printed lines for a terminal with `columns` columns, or for a file (None)."""
-    return WIDTH if columns is None else min(max(columns, WIDTHS[0]), WIDTHS[-1])

@@ -27,23 +27,15 @@ NO_USE = 10.0  # an interval whose ends differ by this factor says nothing
 class Column:
     """A column of a table: its heading, its unit or "", and a text for each row.
 
-    is_text: whether the cells are no numbers. is_clear: whether the cells are clear without the
-    heading. is_name: whether the cells are names, which are never abbreviated.
+    is_text: whether the cells are no numbers. is_name: whether the cells are names, which are never
+    abbreviated.
     """
 
     heading: str
     unit: str = ""
     cells: tuple[str, ...]
     is_text: bool = False
-    is_clear: bool = False
     is_name: bool = False
-
-    def sentence(self, row: int) -> str:
-        """Return the heading, the text of one row, and the unit."""
-        heading = "" if self.is_clear else self.heading
-        cell = self.cells[row]
-        unit = self.unit if cell[:1].isdigit() or cell[:1] in "+-" else ""
-        return " ".join(filter(None, (heading, cell, unit)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +59,7 @@ class Table:
 
 
 def tables_of(document: Mapping[str, Any]) -> list[Table]:
-    """Return a table for each experiment of a stored run; those of a single row come last.
+    """Return a table for each experiment of a stored run.
 
     A warning has the same number in all tables.
     """
@@ -77,8 +69,7 @@ def tables_of(document: Mapping[str, Any]) -> list[Table]:
     for case in rows_of(document):
         by_title.setdefault(case.experiment.title, []).append(case)
     numbers: dict[str, int] = {}
-    in_order = sorted(by_title.values(), key=lambda cases: len(cases) == 1)
-    return [_table(cases, header, numbers, compared=compared) for cases in in_order]
+    return [_table(cases, header, numbers, compared=compared) for cases in by_title.values()]
 
 
 def _table(
@@ -100,7 +91,7 @@ def _table(
         figures += _comparison(cases) if compared else []
         metrics = _metrics(cases)
         same = [column for column in metrics if len(cases) > 1 and len(set(column.cells)) == 1]
-        common += [column.sentence(0) for column in same]
+        common += [" ".join(filter(None, (column.heading, column.cells[0], column.unit))) for column in same]
         metrics = [column for column in metrics if column not in same]
         figures = [*metrics, *figures] if cases[0].experiment.time_last else [*figures, *metrics]
     if any(case.outcome != OutcomeKind.PASSED for case in cases):
@@ -174,15 +165,15 @@ def _times(cases: Sequence[Case]) -> list[Column]:
 
 def _comparison(cases: Sequence[Case]) -> list[Column]:
     """Return columns that compare a run with a stored run, or with the code of the stored run."""
-    ratios, bounds, findings = zip(*map(compared_texts, cases), strict=True)
+    ratios, bounds, findings = zip(*map(_compared_texts, cases), strict=True)
     return [
         Column(heading="ratio", cells=ratios),
-        Column(heading="limit or interval", cells=bounds, is_text=True, is_clear=True),
-        Column(heading="finding", cells=findings, is_text=True, is_clear=True),
+        Column(heading="limit or interval", cells=bounds, is_text=True),
+        Column(heading="finding", cells=findings, is_text=True),
     ]
 
 
-def compared_texts(case: Case) -> tuple[str, str, str]:
+def _compared_texts(case: Case) -> tuple[str, str, str]:
     """Return the ratio of a test's times, its interval or limit, and what was found."""
     if case.ab is not None:
         return f"{case.ab['ratio']:.3f}", interval(case.ab), finding(case.ab)

@@ -7,6 +7,8 @@ from typing import Any
 
 from ddpperf.results.metrics import find_or_plain
 
+GAP = "  "  # between two columns
+
 
 def without_file(test: str) -> str:
     """Return a test id without the name of its file."""
@@ -31,9 +33,9 @@ def aligned(rows: Sequence[tuple[str, ...]], figures: Collection[int]) -> list[s
 
     figures: the columns that are aligned to the right.
     """
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     return [
-        "  ".join(
+        GAP.join(
             text.rjust(width) if column in figures else text.ljust(width)
             for column, (text, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
@@ -45,18 +47,6 @@ def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> li
     """Return the lines of a table in Markdown."""
     head, *body = [f"| {' | '.join(cells)} |" for cells in (headings, *rows)]
     return [head, "|---" * len(headings) + "|", *body]
-
-
-def grouped(texts: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return one line for each different text, with the test or the number of tests that have it."""
-    tests: dict[str, list[str]] = {}
-    for test, found in texts.items():
-        for text in found:
-            tests.setdefault(text, []).append(without_file(test))
-    return [
-        f"{text}: {named[0] if len(named) == 1 else f'{len(named)} tests'}"
-        for text, named in sorted(tests.items())
-    ]
 
 
 def interval(row: Mapping[str, Any]) -> str:

@@ -55,7 +55,7 @@ def read(pytester: pytest.Pytester) -> Read:
     return options
 
 
-LEFT_OUT = "3 tests of the full suite (test_it 3); --full runs them"
+LEFT_OUT = "3 tests of the full suite; --full runs them"
 
 
 # --- what runs
@@ -103,7 +103,7 @@ def test_markers_select_from_the_full_suite(project: CannedSuite, expression: st
 
 def test_keyword_selects_from_the_core_suite(project: CannedSuite) -> None:
     run = project.run("perf", "-k", "4KiB or 1KiB")
-    run.assert_one_sentence(0, "1 test of the full suite (test_it 1); --full runs them")
+    run.assert_one_sentence(0, "1 test of the full suite; --full runs them")
     slow = project.run("perf", "-k", "4KiB")
     slow.assert_one_sentence(125, "NO VERDICT: all 4 tests were left out or deselected", "--full runs")
 

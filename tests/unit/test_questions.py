@@ -236,7 +236,7 @@ def test_price_is_that_of_the_device_time() -> None:
     figures = dict(zip(head, row, strict=True))
     assert figures["device-minutes per training"] == "90.0000"
     assert figures["extra device-hours per saved hour"] == "2.000"
-    assert "It costs 3.00, 1.00 more than on one device. A saved hour costs 4.00." in text
+    assert "It costs 3.00. A saved hour costs 4.00." in text
 
 
 def test_links_of_nodes_are_those_that_were_set() -> None:
@@ -248,8 +248,6 @@ def test_links_of_nodes_are_those_that_were_set() -> None:
     assert number(gloo["bandwidth between nodes"]) == pytest.approx(125e6, rel=0.1)
     assert number(ring["message between nodes"]) == pytest.approx(2e-3, rel=0.2)
     assert number(ring["bandwidth inside a node"]) > 10 * number(ring["bandwidth between nodes"])
-    slowest, fastest = ring["bandwidth between nodes"], gloo["bandwidth between nodes"]
-    assert f"a node sends {slowest} to {fastest} to the other nodes" in section(run(NODES), title)
 
 
 def test_tests_that_failed_before_their_metrics_answer_nothing() -> None:
@@ -317,5 +315,3 @@ def test_speedups_of_parts_have_a_row_for_each_part() -> None:
         f"{work} gradient sync | - | 20.00 ms | 40.00 ms | - | - |",
         f"{work} all parts | 40.00 ms | 70.00 ms | 90.00 ms | 1.14x | 1.78x |",
     ]
-    assert "Forward has the largest speedup: 4.00x (weak scaling, 4 ranks" in text
-    assert "Backward has the smallest speedup: 1.50x (weak scaling, 2 ranks" in text

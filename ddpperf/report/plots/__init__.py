@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ddpperf.report.experiments import WHOLE_TRAININGS
-from ddpperf.report.plots.bars import ab_ratios, accuracies, communication, messages, step_parts
-from ddpperf.report.plots.lines import all_reduce, batch_sizes, law, scaling
+from ddpperf.report.plots.bars import ab_ratios, communication, step_parts
+from ddpperf.report.plots.lines import all_reduce, law, scaling
 from ddpperf.report.plots.over_time import History, curves, kept_runs, utilization
 from ddpperf.report.plots.picture import FORMS, STYLE, Draw, Picture
 from ddpperf.report.stored_cases import cases_of, of_functions
@@ -28,15 +28,12 @@ DRAWN: tuple[tuple[str, tuple[str, ...], Draw, str], ...] = (
     ("epoch_scaling", ("test_epoch_scaling",), scaling, "Speedup of an epoch by number of devices"),
     ("amdahl", ("test_amdahl",), law, f"Speedups by Amdahl's {LAW}"),
     ("gustafson", ("test_gustafson",), law, f"Speedups by Gustafson's {LAW}"),
-    ("batch_size", ("test_batch_size",), batch_sizes, "Epoch time and images per second by batch size"),
     ("communication", SPLIT, communication, "Compute, overlapped and exposed communication"),
     ("step_parts", ("test_step_breakdown",), step_parts, "Time of the parts of a training step"),
     ("epoch_parts", ("test_epoch_breakdown",), step_parts, "Time of the parts of a step with a DataLoader"),
     ("all_reduce", ALL_REDUCE, all_reduce, BUSBW),
-    ("messages", ("test_messages",), messages, "Bytes that a rank sends in a step, by kind"),
     ("loss_by_epoch", CURVES, partial(curves, of="loss"), f"Loss {BY_EPOCH}"),
     ("accuracy_by_epoch", CURVES, partial(curves, of="accuracy"), f"Accuracy {BY_EPOCH}"),
-    ("accuracy", WHOLE_TRAININGS, accuracies, "Test accuracy by batch size and recipe"),
 )
 
 

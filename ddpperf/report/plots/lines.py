@@ -1,9 +1,9 @@
-"""Pictures with lines: speedups, the laws of scaling, batch sizes, and all_reduce by buffer size."""
+"""Pictures with lines: speedups, the laws of scaling, and all_reduce by buffer size."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddpperf.analysis.bandwidth import all_reduce_busbw
@@ -21,41 +21,29 @@ Points = list[tuple[float, float, Case]]  # x, y, and the case that was measured
 
 
 def _series(
-    cases: Sequence[Case],
-    header: Mapping[str, Any],
-    x: str,
-    y: Callable[[Case], float | None],
-    without: Sequence[str] = (),
+    cases: Sequence[Case], header: Mapping[str, Any], y: str, without: Sequence[str]
 ) -> dict[str, Points]:
     """Return the points of each line by its label.
 
-    x: a property such as "batch", or "buffer" for its bytes. without: more properties that no label
-    has.
+    The horizontal axis has the world size, or the bytes of a collective. y: a metric. without: the
+    properties that no label has.
     """
     series: dict[str, Points] = {}
     for case in cases:
         spec = case.measured.spec
-        at = case.properties.get(x, "").replace(",", "")
-        if x == "buffer" and isinstance(spec, AllReduceSpec):
-            at = str(spec.nbytes)
-        if at.isdigit() and (value := y(case)) is not None:
-            name = label(case, header, without=(x, *without))
+        at = spec.nbytes if isinstance(spec, AllReduceSpec) else spec.world_size
+        if (value := case.value(y)) is not None:
+            name = label(case, header, without=without)
             series.setdefault(name, []).append((float(at), value, case))
     return {name: sorted(points, key=lambda point: point[:2]) for name, points in series.items()}
 
 
-def _draw(axes: Axes, series: Mapping[str, Points]) -> None:
-    for number, (name, points) in enumerate(series.items()):
-        at, values, _ = zip(*points, strict=True)
-        axes.plot(at, values, label=name or "all", **line_look(number))
-
-
 def scaling(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
     x = "GPUs" if header["options"].get("device") == "cuda" else "ranks"
-    series = _series(cases, header, x, lambda case: case.value("speedup"))
+    series = _series(cases, header, "speedup", [x])
     if not series:
         return None
-    figure, (axes,) = line_frame(lines=len(series))
+    figure, axes = line_frame(lines=len(series))
     ticks = sorted({1.0, *(at for points in series.values() for at, _, _ in points)})
     axes.plot([1, ticks[-1]], [1, ticks[-1]], color="gray", linestyle="--", label="ideal")
     floors = {
@@ -72,7 +60,7 @@ def scaling(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
             counts, values = zip(*bounds, strict=True)
             axes.scatter(counts, values, marker="_", s=150, color="black")
     axes.set(xlabel=f"{x} (black bars: thresholds)" if floors else x, ylabel="speedup", xticks=ticks)
-    legend(figure, [axes])
+    legend(figure, axes)
     return figure
 
 
@@ -90,7 +78,7 @@ def law(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
     drawn = [case for case in cases if measured_speedups(case)]
     if not drawn:
         return None
-    figure, (axes,) = line_frame(lines=2 * len(drawn))
+    figure, axes = line_frame(lines=2 * len(drawn))
     most = max([PREDICTED_DEVICES[-1], *(max(measured_speedups(case)) for case in drawn)])
     axes.plot([1, most], [1, most], color="gray", linestyle="--", label="ideal")
     for number, case in enumerate(drawn):
@@ -106,7 +94,7 @@ def law(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
     axes.set_yticks(ticks, map(str, ticks))
     least = min(min(measured_speedups(case).values()) for case in drawn)
     axes.set_ylim(min(0.8, least / 1.2), 1.2 * most)
-    legend(figure, [axes])
+    legend(figure, axes)
     return figure
 
 
@@ -122,30 +110,16 @@ def _draw_prediction(axes: Axes, case: Case, most: float, **look: Any) -> None:
         axes.fill_between(curve, low, high, color=look["color"], alpha=0.15)
 
 
-def batch_sizes(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
-    epochs = _series(cases, header, "batch", lambda case: case.seconds)
-    speeds = _series(cases, header, "batch", lambda case: case.value("images_per_second"))
-    if sum(map(len, speeds.values())) < 2:
-        return None
-    figure, panels = line_frame(columns=2, lines=len(epochs))
-    for axes, series, what in zip(panels, (epochs, speeds), ("epoch (s)", "images/s"), strict=True):
-        _draw(axes, series)
-        axes.set(xscale="log", xlabel="batch size", ylabel=what, ylim=(0, None))
-    legend(figure, panels)
-    return figure
-
-
 def all_reduce(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
-    def busbw(case: Case) -> float | None:
-        found = case.value("busbw_bytes_per_second")
-        return found / 1e9 if found else None
-
-    calls = _series(of_functions(cases, "test_all_reduce"), header, "buffer", busbw, ("collective",))
+    measured = of_functions(cases, "test_all_reduce")
+    calls = _series(measured, header, "busbw_bytes_per_second", ("buffer", "collective"))
     if not calls:
         return None
-    figure, (axes,) = line_frame(lines=len(calls))
-    _draw(axes, calls)
-    sizes = sorted({nbytes for points in calls.values() for nbytes, _, _ in points})
+    figure, axes = line_frame(lines=len(calls))
+    for number, (name, points) in enumerate(calls.items()):
+        sizes, bandwidths, _ = zip(*points, strict=True)
+        axes.plot(sizes, [found / 1e9 for found in bandwidths], label=name or "all", **line_look(number))
+    sizes = tuple(sorted({nbytes for points in calls.values() for nbytes, _, _ in points}))
     for case in of_functions(cases, "test_backend_model"):
         latency, best = case.value("latency_seconds"), case.value("asymptotic_busbw_bytes_per_second")
         if latency and best and latency > 0:
@@ -156,5 +130,5 @@ def all_reduce(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | Non
     for link in {round(link, -6) for case in cases if (link := case.link_bytes_per_second)}:
         axes.axhline(link / 1e9, color="black", linestyle="--", label="link")
     axes.set(xscale="log", yscale="log", xlabel="buffer (bytes)", ylabel="bus bandwidth (GB/s)")
-    legend(figure, [axes])
+    legend(figure, axes)
     return figure

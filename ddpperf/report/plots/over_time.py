@@ -15,10 +15,8 @@ from ddpperf.report.curves import curve_points
 from ddpperf.report.plots.picture import (
     COLOURS,
     LEAST_HEIGHT,
-    MOST_ROWS,
     ROW_HEIGHT,
     Picture,
-    is_named,
     label,
     line_look,
     new_figure,
@@ -32,9 +30,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+MOST_TESTS = 80  # of the picture of all kept runs
 PANELS_IN_A_ROW, CURVES_HEIGHT = 4, 1.5  # panels of curves by epoch; inches
 PANEL_HEIGHT = 1.3  # inches, of a panel of utilization
-OTHERS: dict[str, Any] = {"color": "lightgray", "linewidth": 0.8, "zorder": 1}  # the look of other trainings
 # The panels of utilization: for each unit, the quantities by their names in the legend, and their scale.
 PANELS: tuple[tuple[str, dict[str, str], float], ...] = (
     ("utilization (%)", {"GPU": "gpu_utilization", "CPU cores, mean": "cpu_utilization"}, 100.0),
@@ -49,9 +47,10 @@ def curves(cases: Sequence[Case], header: Mapping[str, Any], of: str) -> Figure 
     """Draw the loss or the accuracy of trainings by epoch, in a panel for each training.
 
     of: "loss" or "accuracy". A panel has lines for the training images and for the test images: the
-    mean over seeds, with a band from the least to the largest value. Gray lines are the test images of
-    the other trainings with the same batch size and number of epochs.
+    mean over seeds, with a band from the least to the largest value.
     """
+    from matplotlib.ticker import LogLocator, MaxNLocator
+
     runs = [(spec, case) for case in cases if isinstance(spec := case.measured.spec, RunSpec)]
     runs.sort(key=lambda run: (run[0].epochs, run[0].global_batch_size))
     if not runs:
@@ -63,54 +62,39 @@ def curves(cases: Sequence[Case], header: Mapping[str, Any], of: str) -> Figure 
     for axes in panels[len(runs) :]:
         axes.set_visible(False)
     for axes, (spec, case) in zip(panels, runs, strict=False):
-        for other_spec, other in runs:
-            alike = (other_spec.global_batch_size, other_spec.epochs) == (spec.global_batch_size, spec.epochs)
-            if alike and other is not case:
-                _curve(axes, other, f"test_{of}", **OTHERS)
-        marker = "." if spec.epochs <= 10 else ""
-        _curve(axes, case, f"train_{of}", color=COLOURS[0], linestyle="--", marker=marker)
-        _curve(axes, case, f"test_{of}", color=COLOURS[1], linestyle="-", marker=marker)
-        batch = "" if is_named(case, header) else f"batch {spec.global_batch_size:,}"
+        look = {"marker": "." if spec.epochs <= 10 else ""}
+        _curve(axes, case, f"train_{of}", "training images", color=COLOURS[0], linestyle="--", **look)
+        _curve(axes, case, f"test_{of}", "test images", color=COLOURS[1], linestyle="-", **look)
+        batch = "" if case.recipe else f"batch {spec.global_batch_size:,}"
         name = ", ".join(filter(None, (batch, label(case, header, without=("model", "input", "batch")))))
         axes.set_title("\n".join(wrap(name, 36)), fontsize=6)
-        _scale_panel(axes, of)
+        if of == "loss":
+            axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter("")
+        else:
+            axes.set_ylim(0, 1)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+        axes.tick_params(labelsize=6)
+        axes.grid(alpha=0.3)
     figure.supxlabel("epoch", fontsize=8)
-    figure.supylabel(of, fontsize=8)
-    lines = panels[0].plot([], [], color=COLOURS[0], linestyle="--")
-    lines += panels[0].plot([], [], color=COLOURS[1]) + panels[0].plot([], [], **OTHERS)
-    names = ["training images", "test images (band: range over seeds)"]
-    names.append("test images, other trainings with this batch size")
-    figure.legend(lines, names, fontsize=7, frameon=False, loc="outside upper left", ncols=3)
+    figure.supylabel(f"{of} (band: range over seeds)", fontsize=8)
+    lines, names = panels[0].get_legend_handles_labels()
+    figure.legend(lines, names, fontsize=7, frameon=False, loc="outside upper left", ncols=2)
     return figure
 
 
-def _scale_panel(axes: Axes, of: str) -> None:
-    from matplotlib.ticker import LogLocator, MaxNLocator, PercentFormatter
-
-    if of == "loss":
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter("")
-    else:
-        axes.set_ylim(0, 1)
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
-    axes.tick_params(labelsize=6)
-    axes.grid(alpha=0.3)
-
-
-def _curve(axes: Axes, case: Case, name: str, **look: Any) -> None:
-    """Draw a curve of a training by epoch: the mean over seeds, with a band unless the line is gray."""
+def _curve(axes: Axes, case: Case, name: str, what: str, **look: Any) -> None:
+    """Draw a curve of a training by epoch: the mean over seeds, with a band."""
     by_epoch: dict[int, list[float]] = {}
     for point in curve_points(case):
-        if math.isfinite(value := point.figures.get(name, math.nan)):
-            by_epoch.setdefault(point.epoch, []).append(value)
+        if math.isfinite(value := point.get(name, math.nan)):
+            by_epoch.setdefault(point["epoch"], []).append(value)
     epochs = sorted(by_epoch)
-    axes.plot(epochs, [mean(by_epoch[epoch]) for epoch in epochs], **look)
-    if look["color"] != OTHERS["color"]:
-        low, high = ([end(by_epoch[epoch]) for epoch in epochs] for end in (min, max))
-        axes.fill_between(epochs, low, high, color=look["color"], alpha=0.2, linewidth=0)
+    axes.plot(epochs, [mean(by_epoch[epoch]) for epoch in epochs], label=what, **look)
+    low, high = ([end(by_epoch[epoch]) for epoch in epochs] for end in (min, max))
+    axes.fill_between(epochs, low, high, color=look["color"], alpha=0.2, linewidth=0)
 
 
 def utilization(case: Case, header: Mapping[str, Any]) -> Picture | None:
@@ -158,7 +142,7 @@ def _epoch_ends(measured: Measured) -> list[float]:
 
 def kept_runs(history: History) -> Picture | None:
     counts = Counter(test for _, seconds in history for test in seconds)
-    tests = [test for test, runs in counts.items() if runs > 1][: 2 * MOST_ROWS]
+    tests = [test for test, runs in counts.items() if runs > 1][:MOST_TESTS]
     if not tests:
         return None
     usual = {test: median(seconds[test] for _, seconds in history if test in seconds) for test in tests}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,6 @@ MARKERS = "osD^vPX*"
 LINES = ("-", "--", ":", "-.")
 WIDTH, ROW_HEIGHT, LEGEND_HEIGHT, LEAST_HEIGHT = 7.5, 0.32, 0.16, 2.6  # inches
 NOT_IN_LABELS = ("epochs", "seed", "seeds", "memory format")
-MOST_ROWS = 40  # of a picture with a row for each case
 STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "ddpperf", "font.size": 9}
 FORMS: dict[str, dict[str, Any]] = {
     "png": {"dpi": 150},
@@ -60,18 +59,13 @@ def label(case: Case, header: Mapping[str, Any], *, without: Sequence[str] = ())
         device = header["options"].get("device", "cpu")
         own = properties_of(case.measured.spec, device=device, global_batch=True)
         found |= {"batch": "", "global batch": own["global batch"]}
-    if is_named(case, header):
+    if case.recipe:
         found = {name: found.get(name, "") for name in ("GPUs", "ranks", "recipe")}
     return ", ".join(
         in_words(name, value)
         for name, value in found.items()
         if value and usual.get(name) != value and name not in (*without, *NOT_IN_LABELS)
     )
-
-
-def is_named(case: Case, header: Mapping[str, Any]) -> bool:
-    """Return whether a case is a training by a recipe whose name the run stores."""
-    return case.test in header.get("recipes", {})
 
 
 def line_look(number: int) -> dict[str, Any]:
@@ -91,13 +85,13 @@ def new_figure(height: float) -> Figure:
     return Figure(figsize=(WIDTH, height), layout="constrained")
 
 
-def line_frame(*, lines: int, columns: int = 1) -> tuple[Figure, list[Axes]]:
-    """Return a figure with a row of axes, and with room below them for a legend of `lines` lines."""
+def line_frame(*, lines: int) -> tuple[Figure, Axes]:
+    """Return a figure with room below its axes for a legend of `lines` lines."""
     figure = new_figure(3.4 + LEGEND_HEIGHT * lines)
-    return figure, list(figure.subplots(1, columns, squeeze=False)[0])
+    return figure, figure.subplots()
 
 
-def bar_frame(names: Sequence[str], what: str) -> tuple[Figure, Axes]:
+def row_frame(names: Sequence[str], what: str) -> tuple[Figure, Axes]:
     """Return a figure with a row for each name, the first on top. what: the horizontal axis."""
     figure = new_figure(max(LEAST_HEIGHT, 1.2 + ROW_HEIGHT * len(names)))
     axes = figure.subplots()
@@ -109,17 +103,9 @@ def bar_frame(names: Sequence[str], what: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def draw_interval(axes: Axes, row: int, ends: tuple[float, float, float], **look: Any) -> None:
-    """Draw a value with its interval in a row of a bar frame. ends: the low end, the value, the high end."""
-    low, value, high = ends
-    axes.errorbar(value, row, xerr=[[max(0.0, value - low)], [max(0.0, high - value)]], capsize=3, **look)
-
-
-def legend(figure: Figure, axes: Iterable[Axes]) -> None:
-    """Put a grid into all axes, and the legend of the first below the figure, where it hides nothing."""
-    first, *others = axes
-    for part in (first, *others):
-        part.grid(alpha=0.3)
-        part.set_axisbelow(True)
-    handles, labels = first.get_legend_handles_labels()
+def legend(figure: Figure, axes: Axes) -> None:
+    """Put a grid into the axes, and their legend below the figure, where it hides nothing."""
+    axes.grid(alpha=0.3)
+    axes.set_axisbelow(True)
+    handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, fontsize=7, frameon=False, loc="outside lower left", ncols=1)

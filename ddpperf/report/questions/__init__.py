@@ -1,7 +1,7 @@
 """The tables that a report on data-parallel training asks for, in Markdown, from a stored run.
 
-Each question has a table and one sentence that is computed from its figures. The last section lists
-the questions that the run did not measure, with the commands that measure them. The first columns
+Each question has a table, and some a sentence that is computed from its figures. The last section
+lists the questions that the run did not measure, with the commands that measure them. The first columns
 of a table are the devices, the batch size, and what else distinguishes the rows.
 """
 
@@ -43,7 +43,8 @@ def report_tables(document: Mapping[str, Any]) -> str:
         if found := answering(cases, question):
             headings, *rows = table_rows(found, question)
             table = markdown_table(headings, rows)
-            parts += [f"## {question.title}", "", *table, "", question.sentence(found), ""]
+            parts += [f"## {question.title}", "", *table, ""]
+            parts += [sentence, ""] if (sentence := question.sentence(found)) else []
         else:
             missing.append(f"- {question.title}: `python -m pytest perf/{question.file}`")
     if missing:

@@ -68,24 +68,10 @@ ACCURACY = Question(
 )
 
 
-def _about_set_epoch(cases: Sequence[Case]) -> str:
-    called = [case for case in cases if case.properties["set_epoch"] == "yes"]
-    others = [case for case in cases if case not in called]
-    if not called or not others:
-        return ""
-    with_it, _ = extreme(called, "repeated_places", most=True)
-    without, _ = extreme(others, "repeated_places", most=False)
-    return (
-        f"Without set_epoch, {units.percent(without)} of the images keep their place in the next epoch. "
-        f"With set_epoch, at most {units.percent(with_it)} do."
-    )
-
-
 SET_EPOCH = Question(
     title="Q5: with and without set_epoch",
     tests=("test_shards_are_disjoint_and_cover_the_data", "test_without_set_epoch_the_epochs_repeat"),
     file="test_sampler.py",
     needs=("repeated_places",),
     metrics=SAMPLER,
-    sentence=_about_set_epoch,
 )

@@ -6,31 +6,13 @@ import math
 from collections.abc import Sequence
 
 from ddpperf.analysis.cost_models import REPORT_FORMULAS
-from ddpperf.report.questions.question import (
-    Cells,
-    Question,
-    distinguishing,
-    extreme,
-    training_of,
-)
+from ddpperf.report.questions.question import Cells, Question, distinguishing, training_of
 from ddpperf.report.stored_cases import Case
 from ddpperf.results import units
 from ddpperf.results.metrics import MESSAGE_KINDS
 from ddpperf.specs import DATA_PARALLEL_PARTS, AllReduceSpec
 
 SENT = ("gradient_busbw_bytes_per_second", "communicated_bytes_per_epoch")
-
-
-def _about_communication(cases: Sequence[Case]) -> str:
-    if not any("overlap_fraction" in case.metrics for case in cases):
-        return "No trace was made, so only the difference is known."
-    least, _ = extreme(cases, "overlap_fraction", most=False)
-    most, _ = extreme(cases, "overlap_fraction", most=True)
-    some = f"{least:.0%}" if f"{least:.0%}" == f"{most:.0%}" else f"{least:.0%} to {most:.0%}"
-    return (
-        f"By trace, computation hides {some} of the communication. Only the exposed rest makes a step "
-        "longer. Where difference and trace disagree, the exposed communication is not known well."
-    )
 
 
 COMMUNICATION = Question(
@@ -43,22 +25,7 @@ COMMUNICATION = Question(
         *("traced_exposed_comm_seconds", "exposed_comm_seconds"),
     ),
     per_epoch=True,
-    sentence=_about_communication,
 )
-
-
-def _about_data_parallel(cases: Sequence[Case]) -> str:
-    totals = {
-        part: sum(case.value(f"{part}_seconds") or 0.0 for case in cases) for part in DATA_PARALLEL_PARTS
-    }
-    longest = max(totals, key=totals.__getitem__)
-    sentence = f"By trace, {longest} takes the longest of the four parts."
-    if any("comm_over_ddp" in case.metrics for case in cases):
-        ratio, case = extreme(cases, "comm_over_ddp", most=True)
-        sentence += (
-            f" DataParallel communicates up to {units.factor(ratio)} as long as DDP ({case.described()})."
-        )
-    return sentence
 
 
 DATA_PARALLEL = Question(
@@ -72,7 +39,6 @@ DATA_PARALLEL = Question(
         *("ddp_traced_comm_seconds", "ddp_traced_exposed_comm_seconds"),
     ),
     per_epoch=True,
-    sentence=_about_data_parallel,
 )
 
 
@@ -85,11 +51,6 @@ def _sent_at(case: Case) -> Cells:
     }
 
 
-def _about_bandwidth(cases: Sequence[Case]) -> str:
-    said = "; ".join(f"{formula.formula} is {formula.describes}" for formula in REPORT_FORMULAS)
-    return f"Three columns divide formulas of reports by the measured communication time. {said}."
-
-
 BANDWIDTH = Question(
     title="Q3: bandwidth while training",
     tests=("test_comm_split",),
@@ -97,7 +58,6 @@ BANDWIDTH = Question(
     needs=SENT,
     cells=_sent_at,
     metrics=("gradient_busbw_bytes_per_second", "link_utilization"),
-    sentence=_about_bandwidth,
 )
 
 
@@ -163,17 +123,6 @@ FORMULAS = Question(
 )
 
 
-def _about_links_of_nodes(cases: Sequence[Case]) -> str:
-    slowest, _ = extreme(cases, "between_bytes_per_second", most=False)
-    fastest, _ = extreme(cases, "between_bytes_per_second", most=True)
-    least, most = units.bandwidth(slowest), units.bandwidth(fastest)
-    rate = least if least == most else f"{least} to {most}"
-    return (
-        f"By the fitted models, a node sends {rate} to the other nodes. With gloo, a message between "
-        "nodes takes two latencies: one for the receiver's notice, and one for the data."
-    )
-
-
 NODES = Question(
     title="Q3: links inside and between nodes",
     tests=("test_cost_model", "test_backend_model"),
@@ -183,7 +132,6 @@ NODES = Question(
         *("inside_message_seconds", "inside_bytes_per_second"),
         *("between_message_seconds", "between_latency_seconds", "between_bytes_per_second"),
     ),
-    sentence=_about_links_of_nodes,
 )
 
 

@@ -41,27 +41,21 @@ class Costs:
         return cells
 
     def sentence(self, cases: Sequence[Case]) -> str:
-        one = f"{'an' if self.of == 'epoch' else 'a'} {self.of}"
+        """Compare the training that saves most time with the same training on one device."""
         compared = [case for case in cases if self._seconds(case)[1] is not None]
         if not compared:
-            least, case = extreme(cases, f"device_seconds_{self.suffix}", most=False)
-            price = "" if case.hour_price is None else f" and costs {self.row(case)['price']}"
-            return f"With {case.described()}, {one} takes {units.seconds(least)} of device time{price}."
+            return "One device was measured, so no time is saved."
         saved, case = extreme(compared, f"saved_seconds_{self.suffix}", most=True)
         extra = self._seconds(case)[2] or 0.0
         sentence = (
-            f"With {case.described()}, {one} is "
+            f"With {case.described()}, {'an' if self.of == 'epoch' else 'a'} {self.of} is "
             f"{units.seconds(abs(saved))} {'shorter' if saved > 0 else 'longer'} and takes "
             f"{units.seconds(abs(extra))} {'more' if extra > 0 else 'less'} device time than on one device."
         )
+        cells = self.row(case)
         if case.hour_price is not None:
-            cells = self.row(case)
-            more = units.money(abs(case.hour_price * extra / 3600))
-            sentence += (
-                f" It costs {cells['price']}, {more} {'more' if extra > 0 else 'less'} than on one device."
-            )
-            if saved > 0:
-                sentence += f" A saved hour costs {cells['price of a saved hour']}."
+            sentence += f" It costs {cells['price']}."
+            sentence += f" A saved hour costs {cells['price of a saved hour']}." if saved > 0 else ""
         return sentence
 
     def _seconds(self, case: Case) -> tuple[float, float | None, float | None]:
@@ -103,20 +97,6 @@ def _used(case: Case) -> Cells:
     return cells
 
 
-def _about_usage(cases: Sequence[Case]) -> str:
-    sentences = ["A cell with two figures has the mean and the peak."]
-    if any("gpu_utilization_mean" in case.metrics for case in cases):
-        sentences.append("The driver averages a GPU's utilization over 1/6 s to 1 s.")
-    if any("images_per_joule" in case.metrics for case in cases):
-        most, case = extreme(cases, "images_per_joule", most=True)
-        sentences.append(f"The most images per joule are {most:.3g} ({case.described()}).")
-    else:
-        sentences.append(
-            "No energy is known: no energy counter could be read, or the rounds were too short for it."
-        )
-    return " ".join(sentences)
-
-
 USAGE = Question(
     title="Utilization and energy",
     tests=(*WHOLE_TRAININGS, "test_batch_size", "test_epoch_scaling"),
@@ -124,5 +104,4 @@ USAGE = Question(
     needs=("cpu_utilization_mean",),
     cells=_used,
     metrics=("joules_per_epoch", "joules_per_step", "images_per_joule"),
-    sentence=_about_usage,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddpperf.analysis.scaling import strong_speedup, weak_speedup
-from ddpperf.report.questions.question import NOTHING, Cells, Question, extreme, training_of
+from ddpperf.report.questions.question import NOTHING, Cells, Question, training_of
 from ddpperf.report.questions.speedup import by_training
 from ddpperf.report.stored_cases import Case
 from ddpperf.results import units
@@ -16,14 +16,6 @@ def _step(case: Case) -> Cells:
     return {"step": units.seconds(case.value("step_seconds") or case.seconds)}
 
 
-def _about_parts(cases: Sequence[Case]) -> str:
-    case = max(cases, key=lambda case: case.measured.spec.world_size)
-    parts = {part: case.value(f"{part}_seconds") or 0.0 for part in PARTS}
-    longest = max(parts, key=parts.__getitem__)
-    fraction, name = parts[longest] / sum(parts.values()), longest.replace("_", " ")
-    return f"With {case.described()}, the longest part is {name}: {fraction:.0%} of the step."
-
-
 STEP_PARTS = Question(
     title="Parts of a step",
     tests=("test_step_breakdown", "test_epoch_breakdown"),
@@ -31,7 +23,6 @@ STEP_PARTS = Question(
     needs=("forward_seconds",),
     cells=_step,
     metrics=tuple(f"{part}_seconds" for part in PARTS),
-    sentence=_about_parts,
 )
 
 
@@ -66,28 +57,10 @@ def _part_cells(seconds: Sequence[float | None], speedups: Sequence[float | None
     return cells + [NOTHING if value is None else units.factor(value) for value in speedups]
 
 
-def _about_speedups(cases: Sequence[Case]) -> str:
-    ends = []
-    for most, word in ((True, "largest"), (False, "smallest")):
-        found = [
-            (*extreme(cases, f"{part}_speedup", most=most), part)
-            for part in PARTS
-            if any(f"{part}_speedup" in case.metrics for case in cases)
-        ]
-        value, case, part = (max if most else min)(found, key=lambda triple: triple[0])
-        ends.append(
-            f"{part.replace('_', ' ').capitalize()} has the {word} speedup: {units.factor(value)} "
-            f"({case.experiment.kind} scaling, {case.described()})."
-        )
-    short = "A part shorter than 1% of its step has no speedup."
-    return " ".join([*dict.fromkeys(ends), short])
-
-
 PARTS_SPEEDUP = Question(
     title="Speedup of the parts of a step",
     tests=("test_weak_parts_speedup", "test_strong_parts_speedup"),
     file="test_step_breakdown.py",
     needs=("forward_speedup",),
     rows=_speedups,
-    sentence=_about_speedups,
 )

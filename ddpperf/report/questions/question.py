@@ -23,13 +23,17 @@ def _no_cells(case: Case) -> Cells:
     return {}
 
 
+def _no_sentence(cases: Sequence[Case]) -> str:
+    return ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Question:
     """A question of a report.
 
     tests: the test functions that answer it. needs: the metrics without which a test, such as one that
     failed early, answers nothing. file: the file of the tests, with the options that they need.
-    sentence: returns a sentence on the cases that have figures.
+    sentence: returns what the figures mean, or "" if they speak for themselves.
 
     The table has a row for each case. cells: returns texts of a case by heading. metrics: the metrics
     in the columns after them. per_epoch: whether the metrics, which are of one step, are multiplied by
@@ -40,7 +44,7 @@ class Question:
     tests: tuple[str, ...]
     needs: tuple[str, ...]
     file: str
-    sentence: Callable[[Sequence[Case]], str]
+    sentence: Callable[[Sequence[Case]], str] = _no_sentence
     cells: Callable[[Case], Cells] = _no_cells
     metrics: tuple[str, ...] = ()
     per_epoch: bool = False

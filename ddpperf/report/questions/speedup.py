@@ -13,7 +13,7 @@ from ddpperf.results import units
 
 # More devices are worth it up to such an efficiency; one at 50% takes twice the device time of one device.
 EFFICIENCY_LIMITS = (0.8, 0.5)
-MOST_NAMED = 3  # trainings in a sentence
+MOST_NAMED = 3  # trainings in a sentence, the worst first
 
 
 def _epoch(case: Case) -> Cells:
@@ -25,19 +25,6 @@ def _epoch(case: Case) -> Cells:
     return cells
 
 
-def _about_epochs(cases: Sequence[Case]) -> str:
-    speed, best = extreme(cases, "images_per_second", most=True)
-    sentence = "One batch size was measured."
-    if len({case.properties["batch"] for case in cases}) > 1:
-        sentence = f"Batch size {best.properties['batch']} trains fastest, with {speed:,.0f} images/s."
-    loaded = [case for case in cases if "loading_fraction" in case.metrics]
-    if loaded:
-        fraction, worst = extreme(loaded, "loading_fraction", most=True)
-        cost = f"costs at most {fraction:.1%} of an epoch" if fraction > 0 else "costs no time"
-        sentence += f" Loading {cost}, with batch size {worst.properties['batch']}."
-    return sentence
-
-
 BATCH_SIZE = Question(
     title="Q1: time per epoch by batch size",
     tests=("test_batch_size",),
@@ -45,7 +32,6 @@ BATCH_SIZE = Question(
     needs=("images_per_second",),
     cells=_epoch,
     metrics=("loading_fraction", "images_per_second"),
-    sentence=_about_epochs,
 )
 
 
@@ -155,13 +141,10 @@ def _about_enough(cases: Sequence[Case]) -> str:
         time = f"{abs(1 / value - 1):.0%} {'more' if value <= 1 else 'less'} device time"
         worst.append((value, f"for {training}: {N} devices are {speed} and take {time}"))
     worst.sort()
-    enough = [text for value, text in worst if value < limit]
-    named = f"an efficiency of {limit:.0%} as the limit"
-    if not enough:
-        return f"With {named}, more devices are worth it. They gain least {worst[0][1]}."
-    more = f" One device is also enough for {len(enough) - MOST_NAMED} other trainings."
-    said = f"With {named}, one device is enough {'; '.join(enough[:MOST_NAMED])}."
-    return said + (more if len(enough) > MOST_NAMED else "")
+    enough = [text for value, text in worst if value < limit][:MOST_NAMED]
+    if enough:
+        return f"Below an efficiency of {limit:.0%}, one device is enough {'; '.join(enough)}."
+    return f"All trainings have an efficiency of {limit:.0%} or more. It is least {worst[0][1]}."
 
 
 ONE_DEVICE_ENOUGH = Question(
