@@ -158,20 +158,8 @@ def nodes(count: int, *, delay_seconds: float = 0.0, bytes_per_second: float = 1
             ip("link", "set", name, "netns", name, "name", INTERFACE)
             ip("-n", name, "addr", "add", f"{made.addresses[node]}/24", "dev", INTERFACE)
             mac = f"02:00:00:00:00:{node:02x}"
-            ip(
-                "-n",
-                name,
-                "link",
-                "set",
-                INTERFACE,
-                "address",
-                mac,
-                "mtu",
-                str(MTU),
-                "gso_max_size",
-                str(2 * MTU),
-                "up",
-            )
+            frames = f"mtu {MTU} gso_max_size {2 * MTU}"
+            ip(*f"-n {name} link set {INTERFACE} address {mac} {frames} up".split())
             ip("-n", name, "link", "set", "lo", "up")
             settings = "; ".join(f'echo "{value}" > /proc/sys/net/{key}' for key, value in SYSCTLS.items())
             ip("netns", "exec", name, "sh", "-ec", settings)

@@ -271,6 +271,12 @@ class Project(Marked):
         """Return what the newest run stored of each test, by the test's name with its case."""
         return {each["name"]: each["extra_info"]["ddpperf"] for each in self.saved_runs()[-1]["benchmarks"]}
 
+    def rows(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """Return the newest run's rows of base and candidate, by the test's name and the metric."""
+        header = self.saved_runs()[-1]["ddpperf"]
+        rows = header["confirmed" if "confirmed" in header else "against"]["rows"]
+        return {(row["test"].rpartition("::")[2], row["metric"]): row for row in rows}
+
 
 class Finished:
     """The exit status of a pytest run, and what it printed."""

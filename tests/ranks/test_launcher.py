@@ -83,20 +83,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
 # --- what is the same by each launcher
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPU cores")
-def test_ranks_get_all_cores_though_pytest_has_moved_to_some(marked: Marked, tmp_path: Path) -> None:
-    allowed = os.sched_getaffinity(0)
-    with launched(EACH_RANK, tmp_path) as pool:
-        os.sched_setaffinity(0, {min(allowed)})
-        try:
-            pool.measure(TWO)
-            (live,) = pool.live_sets()
-            assert os.sched_getaffinity(live.pids[0]) - {min(allowed)}
-            assert os.sched_getaffinity(0) == {min(allowed)}
-        finally:
-            os.sched_setaffinity(0, allowed)
-
-
 @pytest.mark.parametrize(
     ("template", "words", "what"),
     [
@@ -111,18 +97,23 @@ def test_killed_rank_is_named_first_with_its_launchers_words(
 ) -> None:
     if shutil.which(template.split()[0]) is None:
         pytest.skip(f"needs {template.split()[0]}")
+    allowed = os.sched_getaffinity(0)
     with launched(template, tmp_path) as pool:
-        (sample,) = pool.measure(TWO).samples
+        os.sched_setaffinity(0, {min(allowed)})  # as pytest is pinned; ranks have cores of their own
+        try:
+            (sample,) = pool.measure(TWO).samples
+        finally:
+            os.sched_setaffinity(0, allowed)
         assert [len(ranks) for ranks in sample.seconds] == [2, 2]
         (live,) = pool.live_sets()
+        assert os.sched_getaffinity(live.pids[0]) == allowed
         os.kill(live.pids[1], signal.SIGKILL)
         began = time.monotonic()
         with pytest.raises(SetFailure, match=rf"rank 1 of set A1 on node \S+ {what} \(at ") as caught:
             pool.measure(TWO)
         assert time.monotonic() - began < 8
         assert words in str(caught.value)
-        assert pool.measure(TWO).samples[0].set == "A2"
-        log = (tmp_path / "A2-rank1.log").read_text()
+        log = (tmp_path / "A1-rank1.log").read_text()
     assert '{"spec": "all_reduce world_size=2' in log
     for path in [*marked.folder.glob("torchelastic_*"), *marked.folder.glob("ompi.*")]:
         shutil.rmtree(path)  # what torchrun and Open MPI leave themselves
@@ -149,6 +140,7 @@ def test_srun_starts_ranks_and_says_who_was_killed(tmp_path: Path) -> None:
 # --- faults
 
 
+@pytest.mark.slow
 def test_hanging_rank_is_explained_by_its_stacks(marked: Marked, tmp_path: Path) -> None:
     fault = AllReduceSpec(world_size=2, nbytes=1024, fault=Fault(kind="hang", rank=1))
     with launched(EACH_RANK, tmp_path) as pool:
@@ -222,8 +214,8 @@ def test_strangers_are_not_taken_for_ranks(
     marked: Marked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One connects and is silent, another one has no key; both come before the ranks."""
-    monkeypatch.setattr(module, "HANDSHAKE_SECONDS", 0.5)
-    launcher = launcher_of("sh -c 'sleep 2; exec \"$@\"' sh " + EACH_RANK, tmp_path)
+    monkeypatch.setattr(module, "HANDSHAKE_SECONDS", 0.2)
+    launcher = launcher_of("sh -c 'sleep 0.5; exec \"$@\"' sh " + EACH_RANK, tmp_path)
     process_set = ProcessSet(
         "A1", Side(), SetOptions(size=2, device="cpu", rounds=1, deadline_seconds=9.0, launcher=launcher)
     )
@@ -277,7 +269,7 @@ launcher.close()
 
 
 @needs_namespaces
-@pytest.mark.parametrize("state", ["idle", "asked"])
+@pytest.mark.parametrize("state", ["idle", pytest.param("asked", marks=pytest.mark.slow)])
 def test_lost_network_is_named_and_the_next_set_starts(state: str, marked: Marked, tmp_path: Path) -> None:
     with nodes(2) as made:
         words = [sys.executable, "-c", CONTROLLER, made.launcher, str(tmp_path / "key")]

@@ -1,30 +1,26 @@
-"""Real ranks and the controller stay on their cores."""
+"""Ranks and the controller stay on their cores."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
 from ddpperf.machine.hardware import core_count
-from ddpperf.workers.pool import Pool
-from ddpperf.workers.process_set import SetOptions
-from tests.project import Marked, Project
+from ddpperf.workers.rank_commands import Rank
+from tests.project import Project
 
 ALLOWED = os.sched_getaffinity(0)
 
 
-def cores_of(process: int) -> str:
-    status = Path(f"/proc/{process}/status").read_text()
-    return next(line.split()[1] for line in status.splitlines() if line.startswith("Cpus_allowed_list:"))
-
-
-def test_rank_is_on_its_core(marked: Marked) -> None:
+def test_rank_is_on_its_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gc.freeze", lambda: None)
     core = max(ALLOWED)
-    with Pool(SetOptions(size=1, device="cpu", rounds=2, deadline_seconds=60, cores=[[core]])) as pool:
-        (live,) = pool.live_sets()
-        assert cores_of(live.pids[0]) == str(core)
+    try:
+        Rank(rank=1).setup("cpu", [[min(ALLOWED)], [core]])
+        assert os.sched_getaffinity(0) == {core}
+    finally:
+        os.sched_setaffinity(0, ALLOWED)
 
 
 PINNED = """

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from pytest_benchmark import cli as pytest_benchmark
 
-from tests.project import ALL_REDUCE, HANG_SECONDS, Project, wait_while_it_runs
+from ddpperf.machine.device_lock import lock_devices
+from tests.canned import CannedSuite
+from tests.project import Project
 
 
 def rounds_written_by(log: Path) -> list[float]:
@@ -22,7 +22,9 @@ def rounds_written_by(log: Path) -> list[float]:
     return [record["seconds"] / record["iterations"] for record in reduced[-3:]]  # after those that calibrate
 
 
-def test_stored_durations_are_those_of_the_ranks(project: Project) -> None:
+def test_stored_durations_are_those_of_the_ranks(
+    project: Project, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     arguments = shlex.split("perf --worker-logs logs --benchmark-json copy.json -k 'all_reduce and not slow'")
     run = project.run(*arguments)
     assert run.status == 0
@@ -46,18 +48,11 @@ def test_stored_durations_are_those_of_the_ranks(project: Project) -> None:
     )
     assert header["outcomes"] == {"perf/test_it.py::test_all_reduce": {"kind": "passed", "reason": ""}}
     assert header["verdict"]["status"] == "PASS"
-    command = [sys.executable, "-m", "pytest_benchmark", "compare"]
-    compared = subprocess.run(
-        [*command, *map(str, project.root.glob(".ddpperf/runs/*/*.json"))],
-        cwd=project.root,
-        env=project.environment,
-        capture_output=True,
-        text=True,
-    )
-    assert compared.returncode == 0, compared
-    assert "test_all_reduce" in compared.stdout + compared.stderr, (
-        "pytest-benchmark's own compare still reads the file"
-    )
+    runs = map(str, project.root.glob(".ddpperf/runs/*/*.json"))
+    monkeypatch.setattr("sys.argv", ["pytest-benchmark", "compare", *runs])
+    pytest_benchmark.main()
+    compared = "".join(capfd.readouterr())
+    assert "test_all_reduce" in compared, "pytest-benchmark's own compare still reads the file"
 
 
 @pytest.mark.slow
@@ -67,15 +62,11 @@ def test_xdist_is_refused(project: Project) -> None:
     assert project.saved_runs() == []
 
 
-def test_second_run_on_the_devices_is_refused(project: Project) -> None:
-    project.experiment.write_text(ALL_REDUCE.replace("))", ", fault=Fault(kind='hang', rank=1)))"))
-    first = project.start("perf")
-    wait_while_it_runs(first, project.ranks, "the first run started no rank")
-    second = project.start("perf")
-    output, _ = second.communicate(timeout=HANG_SECONDS)
-    assert second.returncode == 4, output
-    assert f"cpu is being measured by process {first.pid}; wait until that run ends, or stop it" in output
-    assert "Traceback" not in output
-    first.send_signal(signal.SIGINT)
-    first.communicate(timeout=20)
-    project.assert_nothing_left()
+def test_second_run_on_the_devices_is_refused(
+    canned_suite: CannedSuite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DDPPERF_LOCK_FOLDER", str(canned_suite.locks))
+    with lock_devices(["cpu"]):
+        second = canned_suite.run("perf")
+    words = f"cpu is being measured by process {os.getpid()}; wait until that run ends, or stop it"
+    second.assert_one_sentence(4, words)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -40,13 +39,6 @@ def run(project: CannedSuite, *arguments: str, rounds: str = "4") -> Finished:
     return project.run("perf", "--rounds", rounds, *arguments)
 
 
-def rows(project: CannedSuite) -> dict[tuple[str, str], Mapping[str, Any]]:
-    """Return the rows of the newest run: of both sides, or of the confirmation."""
-    header = project.saved_runs()[-1]["ddpperf"]
-    found = header["confirmed" if "confirmed" in header else "against"]["rows"]
-    return {(row["test"].rpartition("::")[2], row["metric"]): row for row in found}
-
-
 def slower(side: str, factor: float) -> Any:
     """Return step seconds that are longer on one side's training steps."""
 
@@ -68,10 +60,11 @@ def test_slower_candidate_fails_on_fresh_sets(project: CannedSuite) -> None:
     project.canned.seconds = slower("B", 1.6)
     finished = run(project, *WITH_BF16, "--junitxml", "junit.xml")
     finished.assert_one_sentence(1, "FAIL: perf/test_it.py::test_step is worse: its time is 1.")
-    assert rows(project)["test_step", "time"]["ratio"] == pytest.approx(1.6, abs=0.02)
-    assert rows(project)["positive control", "time"]["ratio"] == pytest.approx(1.25, abs=0.01), "of the delay"
+    rows = project.rows()
+    assert rows["test_step", "time"]["ratio"] == pytest.approx(1.6, abs=0.02)
+    assert rows["positive control", "time"]["ratio"] == pytest.approx(1.25, abs=0.01), "of the delay"
     finished.assert_one_sentence(1, "measured again on new process sets")
-    assert rows(project)["test_step", "time"]["confirmed"] is True
+    assert rows["test_step", "time"]["confirmed"] is True
     (document,) = project.saved_runs()
     screened = document["benchmarks"][0]["extra_info"]["ddpperf"]
     (confirmed,) = document["ddpperf"]["against"]["confirmation"]["perf/test_it.py::test_step"]
@@ -117,7 +110,7 @@ def test_run_that_has_failed_ends_in_time(project: CannedSuite) -> None:
     finished = run(project, *WITH_BF16, *NO_TIME)
     finished.assert_one_sentence(1, "FAIL: perf/test_it.py::test_step[16] is worse: its time is 1.")
     assert "test_step[8] is worse" not in finished.output
-    assert rows(project)["test_step[8]", "time"]["finding"] == "suspect"
+    assert project.rows()["test_step[8]", "time"]["finding"] == "suspect"
     finished.assert_one_sentence(
         1, "--max-seconds 0 ended before 1 open test was measured again; pass more seconds"
     )
@@ -129,7 +122,7 @@ def test_run_has_more_time_until_it_has_failed(project: CannedSuite) -> None:
     project.canned.seconds = first_slower(1.6, 1.0)
     finished = run(project, *WITH_BF16, *NO_TIME)
     finished.assert_one_sentence(1, "FAIL: perf/test_it.py::test_step[8] is worse: its time is 1.")
-    assert rows(project)["test_step[16]", "time"]["finding"] == "unchanged"
+    assert project.rows()["test_step[16]", "time"]["finding"] == "unchanged"
     assert "ended before" not in finished.output
 
 
@@ -152,7 +145,7 @@ def test_equal_sides_pass_and_are_no_baseline(project: CannedSuite) -> None:
     finished = run(project, *WITH_BF16, "--benchmark-save=same")
     assert finished.status == 0, finished
     assert "not saved as a baseline: an A/B run measures base and candidate" in finished.output
-    found = rows(project)
+    found = project.rows()
     assert found["test_step", "time"]["finding"] == "unchanged"
     assert found["positive control", "time"]["ratio"] == pytest.approx(1.25, abs=0.01)
     assert found["negative control", "time"]["ratio"] == pytest.approx(1, abs=0.01)
@@ -170,13 +163,13 @@ def test_suspect_of_a_stored_run_is_judged_beside_its_code(project: CannedSuite)
         "NO VERDICT: this machine or its environment changed: perf/test_it.py::test_step is slower: 1.50"
     )
     same.assert_one_sentence(125, changed, "the stored run's code takes as long today")
-    assert rows(project)["test_step", "time"]["finding"] == "unchanged"
+    assert project.rows()["test_step", "time"]["finding"] == "unchanged"
     project.canned.seconds = lambda spec, name: (
         slower("B", 1.5)(spec, name) if int(name[1:]) > 1 else slower("", 1.5)(spec, name)
     )
     worse = run(project, *compare)
     worse.assert_one_sentence(1, "test_it.py::test_step is worse: its time is 1.")
-    assert rows(project)["test_step", "time"]["ratio"] == pytest.approx(1.5, abs=0.02)
+    assert project.rows()["test_step", "time"]["ratio"] == pytest.approx(1.5, abs=0.02)
 
 
 def test_candidate_has_its_own_spec(project: CannedSuite) -> None:
