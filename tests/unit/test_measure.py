@@ -21,7 +21,7 @@ from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec, EpochSpec, Spec, TrainingSpec
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure
 from ddpperf.workers.interpreter import Side
-from tests.canned import CannedSuite
+from tests.canned import CannedSuite, pool_of
 
 REFUSALS = """
 import dataclasses
@@ -66,6 +66,16 @@ def measure_with(error: Exception | None = None, sides: Sides | None = None) -> 
     benchmark: Any = None
     pool: Any = SimpleNamespace(counted_seconds=0.0, measure_once=measure_once)
     return Measure(benchmark, pool, lambda measured, fresh: [], sides=sides)
+
+
+@pytest.mark.usefixtures("canned")
+def test_attempt_is_counted_and_has_fresh_warnings() -> None:
+    benchmark: Any = None
+    with pool_of(2, rounds=1) as pool:
+        measure = Measure(benchmark, pool, lambda measured, fresh: [warning(measured.spec.id)] * fresh)
+        assert not isinstance(measure.attempt(SPEC), str)
+        assert measure.record.notes == [warning(SPEC.id)]
+        assert measure.counted_seconds == pool.counted_seconds > 0
 
 
 def measured(*sets: str, spec: Spec = STEP, **fields: Any) -> Measured:
