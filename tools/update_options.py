@@ -28,19 +28,19 @@ def updated(page: str) -> str:
 def tables_of_options() -> Iterator[str]:
     """Yield a heading and a table for each group of options, and then for the fields of --spec."""
     for title, options in GROUPS.items():
-        yield f"## {title}\n\n{table('option', options)}"
-    yield f"## Fields of `--spec` and `--candidate`\n\n{table('field', FIELDS)}"
+        yield f"## {title}\n\n{table(options)}"
+    rows = [(f"`{name}`", help_text) for name, help_text in FIELDS.items()]
+    yield f"## Fields of `--spec` and `--candidate`\n\n{markdown(('field', 'what it does'), rows)}"
 
 
-def table(first_column: str, options: Iterable[Option]) -> str:
+def table(options: Iterable[Option]) -> str:
     """Return a Markdown table of options."""
     rows = []
     for option in options:
-        metavar = option.parser.metavar if option.name.startswith("--") else ""
-        name = f"{option.name} {metavar}".strip()
         repeat = " Repeat the option to set several." if option.repeated else ""
-        rows.append((f"`{name}`", option.parser.takes, option.default_text, option.help + repeat))
-    return markdown((first_column, "values", "default", "what it does"), rows)
+        name = f"{option.name} {option.metavar}".strip()
+        rows.append((f"`{name}`", option.default_text, option.help + repeat))
+    return markdown(("option", "default", "what it does"), rows)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from ddpperf.plugin.collected_tests import measures
 from ddpperf.plugin.confirmation import judge
 from ddpperf.plugin.interrupts import interrupt_once
 from ddpperf.plugin.measure_fixture import CLOCK, Measure
-from ddpperf.plugin.options.benchmark_options import check_measuring_options, runs_tests, table_options
+from ddpperf.plugin.options.benchmark_options import check_measuring_options, formats_table, runs_tests
 from ddpperf.plugin.options.option_table import add_options
 from ddpperf.plugin.options.options import is_experiment, read_options
 from ddpperf.plugin.options.slow_checks import lacking_side
@@ -30,8 +30,9 @@ from ddpperf.plugin.run_inputs import read_inputs
 from ddpperf.plugin.run_outputs import RequestedFiles, RunOutputs
 from ddpperf.plugin.session import Session
 from ddpperf.specs import Spec
+from ddpperf.verdict.exit_status import exit_status
 
-SESSION = pytest.StashKey[Session]()
+SESSION, OUTPUTS = pytest.StashKey[Session](), pytest.StashKey[RunOutputs]()
 MARKERS = (
     "specs(cases=f, gate=g, core=c): f(options) yields the specs to measure, one test for each spec; "
     "g(options, spec) returns whether -m gate selects the test; c(options, spec) returns whether the "
@@ -72,17 +73,15 @@ def pytest_configure(config: pytest.Config) -> None:
         options = read_options(config, len(gpus))
         compare_with = config.getoption("benchmark_compare") or None
         session = Session(options, read_inputs(options, gpus, config.rootpath, compare_with))
-        config.stash[SESSION] = session
-        if not _is_xdist_worker(config):
-            config.pluginmanager.register(session.collection, "ddpperf-collection")
-            config.pluginmanager.register(session.outcomes, "ddpperf-outcomes")
-            config.pluginmanager.register(RunOutputs(config, session, files), "ddpperf-outputs")
+    config.stash[SESSION], config.stash[OUTPUTS] = session, RunOutputs(config, session, files)
+    for plugin in (session.collection, session.outcomes, config.stash[OUTPUTS]):
+        config.pluginmanager.register(plugin)
     config.option.benchmark_storage = "file://."  # pytest-benchmark then makes no folder
     config.option.benchmark_save = config.option.benchmark_autosave = config.option.benchmark_json = None
     baseline = session.inputs.baseline
     config.option.benchmark_compare = str(baseline.path) if baseline is not None else None
     config.option.benchmark_compare_fail = None
-    if not table_options(config):
+    if not formats_table(config):
         config.option.benchmark_quiet = True  # --benchmark-verbose still prints pytest-benchmark's table
 
 
@@ -157,16 +156,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     with refusals_as_usage_errors():
         if ours.collection.refusal:
             raise Refused(ours.collection.refusal)
-        if ours.collection.tests:
-            if runs_tests(config) and not _is_xdist_worker(config):
-                check_measuring_options(config)
-            _prepare(config)
-            ours.use_functions({function for item in session.items for function in functions_of(item)})
-            for item in session.items:
-                for function in functions_of(item):
-                    if side := lacking_side(ours.options, function):
-                        reason = f"the {side} lacks {function}, so there is nothing to compare"
-                        item.add_marker(pytest.mark.skip(reason=reason))
+        if not ours.collection.tests:
+            return
+        if runs_tests(config):
+            check_measuring_options(config)
+        _prepare(config)
+        functions = [(item, function) for item in session.items for function in functions_of(item)]
+        ours.use_functions(function for _, function in functions)
+        for item, function in functions:
+            if side := lacking_side(ours.options, function):
+                reason = f"the {side} lacks {function}, so there is nothing to compare"
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
@@ -197,15 +197,11 @@ def pytest_xdist_node_collection_finished(ids: list[str]) -> None:
 _NO_XDIST = "the tests in perf/ measure time one after another, but -n was given; run them without -n"
 
 
-def _is_xdist_worker(config: pytest.Config) -> bool:
-    return hasattr(config, "workerinput")
-
-
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
     """Lock the devices before the first test, and compare the measurements after the last test."""
     ours, config = session.config.stash[SESSION], session.config
-    measuring = ours.collection.tests and runs_tests(config) and not _is_xdist_worker(config)
+    measuring = ours.collection.tests and runs_tests(config)
     if measuring:
         with refusals_as_usage_errors():
             ours.start()
@@ -239,10 +235,9 @@ def measure(request: pytest.FixtureRequest, benchmark: BenchmarkFixture) -> Meas
 
     Call it as `measure(spec)`; `ddpperf.plugin.measure_fixture.Measure` describes the result.
     """
-    if _is_xdist_worker(request.config):
+    if hasattr(request.config, "workerinput"):  # a worker of pytest-xdist
         pytest.fail(_NO_XDIST, pytrace=False)
-    session = request.config.stash[SESSION]
-    return session.fixture(request.node.nodeid, benchmark)
+    return request.config.stash[SESSION].fixture(request.node.nodeid, benchmark)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -258,29 +253,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[Any]:
     return result
 
 
-@pytest.hookimpl(tryfirst=True, optionalhook=True)
-def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
-    """Fail a test that takes too long, as pytest-timeout's method "signal" does.
-
-    Its method "thread" ends the process at once, which would lose everything that was measured.
-    """
-    if settings.method != "thread" or not item.config.stash[SESSION].collection.tests:
-        return None
-    by_signal = settings._replace(method="signal")
-    return bool(item.ihook.pytest_timeout_set_timer(item=item, settings=by_signal))
-
-
 # --- ending
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Iterator[None]:
     """End all worker processes, then decide and save, before other plugins write their files."""
-    ours = session.config.stash[SESSION]
-    outputs = session.config.pluginmanager.get_plugin("ddpperf-outputs")
-    if not isinstance(outputs, RunOutputs):  # in a worker of pytest-xdist
-        ours.finish()
-        return (yield)
+    outputs = session.config.stash[OUTPUTS]
     outputs.end(exitstatus)
     try:
         yield
@@ -290,4 +269,5 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Iterator[N
         outputs.plugin_failed(error)
     outputs.print_lines()
     # A PASS is 0, so that the exit status of another plugin holds, such as that of --fail-on-flaky.
-    session.exitstatus = outputs.exit_status() or session.exitstatus
+    if outputs.verdict is not None:
+        session.exitstatus = exit_status(outputs.verdict.status, saved=outputs.saved) or session.exitstatus

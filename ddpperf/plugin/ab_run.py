@@ -48,11 +48,9 @@ class ABRun:
         device: str,
         *,
         rounds: int,
-        replicates: int | None = None,
         confirms: Comparison | None = None,
         same_work: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        settings = settings.with_sets(replicates) if replicates is not None else settings
         self.sides = sides
         self.rounds = rounds
         self.decision: Decision | None = None

@@ -16,12 +16,9 @@ class Collection:
 
     tests: the tests that this run measures, in the order of the test files.
     in_files: all tests in the order of the test files. Plugins may run them in another order.
-    files: the test files that pytest looked into.
-    uncollected: files that could not be imported.
-    deselected: tests that this run does not run.
-    left_out: the deselected tests that are not in the core suite.
+    files: the test files that pytest looked into. uncollected: those that could not be imported.
+    deselected: tests that this run does not run. left_out: those that are not in the core suite.
     paths: the paths of the command line, in the form of test ids; with --lf, the collected tests.
-    ignores: whether the command line has --ignore or --ignore-glob.
     refusal: why the collected cases cannot be measured; empty if they can.
     """
 
@@ -44,9 +41,10 @@ class Collection:
         self.tests = sorted(tests, key=lambda test: place.get(test, len(place)))
         self._items = list(items)
 
-    def marked(self, name: str) -> list[str]:
-        """Return the tests that have a marker, such as those that `-m gate` selects."""
-        return [item.nodeid for item in self._items if item.get_closest_marker(name)]
+    @property
+    def candidate_cannot(self) -> list[str]:
+        """The tests that only the candidate of an A/B run cannot measure."""
+        return [item.nodeid for item in self._items if item.get_closest_marker("candidate_cannot")]
 
     @property
     def recipes(self) -> dict[str, str]:

@@ -69,7 +69,7 @@ def _confirm(session: Session, plain: PlainRun, items: Sequence[pytest.Item], te
         confirms=plain.comparison,
         same_work=same_work,
     )
-    until = time.monotonic() + options.confirm_seconds
+    until = time.monotonic() + options.max_seconds / 2
     plain.confirmation = beside
     try:
         session.begin_pass(beside, beside.replicates)
@@ -118,7 +118,7 @@ def _look_again(session: Session, run: ABRun, items: Sequence[pytest.Item], test
     options, late = session.options, 0
     end = session.outcomes.begun + options.max_seconds
     asked_for = run is session.run
-    first_end = end if asked_for else max(end, time.monotonic() + options.confirm_seconds / 2)
+    first_end = end if asked_for else max(end, time.monotonic() + options.max_seconds / 4)
     try:
         for look in range(LOOKS):
             if not tests:

@@ -20,54 +20,41 @@ class ProgressLine:
     """A progress line on the terminal, which is updated while a spec is measured.
 
     Call it with the spec and the fraction of the measurement that is done. The line is below the
-    current line of pytest's output. Nothing is printed in CI, or if the output is not a terminal. An
-    output that cannot be written, such as a closed terminal, must not fail the tests.
-    terminal: a duplicate of stdout, because pytest captures stdout itself.
+    current line of pytest's output. Nothing is printed in CI, or if the output is not a terminal.
     stage: the place in the run, such as "test 7 of 45".
     """
 
-    def __init__(self, terminal: TextIO) -> None:
+    def __init__(self, terminal: TextIO | None = None) -> None:
+        # A duplicate of stdout, because pytest captures stdout itself later
+        self._terminal = terminal or os.fdopen(os.dup(1), "w", errors="backslashreplace")
+        self._visible = self._terminal.isatty() and "CI" not in os.environ
         self.stage = ""
-        self._terminal = terminal
-        self._visible = terminal.isatty() and "CI" not in os.environ
         self._spec: Spec | None = None
         self._begun = self._drawn = 0.0
-        self._shown = False
 
     def __call__(self, spec: Spec, fraction: float) -> None:
         now = time.monotonic()
         if spec is not self._spec or fraction == 0:
             self._spec, self._begun = spec, now
-        if self._visible and now - self._begun > QUIET_SECONDS and now - self._drawn > REDRAW_SECONDS:
-            words = (self.stage, f"{spec.id}: {fraction:.0%}", time_left(now - self._begun, fraction))
-            self._drawn, self._shown = now, True
-            with contextlib.suppress(OSError):
-                width = os.get_terminal_size(self._terminal.fileno()).columns or 80
-                self._print(MAKE_ROOM + BELOW.format(printable(", ".join(filter(None, words)))[: width - 1]))
+        if not self._visible or now - self._begun <= QUIET_SECONDS or now - self._drawn <= REDRAW_SECONDS:
+            return
+        left = "warming up"
+        if fraction > 0:
+            minutes, seconds = divmod(round((now - self._begun) * (1 - fraction) / fraction), 60)
+            left = f"{minutes}:{seconds:02} left"
+        words = ", ".join(filter(None, (self.stage, f"{spec.id}: {fraction:.0%}", left)))
+        self._drawn = now
+        with contextlib.suppress(OSError):  # a terminal that is closed must not fail the tests
+            width = os.get_terminal_size(self._terminal.fileno()).columns or 80
+            self._print(MAKE_ROOM + BELOW.format(printable(words)[: width - 1]))
 
     def clear(self) -> None:
         """Remove the progress line from the terminal."""
-        if self._shown:
+        if self._drawn:
             self._print(BELOW.format(""))
-            self._shown = False
-
-    def close(self) -> None:
-        self.clear()
-        with contextlib.suppress(OSError):
-            self._terminal.close()
+            self._drawn = 0.0
 
     def _print(self, text: str) -> None:
         with contextlib.suppress(OSError):
             self._terminal.write(text)
             self._terminal.flush()
-
-
-def time_left(elapsed_seconds: float, fraction: float) -> str:
-    """Return the estimated time to the end of a measurement, such as "1:05 left".
-
-    fraction: how much of the measurement is done, from 0 to 1.
-    """
-    if fraction <= 0:
-        return "warming up"
-    minutes, seconds = divmod(round(elapsed_seconds * (1 - fraction) / fraction), 60)
-    return f"{minutes}:{seconds:02} left"

@@ -23,7 +23,6 @@ class RunInputs:
     baseline: the stored run to compare with; None without --benchmark-compare, or if none was
     found.
     no_baseline: why no stored run was found, or "".
-    settings: the decision settings for this class of hardware.
     """
 
     gpus: Sequence[Gpu]
@@ -32,11 +31,6 @@ class RunInputs:
     settings: DecisionSettings
     baseline: Baseline | None
     no_baseline: str
-
-    @property
-    def compares(self) -> bool:
-        """Whether the command line requests a comparison with a stored run."""
-        return self.baseline is not None or bool(self.no_baseline)
 
 
 def read_inputs(

@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,6 @@ from ddpperf.io.terminal_text import harmless, printable_document
 from ddpperf.machine import hardware
 from ddpperf.plugin.options.benchmark_options import runs_tests
 from ddpperf.plugin.session import Session
-from ddpperf.report.layout import wrapped
 from ddpperf.report.markdown import VERDICT_BEGINS, markdown
 from ddpperf.report.page import PAGE_BEGINS, write_page
 from ddpperf.report.questions import report_tables
@@ -43,7 +42,7 @@ from ddpperf.results.stored_runs import (
     storable,
     write_atomically,
 )
-from ddpperf.verdict.exit_status import Answer, exit_status
+from ddpperf.verdict.exit_status import Answer
 
 # Fields of Options that are stored elsewhere, or not at all.
 NOT_STORED = ("given", "images", "sides")
@@ -56,8 +55,7 @@ class RequestedFiles:
 
     The constructor reads the options before ddpperf changes them, and deletes an earlier run's
     verdict in the file of --verdict. Raises Refused if a file cannot be written.
-    verdict, page, copy: the files of --verdict, --report and --benchmark-json, or None.
-    baseline: the name of --benchmark-save, or None.
+    copy: the file of --benchmark-json. baseline: the name of --benchmark-save.
     """
 
     def __init__(self, config: pytest.Config) -> None:
@@ -72,8 +70,6 @@ class RequestedFiles:
         self.copy = _file("--benchmark-json", None if copy is None else str(copy))
         if self.page is not None:
             require_replaceable("--report", page, PAGE_BEGINS, "pages")
-            if self.page == self.verdict:
-                raise Refused(f"--report and --verdict name the same file {page!r}; name two files")
         if self.verdict is not None:
             require_replaceable("--verdict", config.getoption("verdict"), VERDICT_BEGINS.encode(), "verdicts")
             self.verdict.unlink(missing_ok=True)
@@ -92,13 +88,11 @@ def _file(option: str, text: str | None) -> Path | None:
 class RunOutputs:
     """Decides the verdict when pytest ends, saves the run, prints its tables, and has the exit status.
 
-    answer: the result of a comparison; None before the verdict, or if nothing was compared.
     verdict: None before the run has ended, and always None if no performance test was collected.
     saved: whether everything was written and printed that the command line requests.
     """
 
     def __init__(self, config: pytest.Config, session: Session, files: RequestedFiles) -> None:
-        self.answer: Answer | None = None
         self.verdict: Verdict | None = None
         self.saved = True
         self._lines: list[str] = []
@@ -123,53 +117,51 @@ class RunOutputs:
             self._session.finish()
         except Exception as error:
             self._session.problems.append(f"the worker processes could not be ended: {_described(error)}")
-        self._decide(exitstatus)
-        if self.verdict is None:
+        if not self._needs_verdict(exitstatus):
             return
-        document = printable_document(self._document(self.verdict))
+        answer, self.verdict = self._session.answer()
+        self._report_worse(answer.worse if answer is not None else {}, self.verdict)
+        document = printable_document(self._document(answer, self.verdict))
         self._save(document)
         width = self._width()
         verdict = verdict_lines(document["ddpperf"], width=width)
         tables = report_tables(document).splitlines() if self._config.getoption("tables") else []
         self._lines = [*summary_lines(document, width=width), *tables, *self._lines, *verdict]
 
-    def _decide(self, exitstatus: int) -> None:
-        """Decide the verdict, and add it to pytest's JUnit results and to the failures of --lf."""
+    def _needs_verdict(self, exitstatus: int) -> bool:
+        """Return whether the run needs a verdict, and report as a problem if it ended early."""
         session = self._session
         failed = exitstatus in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR)
-        if (failed and not session.has_measured) or not session.is_suite or not runs_tests(self._config):
-            return
-        interrupted = exitstatus == pytest.ExitCode.INTERRUPTED
+        if (failed and not session.measured()) or not session.is_suite or not runs_tests(self._config):
+            return False
         if failed:
             if (refusal := sys.exception()) is not None:  # pytest has no hook for a usage error
                 self._ended_by = _described(refusal)
             session.problems.append(f"pytest or a plugin failed during the tests: {self._ended_by}")
-        elif self._ended_by or (interrupted and not session.collection.uncollected):
-            by = f" by {self._ended_by}" if self._ended_by else ""
-            session.problems.append(f"the run was interrupted{by}")
-        self.answer, self.verdict = session.answer()
-        worse = self.answer.worse if self.answer and self.verdict.status is Status.FAIL else {}
+        elif self._ended_by or (
+            exitstatus == pytest.ExitCode.INTERRUPTED and not session.collection.uncollected
+        ):
+            session.problems.append(f"the run was interrupted by {self._ended_by}".removesuffix(" by "))
+        return True
+
+    def _report_worse(self, worse: Mapping[str, str], verdict: Verdict) -> None:
+        """Add the verdict and the worse tests to pytest's JUnit results and to the failures of --lf."""
         xml = self._config.stash.get(xml_key, None)
         for listener in filter(None, (xml, self._config.pluginmanager.get_plugin("lfplugin"))):
-            for test, what in worse.items():
+            for test, what in worse.items() if verdict.status is Status.FAIL else ():
                 _report(listener, test, "call", what)
         if xml is not None:
-            reasons = "\n".join(self.verdict.reasons)
-            failure = f"{self.verdict.status}: {reasons}" if self.verdict.status is not Status.PASS else ""
+            reasons = "\n".join(verdict.reasons)
+            failure = f"{verdict.status}: {reasons}" if verdict.status is not Status.PASS else ""
             # JUnit calls a failed setup an error.
-            _report(xml, VERDICT, "setup" if self.verdict.status is Status.NO_VERDICT else "call", failure)
+            _report(xml, VERDICT, "setup" if verdict.status is Status.NO_VERDICT else "call", failure)
 
     def plugin_failed(self, error: Exception) -> None:
         """Report that another plugin failed while pytest ended; the run has been saved before."""
         if self.verdict is None:
             raise error
-        if isinstance(error, OSError) and error.errno in NO_READER:
-            _drop_output()
-            return
         self.saved = False
-        what = f"another plugin failed while the run ended: {_described(error)}"
-        advice = "the verdict is valid; correct the plugin, or do not pass its option"
-        self._lines += wrapped(f"{what}; {advice}", self._width())
+        self._lines.append(f"another plugin failed while the run ended: {_described(error)}")
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self) -> None:
@@ -189,10 +181,6 @@ class RunOutputs:
         except OSError as error:
             self.saved &= error.errno in NO_READER
             _drop_output()
-
-    def exit_status(self) -> int:
-        """Return the exit status of the verdict; 0 without a verdict."""
-        return exit_status(self.verdict.status, saved=self.saved) if self.verdict is not None else 0
 
     def _width(self) -> int:
         """Return the width of the printed lines, which follows a terminal."""
@@ -236,7 +224,7 @@ class RunOutputs:
             why = f"{where} cannot be written ({error.strerror})"
             self._lines.append(f"{what} was not saved: {why}; make it writable")
 
-    def _document(self, verdict: Verdict) -> dict[str, Any]:
+    def _document(self, answer: Answer | None, verdict: Verdict) -> dict[str, Any]:
         """Return the JSON document of the run, in pytest-benchmark's format with ddpperf's part."""
         measures = self._session.measures.values()
         document: dict[str, Any] = pytest_benchmark_generate_json(
@@ -249,7 +237,7 @@ class RunOutputs:
         for benchmark in document["benchmarks"]:
             benchmark["extra_info"] = storable(benchmark["extra_info"])
         command_line = shown_command_line(map(str, self._config.invocation_params.args))
-        return document | {"ddpperf": header(self._session, command_line, self.answer, verdict)}
+        return document | {"ddpperf": header(self._session, command_line, answer, verdict)}
 
 
 def header(session: Session, command_line: str, answer: Answer | None, verdict: Verdict) -> dict[str, Any]:
@@ -273,13 +261,11 @@ def header(session: Session, command_line: str, answer: Answer | None, verdict: 
         },
         **session.run.to_json(),
         "thresholds": session.inputs.thresholds.to_json(),
-        "gate": session.collection.marked("gate"),
         "recipes": session.collection.recipes,
         "left_out": dict(Counter(test.partition("::")[0] for test in session.collection.left_out)),
         "timing": {
             "seconds": time.monotonic() - session.outcomes.begun,
             "counted_seconds": sum(measuring.pool.counted_seconds for measuring in session.passes),
-            "test_seconds": seconds,
             "overhead_seconds": {
                 test: seconds[test] - measure.counted_seconds
                 for test, measure in session.measures.items()

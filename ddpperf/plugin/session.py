@@ -33,6 +33,7 @@ from ddpperf.plugin.plain_run import PlainRun
 from ddpperf.plugin.progress import ProgressLine
 from ddpperf.plugin.run_inputs import RunInputs
 from ddpperf.results.outcomes import Outcome, OutcomeKind, Verdict
+from ddpperf.results.samples import Measured
 from ddpperf.specs import DATA_VARIABLE, FUNCTIONS_VARIABLE
 from ddpperf.verdict.exit_status import Answer, decide
 from ddpperf.workers.failures import SetFailure
@@ -45,14 +46,9 @@ from ddpperf.workers.process_set import SetOptions
 class Session:
     """The state of one pytest run of the performance tests.
 
-    inputs: what was read before the tests were collected, such as the stored run to compare with.
-    collection: the tests that pytest collected.
-    outcomes: how each test ended.
     run: a plain run or an A/B run; compares the measurements of the tests.
     passes: the first measurement of all tests, and later ones of some tests in new processes.
     problems: sentences that say why the run can give no verdict.
-    devices: the devices of this node.
-    launcher: what starts the ranks; None if they start on this machine.
     cleanup: releases what the run holds. It is closed when all processes have ended.
     host: the machine and the git commit at the start of the run, as stored in the JSON file.
     machine_findings: what may spoil the measurements, as the doctor found before the first one.
@@ -64,8 +60,7 @@ class Session:
         self.collection = Collection()
         self.outcomes = Outcomes()
         self.problems = [inputs.no_baseline] if inputs.no_baseline else []
-        terminal = os.dup(1)  # pytest captures the usual stream later
-        self.progress = ProgressLine(os.fdopen(terminal, "w", errors="backslashreplace"))
+        self.progress = ProgressLine()
         self.passes: list[Measuring] = []
         most, several = max(options.world_sizes), options.nodes.count > 1
         self.devices = Devices(
@@ -73,31 +68,24 @@ class Session:
             min(most, options.nodes.size) if several else most,
             several_nodes=several,
         )
-        self.launcher: Launcher | None = None
         self.cleanup = ExitStack()
         self.host: dict[str, Any] = {}
         self.machine_findings: list[Finding] = []
         self.run: PlainRun | ABRun
-        if options.sides is not None and not inputs.compares:
-            self.run = ABRun(
-                options.sides,
-                inputs.settings,
-                options.device,
-                rounds=options.rounds,
-                replicates=options.replicates,
-            )
-        else:
+        if options.sides is None or inputs.baseline is not None or inputs.no_baseline:
             self.run = PlainRun(options, inputs)
+        else:
+            settings = inputs.settings
+            if options.replicates is not None:
+                settings = settings.with_sets(options.replicates)
+            self.run = ABRun(options.sides, settings, options.device, rounds=options.rounds)
 
     @cached_property
     def machine(self) -> hardware.Machine:
         """The properties of this machine, such as its GPUs and the bandwidth of its links."""
+        options, gpus = self.options, self.inputs.gpus
         return hardware.machine(
-            self.options.device,
-            self.inputs.gpus,
-            self.options.links,
-            self.options.world_sizes,
-            self.options.nodes.interface,
+            options.device, gpus, options.links, options.world_sizes, options.nodes.interface
         )
 
     @property
@@ -107,14 +95,12 @@ class Session:
         It needs none if the command line left all performance tests out, and other tests ran.
         """
         requested = isinstance(self.run, ABRun) or self.inputs.baseline is not None or bool(self.problems)
-        others_ran = bool(self.outcomes.seconds)
-        found = self.outcomes.measured or (self.collection.deselected and not others_ran)
+        found = self.outcomes.measured or (self.collection.deselected and not self.outcomes.seconds)
         return requested or bool(found) or any(map(is_experiment, self.collection.uncollected))
 
-    @property
-    def has_measured(self) -> bool:
-        """Whether the first measurement of at least one test is complete."""
-        return bool(self.passes and self.passes[0].measured())
+    def measured(self) -> dict[str, Measured]:
+        """Return the first measurement of each measured test by test id."""
+        return self.passes[0].measured() if self.passes else {}
 
     def prepare(self) -> None:
         """Check images, interpreters and models once, before the first measurement.
@@ -155,9 +141,6 @@ class Session:
         self.prepare()
         self.cleanup.callback(self.devices.release)
         self.devices.acquire()
-        if self.options.nodes.launcher is not None:
-            self.launcher = self._launcher(self.options.nodes.launcher)
-            self.cleanup.callback(self.launcher.close)
         self.machine_findings = run_findings(self.options.device, self.inputs.gpus)
         self.begin_pass(self.run, self.run.replicates)
         if self.launcher is not None:
@@ -166,10 +149,14 @@ class Session:
             except SetFailure as failure:
                 raise Refused(f"--launcher: {failure}") from failure
 
-    def _launcher(self, command: str) -> Launcher:
+    @cached_property
+    def launcher(self) -> Launcher | None:
+        """What starts the ranks; None if they start on this machine."""
         nodes, images = self.options.nodes, self.options.data.path
-        return Launcher(
-            command,
+        if nodes.launcher is None:
+            return None
+        launcher = Launcher(
+            nodes.launcher,
             nodes=nodes.count,
             per_node=nodes.size if nodes.count > 1 else max(self.options.world_sizes),
             device=self.options.device,
@@ -177,17 +164,17 @@ class Session:
             images=str(images.absolute()) if images is not None else "",
             key_file=Path(f".ddpperf/launch-{os.getpid()}.key"),
         )
+        self.cleanup.callback(launcher.close)
+        return launcher
 
     def fixture(self, test: str, benchmark: BenchmarkFixture) -> Measure:
         """Return the value of the `measure` fixture for one test, and name the test in the progress line."""
         self.start()
-        if len(self.passes) == 1:
-            count = len(self.outcomes.measured)
-            place = len(self.measures.keys() - {test}) + 1  # in any order
-            self.progress.stage = f"test {place} of {count}"
         measure = self.passes[-1].fixture(test, benchmark, self.machine)
-        if len(self.passes) == 1 and test in self.outcomes.repeated:
-            measure.warn(f"failed at first, and was run again: {self.outcomes.repeated[test]}")
+        if len(self.passes) == 1:
+            self.progress.stage = f"test {len(self.measures)} of {len(self.outcomes.measured)}"
+            if test in self.outcomes.repeated:
+                measure.warn(f"failed at first, and was run again: {self.outcomes.repeated[test]}")
         return measure
 
     def begin_pass(self, run: PlainRun | ABRun, replicates: int) -> None:
@@ -196,14 +183,25 @@ class Session:
         An A/B run that confirms a comparison measures only the times of the tests' own specs, in
         rounds as long as those of the first pass.
         """
-        time_only = run is not self.run
+        options, time_only = self.options, run is not self.run
         sets_made = 0  # the names of process sets are not used again
         if self.passes:
             self.passes[-1].pool.close()
             sets_made = self.passes[-1].pool.sets_made
         known = self.passes[0].measured().values() if time_only else ()
+        shared = SetOptions(
+            size=max(options.world_sizes),
+            device=options.device,
+            rounds=run.rounds,
+            deadline_seconds=options.deadline_seconds,
+            log_folder=options.worker_logs,
+            hang_folder=self.inputs.storage.root / ".ddpperf" / "hangs",
+            cores=self.devices.cores(),
+            time_only=time_only,
+            launcher=self.launcher,
+        )
         pool = Pool(
-            self._set_options(run.rounds, time_only=time_only),
+            shared,
             replicates=replicates,
             sets_made=sets_made,
             sides=self._sides(run, replicates),
@@ -213,21 +211,6 @@ class Session:
             recorder=self.devices.recorder,
         )
         self.passes.append(Measuring(pool, self.devices, run.sides, order=list(self.outcomes.measured)))
-
-    def _set_options(self, rounds: int, *, time_only: bool) -> SetOptions:
-        """Return the options that all process sets of a pass share."""
-        options = self.options
-        return SetOptions(
-            size=max(options.world_sizes),
-            device=options.device,
-            rounds=rounds,
-            deadline_seconds=options.deadline_seconds,
-            log_folder=options.worker_logs,
-            hang_folder=self.inputs.storage.root / ".ddpperf" / "hangs",
-            cores=self.devices.cores(),
-            time_only=time_only,
-            launcher=self.launcher,
-        )
 
     def _sides(self, run: PlainRun | ABRun, replicates: int) -> list[Side]:
         """Return the interpreters and variables of the ranks, of base and candidate in an A/B run."""
@@ -266,7 +249,7 @@ class Session:
     def finish(self) -> None:
         """End all worker processes and release the devices, even if an error occurs."""
         ignore_interrupts()
-        self.progress.close()
+        self.progress.clear()
         with self.cleanup:
             for measuring in self.passes:
                 measuring.pool.close()
@@ -275,30 +258,25 @@ class Session:
 
     def answer(self) -> tuple[Answer | None, Verdict]:
         """Return the result of the comparison, if any, and the verdict of the whole test run."""
-        outcomes = self.outcomes_by_side()
-        measured = self.passes[0].measured() if self.passes else {}
+        outcomes, measured, problems = self.outcomes_by_side(), self.measured(), list(self.problems)
         answer: Answer | None
         if isinstance(self.run, ABRun):
             cannot = OutcomeKind.CANDIDATE_CANNOT
             answer = self.run.answer([test for test, outcome in outcomes.items() if outcome.kind is cannot])
         else:
             answer = self.run.answer(measured, self.expected(), self.environment())
-        problems = list(self.problems)
-        if self.collection.deselected and not self.outcomes.measured:
-            count = len(self.collection.deselected)
-            problems.append(
-                f"all {count} tests were left out or deselected; --full runs the tests outside the core suite"
-                if self.collection.left_out
-                else f"all {count} tests were deselected on the command line"
-            )
+        if (count := len(self.collection.deselected)) and not self.outcomes.measured:
+            how = "were deselected on the command line"
+            if self.collection.left_out:
+                how = "were left out or deselected; --full runs the tests outside the core suite"
+            problems.append(f"all {count} tests {how}")
         return answer, decide(outcomes, measured=measured, answer=answer, problems=problems)
 
     def outcomes_by_side(self) -> dict[str, Outcome]:
         """Return how each test ended, and whether base or candidate of an A/B run was the cause."""
         found = self.outcomes
         outcomes = found.measured | self.collection.uncollected | found.other_failures
-        cannot = self.collection.marked("candidate_cannot")
-        ended_as = dict.fromkeys(cannot, OutcomeKind.CANDIDATE_CANNOT)
+        ended_as = dict.fromkeys(self.collection.candidate_cannot, OutcomeKind.CANDIDATE_CANNOT)
         for measuring in self.passes:
             for test, measure in measuring.measures.items():
                 if measure.ended_as is not None:
@@ -312,12 +290,13 @@ class Session:
     def environment(self) -> dict[str, Any]:
         """Return hardware, commit and software versions, as stored in the JSON file of the run."""
         environment = dict(self.host or self._host())
-        for measuring in self.passes[:1]:
-            if ranks := measuring.pool.environment():
-                environment |= ranks | self.devices.pinning.environment()
-            rates = {world_size: self.machine.link(world_size) for world_size in self.machine.world_sizes}
-            if links := rates_to_json(rates):
-                environment["links"] = links  # the rates that utilizations of this run refer to
+        if not self.passes:
+            return environment
+        if ranks := self.passes[0].pool.environment():
+            environment |= ranks | self.devices.pinning.environment()
+        rates = {world_size: self.machine.link(world_size) for world_size in self.machine.world_sizes}
+        if links := rates_to_json(rates):
+            environment["links"] = links  # the rates that utilizations of this run refer to
         if self.launcher is not None and self.launcher.nodes > 1:
             here = {"link": self.launcher.interface.link, "ranks": self.launcher.per_node}
             environment["nodes"] = [node | here for node in self.launcher.hosts]

@@ -6,7 +6,6 @@ a port of this process, which is open until all ranks of its process set have jo
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import re
@@ -321,14 +320,13 @@ def fill(word: str, values: Mapping[str, object]) -> str:
 
 
 def launcher(template: str) -> str:
-    """Return the template of a launcher, or raise ArgumentTypeError if it cannot be used."""
+    """Return the template of a launcher. Raises ValueError if it is no command that can be used."""
     try:
         words = shlex.split(template)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"must be a command, got {template!r} ({error})") from error
+        raise ValueError(f"takes a command ({error})") from error
     unknown = set(re.findall(r"\{(\w+)\}", template)) - set(PLACEHOLDERS)
     if not words or unknown:
         known = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
-        found = f"{{{min(unknown)}}}" if unknown else "nothing"
-        raise argparse.ArgumentTypeError(f"must be a command with none but {known}, got {found}")
+        raise ValueError(f"takes a command with none but {known}")
     return template

@@ -15,7 +15,7 @@ from typing import TextIO
 import pytest
 
 from ddpperf.plugin import progress
-from ddpperf.plugin.progress import QUIET_SECONDS, REDRAW_SECONDS, ProgressLine, time_left
+from ddpperf.plugin.progress import QUIET_SECONDS, REDRAW_SECONDS, ProgressLine
 from ddpperf.specs import AllReduceSpec
 from tests.project import HANG_SECONDS, Project
 
@@ -104,15 +104,6 @@ def test_each_measurement_is_timed_by_itself(terminal: Terminal, wait: Callable[
     assert terminal.seen() == drawn(whole[:59]), "as much as the terminal is wide"
 
 
-def test_foreign_text_is_not_obeyed(terminal: Terminal, wait: Callable[[float], None]) -> None:
-    line = ProgressLine(terminal.stream)
-    line.stage = "a\x1b[2J"
-    line(SPEC, 0.0)
-    wait(QUIET_SECONDS + 1)
-    line(SPEC, 0.5)
-    assert terminal.seen().startswith(f"{drawn('')[:-2]}a?[2J, all_reduce")
-
-
 @pytest.mark.parametrize("where", ["CI", "a pipe"])
 def test_nothing_is_written_without_a_reader(
     terminal: Terminal, wait: Callable[[float], None], monkeypatch: pytest.MonkeyPatch, where: str
@@ -128,14 +119,6 @@ def test_nothing_is_written_without_a_reader(
         line.clear()
         stream.close()
         assert log.read() == terminal.seen() == ""
-
-
-@pytest.mark.parametrize(
-    ("elapsed", "fraction", "left"),
-    [(5.0, 0.0, "warming up"), (30.0, 0.5, "0:30 left"), (65.0, 0.25, "3:15 left"), (9.0, 1.0, "0:00 left")],
-)
-def test_time_left_assumes_the_same_pace(elapsed: float, fraction: float, left: str) -> None:
-    assert time_left(elapsed, fraction) == left
 
 
 @pytest.mark.slow

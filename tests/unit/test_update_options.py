@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ddpperf.plugin.options.option_table import FIELDS, OPTIONS
+from ddpperf.plugin.options.option_table import FIELDS, OPTIONS, Option
 from tests.project import script
 
-MOST_COLUMNS = 100
+MOST_COLUMNS = 110
 update_options = script("update_options")
 
 
@@ -16,11 +16,15 @@ def test_page_of_options_is_current() -> None:
     assert update_options.updated(page) == page, "run tools/update_options.py"
 
 
-@pytest.mark.parametrize("option", [*OPTIONS.values(), *FIELDS], ids=lambda option: option.name)
-def test_every_option_is_on_the_page_in_short_cells(option: object) -> None:
-    (row,) = update_options.table("option", [option]).splitlines()[2:]
+@pytest.mark.parametrize("option", OPTIONS.values(), ids=lambda option: option.name)
+def test_every_option_is_on_the_page_in_short_cells(option: Option) -> None:
+    (row,) = update_options.table([option]).splitlines()[2:]
     assert row in update_options.PAGE.read_text()
     cells = row.strip("| ").split(" | ")
-    assert len(cells) == 4
+    assert len(cells) == 3
     assert max(map(len, cells)) <= MOST_COLUMNS, row
     assert cells[-1].endswith(".")
+
+
+def test_options_and_fields_are_few() -> None:
+    assert (len(OPTIONS), len(FIELDS)) <= (28, 12)

@@ -50,16 +50,15 @@ class Sides:
         here: the source tree of a side without a root.
         """
         base, candidate = (
-            (Path(side.python).parent.resolve(), Path(side.python).resolve(), (side.root or here).resolve())
+            (
+                Path(side.python).parent.resolve(),
+                Path(side.python).resolve(),
+                (side.root or here).resolve(),
+                side.environment,
+            )
             for side in (self.base, self.candidate)
         )
-        same_variables = self.base.environment == self.candidate.environment
-        return base == candidate and same_variables and not self.changes_specs
-
-    @property
-    def changes_specs(self) -> bool:
-        """Whether the candidate measures other specs than the base."""
-        return bool(self.spec_fields) or self.delay_seconds is not None
+        return base == candidate and not self.spec_fields and self.delay_seconds is None
 
     @property
     def here(self) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Collection
 from pathlib import Path
 
@@ -25,12 +23,7 @@ WITHOUT_EFFECT = {
 # Options of pytest that only list something, or only set fixtures up.
 LISTING_OPTIONS = ("collectonly", "setuponly", "showfixtures", "show_fixtures_per_test")
 TABLE_OPTIONS = {
-    "--benchmark-columns",
-    "--benchmark-group-by",
-    "--benchmark-histogram",
-    "--benchmark-name",
-    "--benchmark-sort",
-    "--benchmark-time-unit",
+    f"--benchmark-{name}" for name in ("columns", "group-by", "histogram", "name", "sort", "time-unit")
 }
 
 
@@ -39,10 +32,6 @@ def check_benchmark_options(config: pytest.Config, given: Collection[str]) -> No
     compare, name = config.getoption("benchmark_compare"), "--benchmark-compare"
     if config.getoption("benchmark_storage") != "file://./.benchmarks":
         raise Refused("--benchmark-storage is not used: runs are kept in .ddpperf/runs; leave it out")
-    if config.getoption("benchmark_histogram") and importlib.util.find_spec("pygal") is None:
-        raise Refused(
-            "--benchmark-histogram needs pygal, which is not installed; install it, or leave it out"
-        )
     if compare == "" or (isinstance(compare, str) and Path(compare).is_dir()):
         raise Refused(f"{name} takes the word after it, got {compare!r}, no run; put it last")
     if compare and "--candidate" in given:
@@ -50,8 +39,13 @@ def check_benchmark_options(config: pytest.Config, given: Collection[str]) -> No
 
 
 def runs_tests(config: pytest.Config) -> bool:
-    """Return whether this run runs the collected tests, and does not only list them."""
-    return not any(config.getoption(option, False) for option in LISTING_OPTIONS)
+    """Return whether this process runs the collected tests: it does not only list them.
+
+    Workers of pytest-xdist run no performance tests.
+    """
+    return not hasattr(config, "workerinput") and not any(
+        config.getoption(option, False) for option in LISTING_OPTIONS
+    )
 
 
 def check_measuring_options(config: pytest.Config) -> None:
@@ -61,17 +55,14 @@ def check_measuring_options(config: pytest.Config) -> None:
     other benchmarks of the project.
     """
     if config.getoption("benchmark_disable") and not config.getoption("benchmark_enable"):
-        raise Refused(
-            "--benchmark-disable leaves nothing to measure in a performance test; pass --benchmark-skip to "
-            "leave the performance tests out, or --rounds 1 for a short run"
-        )
+        raise Refused("--benchmark-disable leaves nothing to measure; pass --benchmark-skip or --rounds 1")
     if found := sorted(_typed(config) & WITHOUT_EFFECT):
         raise Refused(f"{found[0]} has no effect on performance tests; leave it out, or pass --rounds")
 
 
-def table_options(config: pytest.Config) -> Collection[str]:
-    """Return the options of the command line that format or draw pytest-benchmark's own table."""
-    return _typed(config) & TABLE_OPTIONS
+def formats_table(config: pytest.Config) -> bool:
+    """Return whether the command line formats or draws pytest-benchmark's own table."""
+    return not TABLE_OPTIONS.isdisjoint(_typed(config))
 
 
 def _typed(config: pytest.Config) -> set[str]:
@@ -84,17 +75,15 @@ def slower_ratio(config: pytest.Config) -> float | None:
     The ratio is that of --benchmark-compare-fail. pytest-benchmark's own check prints a traceback,
     ignores missing results, and uses only the last of several limits.
     """
-    checks = config.getoption("benchmark_compare_fail") or []
-    if not checks:
+    (check, *more) = config.getoption("benchmark_compare_fail") or [None]
+    if check is None:
         return None
-    variable = os.environ.get("PYTEST_ADDOPTS", "").split()
-    words = [*config.invocation_params.args, *config.getini("addopts"), *variable]
-    times = sum(str(word).startswith("--benchmark-compare-fail") for word in words)
-    (check, *more) = checks
+    name = "--benchmark-compare-fail"
+    times = sum(str(word).startswith(name) for word in config.invocation_params.args)
     if more or times > 1 or not isinstance(check, PercentageRegressionCheck) or check.field != "median":
-        raise Refused("--benchmark-compare-fail takes one median:N%, got another or several; pass one")
+        raise Refused(f"{name} takes one median:N%, got another or several; pass one")
     if not config.getoption("benchmark_compare"):
-        raise Refused("--benchmark-compare-fail needs a baseline to compare with; add --benchmark-compare")
+        raise Refused(f"{name} needs a baseline to compare with; add --benchmark-compare")
     return 1 + float(check.threshold) / 100
 
 

@@ -1,14 +1,13 @@
-"""Declarations of all ddpperf options, and the parsers of their values.
+"""Declarations of all ddpperf options, and the functions that convert their texts.
 
-Each parser returns a value, or raises an error with one sentence for the user. pytest-xdist sends
-the values to its workers, so each value is a number, a text or a tuple. docs/options.md is generated
-from these declarations.
+Each function returns a value, or raises ValueError with what the option takes. docs/options.md is
+generated from these declarations.
 """
 
 from __future__ import annotations
 
 import argparse
-import difflib
+import json
 import os
 import re
 import shutil
@@ -20,358 +19,257 @@ from typing import Any, get_args
 
 import pytest
 
-from ddpperf.errors import quoted
+from ddpperf.errors import Refused, quoted
 from ddpperf.io.secret_values import shown_word
-from ddpperf.specs import FLOAT32_BYTES, CommHook, Execution, Model, Precision, require_model
-from ddpperf.specs.strategy_fields import GROUPED_STRATEGIES, MOST_BUCKET_CAP_MB
-from ddpperf.specs.work import MOST_DELAY_SECONDS
+from ddpperf.specs import FLOAT32_BYTES, Execution, Model, Precision, require_model
+from ddpperf.specs.strategy_fields import GROUPED_STRATEGIES
 from ddpperf.verdict.two_stage_test import MOST_SETS
 from ddpperf.workers.launcher import launcher
 
 MAX_NUMBER = 10**9 - 1
 MAX_BYTES = 2**33
 MAX_WORLD_SIZE = 1024
+MODELS = f"{', '.join(get_args(Model))}, torchvision:NAME or module:function"
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-BUILT_IN = ", ".join(get_args(Model))
 # Variables that ddpperf sets for each rank, or relies on.
 RANK_VARIABLES = r"RANK|LOCAL_RANK|TMPDIR|DDPPERF_.*|CUDA_VISIBLE_DEVICES|OMP_NUM_THREADS"
 
 Value = str | int | float | bool  # of a training field
 
 
-class Wrong(ValueError):
-    """Raised for a wrong option value, with a clause that says what is wrong."""
+# --- texts become values
 
 
-@dataclass(frozen=True)
-class Parser:
-    """A parser of one option's value.
-
-    metavar: the value's name in the help.
-    takes: the accepted values, in words.
-    example: an accepted value.
-    parse: returns the value; raises ValueError, or Wrong with a clause.
-    """
-
-    metavar: str
-    takes: str
-    example: str
-    parse: Callable[[str], Any] = str
-
-    def __call__(self, text: str) -> Any:
-        """Parse an option's text, or raise argparse.ArgumentTypeError with one sentence."""
-        try:
-            return self.parse(text)
-        except ValueError as error:
-            got = quoted(shown_word(text)) + (f", which {error}" if isinstance(error, Wrong) else "")
-            sentence = f"takes {self.takes}, got {got}; pass for example {self.example}"
-            raise argparse.ArgumentTypeError(sentence) from error
+def whole_number(text: str, *, least: int = 1, most: int = MAX_NUMBER) -> int:
+    if not (re.fullmatch("[0-9]{1,9}", text) and least <= int(text) <= most):
+        raise ValueError(f"takes whole numbers from {least} to {most}")
+    return int(text)
 
 
-def require(condition: bool) -> None:
-    """Raise ValueError if a condition is false."""
-    if not condition:
-        raise ValueError
+def number(text: str, *, most: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= most:
+        raise ValueError(f"takes numbers above 0 and up to {most:g}")
+    return value
 
 
-def whole_number(most: int = MAX_NUMBER, least: int = 1) -> Parser:
-    """Return a parser that accepts whole numbers from `least` to `most`."""
-
-    def parse(text: str) -> int:
-        text = text.strip()
-        require(text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_NUMBER)))
-        require(least <= int(text) <= most)
-        return int(text)
-
-    return Parser("N", f"a whole number from {least} to {most}", "2", parse)
+def choice(text: str, *, names: tuple[str, ...]) -> str:
+    if text not in names:
+        raise ValueError(f"takes {', '.join(names)}")
+    return text
 
 
-def number(unit: str, metavar: str, most: float, example: str, scale: float = 1.0) -> Parser:
-    """Return a parser that accepts numbers above 0, and multiplies them by `scale`."""
+def several(
+    convert: Callable[[str], Any], order: Callable[[Any], Any] = sorted
+) -> Callable[[str], tuple[Any, ...]]:
+    """Return a function that converts different values, joined by commas, to a tuple."""
 
-    def parse(text: str) -> float:
-        require(0 < float(text) <= most)
-        return float(text) * scale
-
-    return Parser(metavar, f"{unit} above 0 and up to {most:g}", example, parse)
-
-
-def choice(*names: str) -> Parser:
-    """Return a parser that accepts only the given names."""
-    takes = f"{', '.join(names[:-1])} or {names[-1]}"
-    return Parser("NAME", takes, names[0], lambda text: names[names.index(text)])
-
-
-def several(of: Parser, takes: str, example: str, order: Callable[[Any], Any] = sorted) -> Parser:
-    """Return a parser that converts different values, joined by commas, to a tuple."""
-
-    def parse(text: str) -> tuple[Any, ...]:
-        values = [of(word.strip()) for word in text.split(",")]
+    def values_of(text: str) -> tuple[Any, ...]:
+        values = [convert(word.strip()) for word in text.split(",")]
         if len(set(values)) < len(values):
-            raise Wrong("names a value twice")
+            raise ValueError("takes each value once")
         return tuple(order(values))
 
-    return Parser(f"{of.metavar},{of.metavar}", f"{takes}, joined by commas", example, parse)
+    return values_of
 
 
 def buffer_size(text: str) -> int:
+    """Return the bytes of a text such as "64KiB"."""
     match = re.fullmatch(r"([0-9]{1,10})(B|KiB|MiB|GiB)?", text)
     nbytes = int(match[1]) * UNITS[match[2] or "B"] if match else 0
-    require(0 < nbytes <= MAX_BYTES)
-    if nbytes % FLOAT32_BYTES:
-        raise Wrong(f"is no multiple of {FLOAT32_BYTES} bytes, the size of a float32")
+    if not 0 < nbytes <= MAX_BYTES or nbytes % FLOAT32_BYTES:
+        raise ValueError(f"takes sizes from 4B to 8GiB, in multiples of {FLOAT32_BYTES} bytes")
     return nbytes
 
 
 def model_name(text: str) -> str:
-    require_model(text)
+    try:
+        require_model(text)
+    except ValueError as error:
+        raise ValueError(f"takes {MODELS}") from error
     return text
 
 
-def new_folder(text: str) -> str:
-    require(text != "")
-    return os.path.realpath(text)
+def folder(text: str) -> Path:
+    return Path(text).absolute()
 
 
 def node_link(text: str) -> tuple[float, float]:
-    latency, bandwidth = text.split(",")
-    return LATENCY.parse(latency), BANDWIDTH.parse(bandwidth)
+    """Return the seconds and the bytes per second of a text such as "5e-6,50"."""
+    latency, _, bandwidth = text.partition(",")
+    try:
+        return number(latency, most=1.0), number(bandwidth, most=1e5) * 1e9
+    except ValueError as error:
+        raise ValueError("takes seconds up to 1 and GB/s up to 100000, joined by a comma") from error
 
 
-def field(text: str) -> tuple[str, str, Value]:
-    """Parse FIELD=VALUE, a training field of --spec, into "field", its name and its value."""
+def field(text: str, *, others: tuple[str, ...] = ()) -> tuple[str, str, Value]:
+    """Convert FIELD=VALUE, a training field, to "field", its name and its value.
+
+    The spec of a training checks the value.
+    others: fields that are no fields of --spec.
+    """
     name, _, value = text.partition("=")
-    if name in OWN_OPTIONS:
-        raise Wrong(f"is no field, but the option {OWN_OPTIONS[name]}")
-    return _parsed_field(FIELD_PARSERS, name, value)
+    if name not in (*FIELDS, *others):
+        raise ValueError(f"takes the fields {', '.join((*FIELDS, *others))}, or a variable in capitals")
+    if name == "strategy":
+        choice(value, names=GROUPED_STRATEGIES)
+    try:
+        return "field", name, json.loads(value.lower())  # true, false and numbers
+    except ValueError:
+        return "field", name, value
 
 
 def side(text: str) -> tuple[str, str, Value]:
-    """Parse a value of --base or --candidate into its kind, a name, and the value.
+    """Convert a value of --base or --candidate to its kind, a name, and the value.
 
     The kind is "source tree", "interpreter", "environment" or "field". The name is that of the
     environment variable or the training field, else empty.
     """
     name, equals, value = text.partition("=")
+    if os.path.exists(os.path.join(text, "pyvenv.cfg")):
+        raise ValueError(f"takes the interpreter of a virtual environment, {text.rstrip('/')}/bin/python")
     if os.path.isdir(text):
-        if os.path.exists(os.path.join(text, "pyvenv.cfg")):
-            raise Wrong(f"is a virtual environment; name its interpreter, {text.rstrip('/')}/bin/python")
         return "source tree", "", os.path.realpath(text)
     if equals and re.fullmatch(r"[A-Z_][A-Z0-9_]*", name):
         if re.fullmatch(RANK_VARIABLES, name):
-            raise Wrong(f"sets {name}, a variable that ddpperf sets for every rank")
+            raise ValueError(f"takes no {name}, which ddpperf sets for every rank")
         return "environment", name, value
     if equals and os.sep not in name:
-        return _parsed_field(FIELD_PARSERS | {"execution": EXECUTION}, name, value)
+        return field(text, others=("execution",))
     path = text if os.sep in text else shutil.which(text) or ""
-    if not os.path.exists(path):
-        raise Wrong("is no folder, and no interpreter on PATH" if os.sep not in text else "does not exist")
     if not os.path.isfile(path) or not os.access(path, os.X_OK):
-        raise Wrong("is no folder, and not executable")
+        raise ValueError("takes a folder, an interpreter, NAME=value or field=value")
     return "interpreter", "", str(Path(path).absolute())  # a link is kept: its environment is beside it
 
 
-def _parsed_field(known: dict[str, Parser], name: str, value: str) -> tuple[str, str, Value]:
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        known_names = f"write {', '.join(known)}, or a variable in capitals"
-        raise Wrong(f"sets no training field; {f'try {near[0]}' if near else known_names}")
-    try:
-        return "field", name, known[name](value)
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f"{name} {error}") from error
-
-
-class WrongValue(str):
-    """A sentence for the user about an option's value that cannot be parsed."""
+# --- the options
 
 
 @dataclass(frozen=True)
 class Option:
-    """One command-line option of ddpperf, or one field of --spec.
+    """One command-line option of ddpperf.
 
-    help: what the option does.
+    metavar: the value's name in the help; empty for a switch.
+    convert: converts the text of a value.
     default: the default as typed on CPUs and on GPUs, or a description of the default.
     repeated: whether the option may be given several times.
     """
 
     name: str
-    parser: Parser
+    metavar: str
+    convert: Callable[[str], Any]
     help: str
     default: str | tuple[str, str] = "none"
     repeated: bool = False
 
-    def parsed(self, text: str) -> Any:
-        """Return the parsed value. A wrong value gives a `WrongValue`, which `read_options` raises later.
-
-        argparse would end pytest before the plugin has removed an earlier run's verdict page.
-        """
+    def value_of(self, text: str) -> Any:
+        """Return the value of a text. Raises Refused if the option does not take it."""
         try:
-            return self.parser(text)
-        except argparse.ArgumentTypeError as error:
-            return WrongValue(f"argument {self.name}: {error}")
+            return self.convert(text)
+        except ValueError as error:
+            raise Refused(f"{self.name} {error}, got {quoted(shown_word(text))}") from error
 
     @property
     def default_text(self) -> str:
-        """The default of a command-line option in words, for the help."""
+        """The default in words, for the help."""
         if isinstance(self.default, str):
             return self.default
         cpu, gpu = self.default
         return cpu if cpu == gpu else f"{cpu} on CPUs; {gpu} on GPUs"
 
     def default_on(self, device: str) -> Any:
-        """Return the parsed default of an option on "cpu" or "cuda".
-
-        Returns None if the default is only described in words.
-        """
-        return None if isinstance(self.default, str) else self.parser(self.default[device == "cuda"])
+        """Return the default on "cpu" or "cuda"; None if the default is only described in words."""
+        return None if isinstance(self.default, str) else self.convert(self.default[device == "cuda"])
 
 
-MEBIBYTES = whole_number(MOST_BUCKET_CAP_MB, least=0)
-WHOLE_NUMBER = whole_number()
-WHOLE_NUMBERS = several(WHOLE_NUMBER, "whole numbers", "32,128")
-WORLD_SIZES = several(whole_number(MAX_WORLD_SIZE), f"whole numbers from 1 to {MAX_WORLD_SIZE}", "1,2")
-PRECISION = choice(*get_args(Precision))
-EXECUTION = choice(*get_args(Execution))
-EXECUTIONS = several(EXECUTION, EXECUTION.takes, "graph,eager", tuple)  # the first one is special
-BUFFER_SIZES = several(
-    Parser("SIZE", "a size from 4B to 8GiB", "64KiB", buffer_size), "sizes from 4B to 8GiB", "1KiB,64MiB"
-)
-BANDWIDTH = number("GB/s", "GB/S", 1e5, "450", scale=1e9)
-DELAY = number("seconds", "SECONDS", MOST_DELAY_SECONDS, "0.5")
-DEADLINE = number("seconds", "SECONDS", 86400, "300")
-LATENCY = number("seconds", "SECONDS", 1.0, "5e-6")
-NODE_LINK = Parser(
-    "LATENCY,GB/S", "seconds up to 1 and GB/s up to 100000, joined by a comma", "5e-6,50", node_link
-)
-MODEL = Parser(
-    "NAME", "a built-in model, torchvision:NAME or package.module:function", "resnet18", model_name
-)
-DATA = Parser("NAME", "synthetic, cifar10[:DIR] or imagefolder:DIR", "synthetic")
-NEW_FOLDER = Parser("DIR", "a folder, which is made if it does not exist", "kept", new_folder)
-NEW_FILE = Parser("FILE", "a file", "verdict.md")
-INDUCTOR = Parser("", "names of torch's inductor options, joined by +", "combo_kernels")
-YES_NO = Parser("", "true or false", "true", lambda text: choice("true", "false")(text.lower()) == "true")
-NOTHING = Parser("", "no value", "")
-INTERFACE = Parser("NAME", "the name or the address of a network interface", "eth0")
-LAUNCHER = Parser("CMD", "srun, mpirun or a command with placeholders (docs/nodes.md)", "srun", launcher)
-
-FIELDS = (
-    Option("strategy", choice(*GROUPED_STRATEGIES), "How several ranks train one model.", "ddp"),
-    Option("comm_hook", choice(*get_args(CommHook)), "DDP's hook for averaging gradients.", "none"),
-    Option("bucket_cap_mb", MEBIBYTES, "Size of DDP's gradient buckets in MiB; 0 for torch's default.", "0"),
-    Option("gradient_as_bucket_view", YES_NO, "Make gradients views of DDP's buckets.", "false"),
-    Option("static_graph", YES_NO, "Tell DDP that all steps have the same graph.", "false"),
-    Option("buffer_sync", YES_NO, "Broadcast rank 0's BatchNorm statistics in each step.", "true"),
-    Option("sync_batch_norm", YES_NO, "Synchronize BatchNorm over all ranks.", "false"),
-    Option("accumulation_steps", WHOLE_NUMBER, "Parts of a batch; DDP averages their summed gradients.", "1"),
-    Option(
-        "inductor", INDUCTOR, "Options of torch.compile's Inductor to switch on.", ("none", "combo_kernels")
-    ),
-    Option("delay_seconds", DELAY, "Delay added to every measured step, to see what finds it.", "0"),
-)
-FIELD_PARSERS = {option.name: option.parser for option in FIELDS}
-SPEC_FIELD = Parser("FIELD=VALUE", "FIELD=VALUE", "comm_hook=bf16", field)
-SIDE = Parser("X", "a folder, an interpreter, NAME=value or field=value", "../main", side)
-OWN_OPTIONS = {  # of training fields that --spec does not set
-    "execution": "--executions",
-    "model": "--model",
-    "precision": "--precision",
-    "world_size": "--world-sizes",
-    "per_rank_batch_size": "--batch-sizes",
-    "data": "--data",
+# Training fields of --spec and --candidate, which have their defaults in the specs.
+FIELDS = {
+    "strategy": f"How several ranks train one model: {', '.join(GROUPED_STRATEGIES)}.",
+    "comm_hook": "DDP's hook for gradients: none, avg, bf16, fp16, powersgd, symmetric_memory.",
+    "bucket_cap_mb": "Size of DDP's gradient buckets in MiB; 0 for torch's default.",
+    "gradient_as_bucket_view": "Make gradients views of DDP's buckets: true or false.",
+    "static_graph": "Tell DDP that all steps have the same graph: true or false.",
+    "buffer_sync": "Broadcast rank 0's BatchNorm statistics in each step: true or false.",
+    "sync_batch_norm": "Synchronize BatchNorm over all ranks: true or false.",
+    "accumulation_steps": "Parts of a batch; DDP averages their summed gradients.",
+    "inductor": "Options of torch.compile's Inductor to switch on, joined by +.",
+    "delay_seconds": "Delay added to every measured step, at most 10, to see what finds it.",
 }
-
+DEVICES = ("auto", "cuda", "cpu")
+COUNT = partial(whole_number, most=MAX_WORLD_SIZE)
+SETS = partial(whole_number, most=MOST_SETS)
+SECONDS = partial(number, most=86400)
+COUNTS = several(whole_number)
+DEVICE_COUNTS = several(partial(COUNT, least=2))
+PRECISION = partial(choice, names=get_args(Precision))
+MODES = get_args(Execution)
+EXECUTIONS = several(partial(choice, names=MODES), tuple)  # the first one is special
+USUAL_MODES = ("eager", "graph,compile+graph,eager")
 HERE = "this environment"
-
+LAUNCHER_DEFAULT = "srun in a Slurm job with --nodes above 1; this machine starts its own ranks"
+NODE_SIZE_DEFAULT = "all GPUs of a node; on CPUs 2; on one node the largest world size"
 GROUPS: dict[str, tuple[Option, ...]] = {
     "What to measure": (
+        Option("--full", "", str, "Run the full suite, not only a folder's core. A file runs whole.", "off"),
+        Option("--device", "NAME", partial(choice, names=DEVICES), "Device: auto, cuda or cpu.", "auto"),
+        Option("--world-sizes", "N,N", several(COUNT), "Numbers of ranks.", "1,2 on CPUs; 1,2,4... on GPUs"),
+        Option("--batch-sizes", "N,N", COUNTS, "Images per rank in a training step.", ("32", "32,128,512")),
+        Option("--global-batch-sizes", "N,N", COUNTS, "Images of all ranks in a step.", ("64", "128,512")),
+        Option("--model", "NAME", model_name, f"{MODELS}.", ("resnet18", "resnet18_cifar")),
         Option(
-            "--full",
-            NOTHING,
-            "Run the full suite. Without --full, a folder's core suite runs. A named file runs whole.",
-            "off",
+            "--precision",
+            "NAME",
+            PRECISION,
+            "Number format of steps: fp32, tf32, bf16, fp16.",
+            ("fp32", "bf16"),
         ),
+        Option("--executions", "NAME,NAME", EXECUTIONS, f"How steps run: {', '.join(MODES)}.", USUAL_MODES),
+        Option("--spec", "FIELD=VALUE", field, "Set a training field of the table below.", repeated=True),
         Option(
-            "--device",
-            choice("auto", "cuda", "cpu"),
-            "Device of the ranks; auto is cuda if there are GPUs.",
-            "auto",
+            "--data", "NAME", str, "Images: synthetic, cifar10[:DIR] or imagefolder:DIR.", ("synthetic",) * 2
         ),
-        Option("--world-sizes", WORLD_SIZES, "Numbers of ranks to run.", "1,2 on CPUs; 1,2,4... on GPUs"),
-        Option("--batch-sizes", WHOLE_NUMBERS, "Images per rank in a training step.", ("32", "32,128,512")),
-        Option("--global-batch-sizes", WHOLE_NUMBERS, "Images of all ranks in a step.", ("64", "128,512")),
+        Option("--epoch-images", "N", whole_number, "Images in an epoch.", "512 on CPUs; all on GPUs"),
         Option(
-            "--model", MODEL, f"The model to train. Built in are {BUILT_IN}.", ("resnet18", "resnet18_cifar")
+            "--buffer-sizes",
+            "SIZE,SIZE",
+            several(buffer_size),
+            "Bytes per rank in a collective.",
+            "sizes from 1KiB up",
         ),
-        Option("--precision", PRECISION, "Number format of the training steps.", ("fp32", "bf16")),
-        Option("--executions", EXECUTIONS, "How steps are executed.", ("eager", "graph,compile+graph,eager")),
-        Option("--spec", SPEC_FIELD, "Set a training field, listed in docs/options.md.", repeated=True),
-        Option("--data", DATA, "Images to train on. Real images are decoded once.", ("synthetic",) * 2),
-        Option(
-            "--epoch-images", WHOLE_NUMBER, "Images in a training epoch.", "512 on CPUs; all images on GPUs"
-        ),
-        Option("--buffer-sizes", BUFFER_SIZES, "Bytes per rank in each collective.", "sizes from 1KiB up"),
     ),
     "How long to measure": (
+        Option("--rounds", "N", whole_number, "Rounds of each test.", "10; 7 in A/B; 6 in a confirmation"),
         Option(
-            "--rounds", WHOLE_NUMBER, "Timed rounds of each test.", "10; 7 in an A/B run; 6 in a confirmation"
+            "--replicates", "N", SETS, "Process sets of each test, per side in A/B.", "1; 3 or more in A/B"
         ),
-        Option(
-            "--replicates",
-            whole_number(MOST_SETS),
-            "Process sets that measure each test, per side in an A/B run.",
-            "1; 3 or more in an A/B run",
-        ),
-        Option(
-            "--max-seconds",
-            DEADLINE,
-            "Seconds until no test is repeated, half of them beside the stored run's code.",
-            ("480", "300"),
-        ),
-        Option("--deadline", DEADLINE, "Seconds until a silent rank counts as hung.", ("120",) * 2),
+        Option("--max-seconds", "SECONDS", SECONDS, "Seconds until no test is repeated.", ("480", "300")),
+        Option("--deadline", "SECONDS", SECONDS, "Seconds until a silent rank counts as hung.", ("120",) * 2),
     ),
     "A/B runs": (
-        Option("--base", SIDE, "The base's code, interpreter or environment variable.", HERE, repeated=True),
-        Option("--candidate", SIDE, "The same of the candidate, or a training field.", HERE, repeated=True),
+        Option("--base", "X", side, "A folder with code, an interpreter or NAME=value.", HERE, repeated=True),
+        Option("--candidate", "X", side, "The same of the candidate, or field=value.", HERE, repeated=True),
     ),
     "Where output goes": (
-        Option("--verdict", NEW_FILE, "Write the verdict to this file as Markdown."),
-        Option("--report", NEW_FILE, "Write an HTML page with tables and pictures to this file."),
-        Option("--tables", NOTHING, "Print the tables that a report on parallel training asks for."),
-        Option(
-            "--worker-logs", NEW_FOLDER, "Write the output of every rank to this folder, at most 3 MiB each."
-        ),
+        Option("--verdict", "FILE", str, "Write the verdict to this file as Markdown."),
+        Option("--report", "FILE", str, "Write an HTML page with tables and pictures to this file."),
+        Option("--tables", "", str, "Print the tables that a report on parallel training asks for."),
+        Option("--worker-logs", "DIR", folder, "Write the output of every rank to this folder."),
     ),
     "Several nodes": (
+        Option("--nodes", "N", COUNT, "Number of nodes on which the launcher starts ranks.", ("1",) * 2),
+        Option("--launcher", "CMD", launcher, "srun, mpirun or a command (docs/nodes.md).", LAUNCHER_DEFAULT),
         Option(
-            "--nodes",
-            whole_number(MAX_WORLD_SIZE),
-            "Number of nodes on which the launcher starts ranks.",
-            ("1",) * 2,
-        ),
-        Option(
-            "--launcher",
-            LAUNCHER,
-            "Command that starts the ranks, on any node.",
-            "srun in a Slurm job with --nodes above 1; this machine starts its own ranks",
-        ),
-        Option(
-            "--interface",
-            INTERFACE,
-            "Network interface to the other nodes. ddpperf listens on no other interface.",
-            "that of the default route",
+            "--interface", "NAME", str, "Network interface to the other nodes.", "that of the default route"
         ),
     ),
     "Links and projection": (
-        Option("--project-to", WORLD_SIZES, "Numbers of devices to predict a step time for."),
-        Option(
-            "--node-size",
-            WHOLE_NUMBER,
-            "Devices (on CPUs, ranks) per node, in runs on several nodes and in predictions.",
-            "all GPUs of a node; on CPUs 2; on one node the largest world size",
-        ),
-        Option("--node-link", NODE_LINK, "Latency and bandwidth of a device's link to other nodes."),
+        Option("--project-to", "N,N", DEVICE_COUNTS, "Numbers of devices to predict a step time for."),
+        Option("--node-size", "N", whole_number, "Devices (on CPUs, ranks) per node.", NODE_SIZE_DEFAULT),
+        Option("--node-link", "SECONDS,GB/S", node_link, "Latency and bandwidth of a device's network link."),
     ),
 }
 OPTIONS = {option.name: option for options in GROUPS.values() for option in options}
@@ -387,9 +285,7 @@ OLD_OPTIONS = {
     "--confirm-seconds": "a confirmation takes half of --max-seconds",
     "--gpu-hour-price": "type python -m ddpperf.report RUN.json --tables --gpu-hour-price {} after the run",
     "--plots": "type python -m ddpperf.report RUN.json --plots {} after the run",
-    "--checkpoints": "leave it out: trainings are measured whole",
-    "--traces": "leave it out: no traces are kept",
-    "--link-bandwidth": "leave it out: the rate of the links is looked up or measured",
+    **dict.fromkeys(("--checkpoints", "--traces", "--link-bandwidth"), "leave it out"),
     "--node-latency": "type --node-link {},GB/S",
     "--node-bandwidth": "type --node-link LATENCY,{}",
     **dict.fromkeys(
@@ -399,27 +295,17 @@ OLD_OPTIONS = {
 }
 
 
-def refused(name: str, text: str) -> WrongValue:
-    """Return the sentence that says what to type instead of an option of the last release."""
-    return WrongValue(f"{name} is gone; {OLD_OPTIONS[name].replace('{}', shown_word(text))}")
-
-
 def add_options(parser: pytest.Parser) -> None:
-    """Add ddpperf's command-line options to pytest."""
+    """Add ddpperf's command-line options to pytest, which keeps their texts for `read_options`."""
     for title, options in GROUPS.items():
         group = parser.getgroup(f"ddpperf {title}", f"ddpperf: {title}")
         for option in options:
-            if option.parser is NOTHING:
-                group.addoption(option.name, action="store_true", default=None, help=option.help)
+            text = f"{option.help} Default: {option.default_text}."
+            if not option.metavar:
+                group.addoption(option.name, action="store_true", default=None, help=text)
                 continue
-            group.addoption(
-                option.name,
-                type=option.parsed,
-                metavar=option.parser.metavar,
-                action="append" if option.repeated else "store",
-                default=[] if option.repeated else None,
-                help=f"{option.help} Takes {option.parser.takes}. Default: {option.default_text}.",
-            )
+            action = "append" if option.repeated else "store"
+            group.addoption(option.name, metavar=option.metavar, action=action, help=text)
     group = parser.getgroup("ddpperf: options of the last release")
-    for name in OLD_OPTIONS.keys() - OPTIONS.keys():
-        group.addoption(name, nargs="?", type=partial(refused, name), const="VALUE", help=argparse.SUPPRESS)
+    for name in OLD_OPTIONS:
+        group.addoption(name, nargs="?", const="VALUE", help=argparse.SUPPRESS)

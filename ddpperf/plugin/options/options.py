@@ -5,6 +5,7 @@ Reading changes nothing.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Mapping
@@ -17,15 +18,14 @@ import pytest
 
 from ddpperf.analysis.projection import Network
 from ddpperf.data.cache import Data
-from ddpperf.data.cache import prepare as prepare_data
 from ddpperf.errors import Refused
-from ddpperf.io.secret_values import shown_value, shown_word
+from ddpperf.io.secret_values import shown_word
 from ddpperf.machine.hardware import Links
 from ddpperf.machine.network import Interface, find_interface
 from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.plugin.options.benchmark_options import check_benchmark_options, check_root, slower_ratio
-from ddpperf.plugin.options.option_table import OLD_OPTIONS, OPTIONS, Value, WrongValue
-from ddpperf.plugin.options.spec_fields import fitting
+from ddpperf.plugin.options.option_table import OLD_OPTIONS, OPTIONS, Value
+from ddpperf.plugin.options.spec_fields import changed, fitting
 from ddpperf.results.samples import BASE, CANDIDATE
 from ddpperf.specs import (
     EpochSpec,
@@ -37,8 +37,8 @@ from ddpperf.specs import (
     gpu_reason,
     is_custom_model,
 )
-from ddpperf.specs.strategy_fields import COMPILED_EXECUTIONS, DDP_OPTIONS, SHARDED_STRATEGIES
-from ddpperf.workers.interpreter import Side, rank_environment
+from ddpperf.specs.strategy_fields import SHARDED_STRATEGIES
+from ddpperf.workers.interpreter import Side
 
 GPU_INDUCTOR = "combo_kernels"  # joins small kernels, which makes a step at batch size 32 8% faster
 CPU_EPOCH_IMAGES = 512
@@ -52,9 +52,8 @@ CIFAR_CLASSES = 10
 class NodeOptions:
     """The options of a run on several nodes.
 
-    count: the number of nodes. size: the number of ranks of each node. interface: the network
-    interface to the other nodes; None on one node. launcher: the command that starts the ranks; None
-    to start them on this machine.
+    size: the number of ranks of each node. interface: the network interface to the other nodes; None
+    on one node. launcher: the command that starts the ranks; None to start them on this machine.
     """
 
     count: int = 1
@@ -72,20 +71,16 @@ class Options:
     """The settings of a test run, which say what is measured, on which devices and how often.
 
     given: names of the options on the command line.
-    batch_sizes: images per rank and step.
-    global_batch_sizes: images of all ranks per step.
+    batch_sizes: images per rank and step. global_batch_sizes: images of all ranks per step.
     executions: execution modes; the first one is used by every experiment.
-    spec_fields: training fields that --spec sets.
-    data_source: the text of --data.
-    images: the data set; None until `prepare_images`.
-    requested_epoch_images: the number of --epoch-images; None for the default.
-    delay_seconds: an artificial delay of every step, the field delay_seconds of --spec.
+    spec_fields: training fields that --spec sets, without delay_seconds.
+    images: the data set that `data_source` names; None until `prepare_images`.
+    delay_seconds: an artificial delay of every step.
     replicates: number of process sets per side; None for the default.
     max_seconds: the time after which no second repeated measurement begins, and an A/B run that has a
     worse test ends.
     slower_ratio: the limit of --benchmark-compare-fail.
     functions: the user's functions that the collected tests measure.
-    nodes: the options of a run on several nodes.
     """
 
     given: frozenset[str]
@@ -109,13 +104,8 @@ class Options:
     worker_logs: Path | None
     slower_ratio: float | None
     links: Links
+    nodes: NodeOptions
     functions: tuple[str, ...] = ()
-    nodes: NodeOptions = NodeOptions()
-
-    @property
-    def confirm_seconds(self) -> float:
-        """The most seconds that the first measurement of a confirmation takes."""
-        return self.max_seconds / 2
 
     @property
     def data(self) -> Data:
@@ -179,14 +169,15 @@ class Options:
         return common | fitting(self.spec_fields, fields["strategy"], fields["execution"])
 
 
-def default_world_sizes(device: str, gpu_count: int, nodes: int = 1, node_size: int = 0) -> tuple[int, ...]:
+def default_world_sizes(device: str, gpu_count: int, nodes: NodeOptions) -> tuple[int, ...]:
     """Return the default numbers of ranks: 1 and 2 on the CPU, and 1, 2, 4, ... on GPUs.
 
-    On GPUs, the number of all GPUs is included. On several nodes of `node_size` ranks, the numbers
-    up to one node are followed by 2, 4, ... and all whole nodes.
+    On GPUs, the number of all GPUs is included. On several nodes, the numbers up to one node are
+    followed by 2, 4, ... and all whole nodes.
     """
-    inside = _powers_and(node_size or (2 if device == "cpu" else gpu_count)) or (1,)
-    return (*inside, *(inside[-1] * count for count in _powers_and(nodes) if count > 1))
+    node = nodes.size if nodes.count > 1 else CPU_NODE_SIZE if device == "cpu" else gpu_count
+    inside = _powers_and(node) or (1,)
+    return (*inside, *(inside[-1] * count for count in _powers_and(nodes.count) if count > 1))
 
 
 def _powers_and(most: int) -> tuple[int, ...]:
@@ -206,29 +197,30 @@ def is_experiment(test: str) -> bool:
 def read_options(config: pytest.Config, gpu_count: int) -> Options:
     """Return the options of the command line, with the defaults of this machine.
 
-    Raises Refused for options that cannot be used together. `prepare` makes the slow checks later.
+    Raises Refused for wrong values, and for options that cannot be used together. `prepare` makes the
+    slow checks later.
     """
-    names = OPTIONS | OLD_OPTIONS
-    given = {name: value for name in names if (value := config.getoption(name)) not in (None, [])}
-    for value in given.values():
-        for part in value if isinstance(value, list) else [value]:
-            if isinstance(part, WrongValue):
-                raise Refused(part)
+    for name, instead in OLD_OPTIONS.items():
+        if (text := config.getoption(name)) is not None:
+            raise Refused(f"{name} is gone; {instead.replace('{}', shown_word(text))}")
+    given: dict[str, Any] = {}
+    for name, option in OPTIONS.items():
+        if (text := config.getoption(name)) not in (None, []):
+            given[name] = [*map(option.value_of, text)] if option.repeated else option.value_of(text)
     check_benchmark_options(config, given.keys())
     device = given.get("--device", "auto")
     if device == "auto":
         device = "cuda" if gpu_count else "cpu"
 
     values = {name: option.default_on(device) for name, option in OPTIONS.items()} | given
-    nodes = _nodes(given, values, device, gpu_count)
-    world_sizes = given.get("--world-sizes") or default_world_sizes(
-        device, gpu_count, nodes.count, nodes.size if nodes.count > 1 else 0
-    )
+    nodes = _nodes(values, device, gpu_count)
+    world_sizes = values["--world-sizes"] or default_world_sizes(device, gpu_count, nodes)
     fields = {name: value for (_, name), value in _named(given, "--spec").items()}
-    delay_seconds = fields.pop("delay_seconds", 0.0)
+    delay_seconds: Any = fields.pop("delay_seconds", 0.0)
     sides = _sides(given)
     if sides is not None:
         check_root(config)
+    latency, bandwidth = values["--node-link"] or (0.0, 0.0)
     options = Options(
         given=frozenset(given),
         device=device,
@@ -240,56 +232,54 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
         executions=values["--executions"],
         spec_fields=fields,
         data_source=values["--data"],
-        images=prepare_data("synthetic", Path(), print) if values["--data"] == "synthetic" else None,
-        requested_epoch_images=given.get("--epoch-images"),
+        images=Data() if values["--data"] == "synthetic" else None,
+        requested_epoch_images=values["--epoch-images"],
         delay_seconds=delay_seconds,
-        rounds=given.get("--rounds", ROUNDS if sides is None else AB_ROUNDS),
-        replicates=given.get("--replicates"),
+        rounds=values["--rounds"] or (ROUNDS if sides is None else AB_ROUNDS),
+        replicates=values["--replicates"],
         sides=sides,
         max_seconds=values["--max-seconds"],
         deadline_seconds=values["--deadline"],
-        worker_logs=Path(given["--worker-logs"]) if "--worker-logs" in given else None,
+        worker_logs=values["--worker-logs"],
         slower_ratio=slower_ratio(config),
-        links=_links(given, nodes.size if nodes.count > 1 else max(world_sizes)),
+        links=Links(
+            node=values["--node-size"] or (nodes.size if nodes.count > 1 else max(world_sizes)),
+            network=Network(latency=latency, bandwidth=bandwidth) if bandwidth else None,
+            project_to=values["--project-to"] or (),
+            buffer_sizes=values["--buffer-sizes"] or (),
+        ),
         nodes=nodes,
     )
     check_options(options, gpu_count, compares=bool(config.getoption("benchmark_compare")))
     return options
 
 
-def _nodes(given: dict[str, Any], values: Mapping[str, Any], device: str, gpu_count: int) -> NodeOptions:
+def _nodes(values: Mapping[str, Any], device: str, gpu_count: int) -> NodeOptions:
     """Return the options of a run on several nodes, or of one whose ranks a launcher starts."""
-    count, launcher = values["--nodes"], given.get("--launcher")
+    count, launcher = values["--nodes"], values["--launcher"]
     if count == 1:
-        if "--interface" in given:
+        if values["--interface"]:
             raise Refused("--interface is only for runs on several nodes; pass --nodes 2, or remove it")
         return NodeOptions(launcher=launcher)
     if launcher is None and "SLURM_JOB_ID" in os.environ:
         launcher = "srun"
     if launcher is None:
         raise Refused(f"--nodes {count} needs --launcher; pass srun, mpirun or a command (docs/nodes.md)")
-    usual = CPU_NODE_SIZE if device == "cpu" else gpu_count
-    if device == "cpu" and (requested := given.get("--world-sizes")):
-        usual = -(-max(requested) // count)
+    most = max(values["--world-sizes"] or [count * CPU_NODE_SIZE])
+    usual = -(-most // count) if device == "cpu" else max(1, gpu_count)
+    interface = find_interface(values["--interface"])
     return NodeOptions(
-        count=count,
-        size=given.get("--node-size", max(1, usual)),
-        interface=find_interface(given.get("--interface")),
-        launcher=launcher,
+        count=count, size=values["--node-size"] or usual, interface=interface, launcher=launcher
     )
 
 
-def _sides(given: dict[str, Any]) -> Sides | None:
+def _sides(given: Mapping[str, Any]) -> Sides | None:
     """Return the base and the candidate of an A/B run, or None if neither option is given."""
-    if given.keys().isdisjoint(("--base", "--candidate")):
-        return None
     base, candidate = _named(given, "--base"), _named(given, "--candidate")
-    for kind, name in base:
-        if kind == "field":
-            raise Refused(
-                f"--base takes no training field, got {name}; --spec {name}={base[kind, name]} sets it for "
-                f"base and candidate, and --candidate {name}=... for the candidate"
-            )
+    if not base and not candidate:
+        return None
+    if names := [name for kind, name in base if kind == "field"]:
+        raise Refused(f"--base takes no training field, got {names[0]}; pass --spec or --candidate")
     fields = {name: value for (kind, name), value in candidate.items() if kind == "field"}
     delay_seconds = fields.pop("delay_seconds", None)
     return Sides(
@@ -309,25 +299,14 @@ def _side(name: str, named: Mapping[tuple[str, str], Any]) -> Side:
     )
 
 
-def _named(given: dict[str, Any], option: str) -> dict[tuple[str, str], Any]:
+def _named(given: Mapping[str, Any], option: str) -> dict[tuple[str, str], Any]:
     """Return the values of a repeated option by kind and name; nothing may be named twice."""
     found: dict[tuple[str, str], Any] = {}
     for kind, name, value in given.get(option, ()):
         if (kind, name) in found:
-            values = " and ".join(shown_value(name, str(text)) for text in (found[kind, name], value))
-            raise Refused(f"{option} names {f'{name} twice' if name else f'two {kind}s'}, {values}; name one")
+            raise Refused(f"{option} names {f'{name} twice' if name else f'two {kind}s'}; name one")
         found[kind, name] = value
     return found
-
-
-def _links(given: dict[str, Any], most_devices: int) -> Links:
-    latency, bandwidth = given.get("--node-link", (0.0, 0.0))
-    return Links(
-        node=given.get("--node-size", most_devices),
-        network=Network(latency=latency, bandwidth=bandwidth) if bandwidth else None,
-        project_to=given.get("--project-to", ()),
-        buffer_sizes=given.get("--buffer-sizes", ()),
-    )
 
 
 # --- options that cannot be used together
@@ -346,12 +325,7 @@ def check_options(options: Options, gpu_count: int, *, compares: bool) -> None:
     if options.replicates == 1 and options.sides is not None and not compares:
         raise Refused("--replicates 1 cannot tell a difference from chance in an A/B run; pass 2 or more")
     _check_links(options)
-    _check_variables(options)
-    _check_trainings(options, "--spec", options.spec_fields, options.executions)
-    if options.sides is not None and options.sides.spec_fields:
-        fields: dict[str, Any] = {**options.spec_fields, **options.sides.spec_fields}
-        executions = (fields.pop("execution"),) if "execution" in fields else options.executions
-        _check_trainings(options, "--candidate", fields, executions)
+    _check_trainings(options)
     if options.images is not None:
         check_images(options)
 
@@ -369,30 +343,21 @@ def check_images(options: Options) -> None:
 
 def _check_world_sizes(options: Options, gpu_count: int) -> None:
     largest, nodes = max(options.world_sizes), options.nodes
-    if nodes.count > 1:
-        _check_nodes(options, gpu_count)
-    elif options.device == "cuda" and largest > gpu_count:
-        fitting = ",".join(map(str, default_world_sizes("cuda", gpu_count)))
-        instead = f"--world-sizes {fitting} or --device cpu" if gpu_count else "--device cpu"
-        gpus = "1 GPU" if largest == 1 else f"{largest} GPUs"
-        raise Refused(f"world_size={largest} needs {gpus}, found {gpu_count}; pass {instead}")
-    for images, ranks in product(options.global_batch_sizes, options.world_sizes):
-        if "--global-batch-sizes" in options.given and images % ranks:
-            instead = f"a multiple of {ranks}, or other --world-sizes"
-            raise Refused(f"--global-batch-sizes {images} does not divide over {ranks} ranks; pass {instead}")
-
-
-def _check_nodes(options: Options, gpu_count: int) -> None:
-    nodes = options.nodes
-    if options.device == "cuda" and nodes.size > gpu_count:
-        instead = f"--node-size {gpu_count} or less" if gpu_count else "--device cpu"
-        found = f"needs {nodes.size} GPUs on each node, found {gpu_count} here"
-        raise Refused(f"--node-size {nodes.size} {found}; pass {instead}")
-    for N in options.world_sizes:
+    here = nodes.size if nodes.count > 1 else largest
+    if options.device == "cuda" and here > gpu_count:
+        what = f"--node-size {here}" if nodes.count > 1 else f"world_size={here}"
+        instead = f"at most {gpu_count}, or --device cpu" if gpu_count else "--device cpu"
+        gpus = "1 GPU" if here == 1 else f"{here} GPUs"
+        raise Refused(f"{what} needs {gpus}, found {gpu_count}; pass {instead}")
+    for N in options.world_sizes if nodes.count > 1 else ():
         if nodes.size < N and (N % nodes.size or nodes.size * nodes.count < N):
             what = f"--world-sizes {N} does not fit {nodes.count} nodes of {nodes.size} ranks"
             fitting = f"at most {nodes.size}, or a multiple of {nodes.size} up to {nodes.size * nodes.count}"
             raise Refused(f"{what}; pass {fitting}, or change --nodes or --node-size")
+    for images, ranks in product(options.global_batch_sizes, options.world_sizes):
+        if "--global-batch-sizes" in options.given and images % ranks:
+            instead = f"a multiple of {ranks}, or other --world-sizes"
+            raise Refused(f"--global-batch-sizes {images} does not divide over {ranks} ranks; pass {instead}")
 
 
 def _check_links(options: Options) -> None:
@@ -400,8 +365,6 @@ def _check_links(options: Options) -> None:
     if node < most and options.nodes.count == 1:
         raise Refused(f"--node-size {node} is less than the {most} devices of this run; pass {most} or more")
     for N in links.project_to:
-        if N == 1:
-            raise Refused("--project-to 1 is a single device, which needs no prediction; pass 2 or more")
         if node < N and most <= node and links.network is None:
             raise Refused(f"--project-to {N} is more than one node of {node} devices; pass --node-link")
         if node < N and N % node:
@@ -409,48 +372,30 @@ def _check_links(options: Options) -> None:
             raise Refused(f"--project-to {N} fills no {whole}")
 
 
-def _check_variables(options: Options) -> None:
-    """Raise Refused if the candidate only sets variables that have the same values in the base."""
-    if (sides := options.sides) is None or not sides.candidate.environment:
-        return
-    base = {**rank_environment(options.device), **sides.base.environment}
-    candidate = sides.candidate.environment
-    same_code = (sides.base.python, sides.base.root) == (sides.candidate.python, sides.candidate.root)
-    if same_code and not sides.changes_specs and candidate.items() <= base.items():
-        variable = shown_word("=".join(next(iter(candidate.items()))))[:60]
-        raise Refused(f"--candidate {variable} changes nothing: the base has it, too; pass another value")
+def _check_trainings(options: Options) -> None:
+    """Check that the training fields make trainings that are possible here, and change one of them."""
+    known = dataclasses.replace(options, images=options.images or Data(), requested_epoch_images=None)
+    sizes = {"world_size": max(options.world_sizes)}
+    try:
+        steps = [
+            known.step(**sizes, per_rank_batch_size=batch_size, execution=execution)
+            for execution, batch_size in product(options.executions, options.batch_sizes)
+        ]
+        dataclasses.replace(steps[0], delay_seconds=options.delay_seconds)
+        _require_change("--spec", options.spec_fields, steps, options.device)
+        if (sides := options.sides) is not None:
+            dataclasses.replace(steps[0], delay_seconds=sides.delay_seconds or 0.0)
+            candidates = [changed(step, sides.spec_fields) for step in steps]
+            _require_change("--candidate", sides.spec_fields, candidates, options.device)
+    except ValueError as error:
+        raise Refused(f"{error}{'' if ';' in str(error) else '; pass another value'}") from error
 
 
-def _check_trainings(
-    options: Options, option: str, given: Mapping[str, Value], executions: tuple[str, ...]
-) -> None:
-    """Check that the trainings are possible in each execution mode and with each batch size.
-
-    option: the command-line option that set the given fields.
-    """
-    world_size, inductor = max(options.world_sizes), given.get("inductor")
-    if inductor and not set(COMPILED_EXECUTIONS).intersection(executions):
-        found = f"got {', '.join(executions)}; pass --executions compile"
-        raise Refused(f"{option} inductor={inductor} needs a compiled execution, {found}")
-    for name in ("strategy", "sync_batch_norm", *DDP_OPTIONS):
-        if name in given and world_size == 1:
-            instead = "got --world-sizes 1; pass --world-sizes 1,2"
-            raise Refused(f"{option} {name}={given[name]} needs several ranks, {instead}")
-    for execution, batch_size in product(executions, options.batch_sizes):
-        fields: dict[str, Any] = {
-            "model": options.model,
-            "precision": options.precision,
-            "world_size": world_size,
-            "strategy": "single" if world_size == 1 else "ddp",
-            "per_rank_batch_size": batch_size,
-            "epoch_images": world_size * batch_size,
-            **given,
-            "execution": execution,
-            "inductor": inductor or "" if execution in COMPILED_EXECUTIONS else "",
-        }
-        try:
-            spec = TrainingSpec(**fields)
-        except ValueError as error:
-            raise Refused(f"{error}{'' if ';' in str(error) else '; pass another value'}") from error
-        if reason := gpu_reason(spec, options.device):
+def _require_change(option: str, given: Mapping[str, Value], steps: list[Any], device: str) -> None:
+    """Check that the given fields of an option hold for one of the training steps, which run here."""
+    for step in steps:
+        if reason := gpu_reason(step, device):
             raise Refused(f"{reason}; pass other --executions or another {option}")
+    for name, value in given.items():
+        if all(getattr(step, name) != value for step in steps):
+            raise Refused(f"{option} {name}={value} changes no training of this run; leave it out")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -32,10 +30,11 @@ def prepare(options: Options, root: Path) -> Options:
     """Run all slow checks of the options, and return the options with the data set."""
     temporary_root()
     if (folder := options.worker_logs) is not None:
-        with contextlib.suppress(OSError):
+        try:
             folder.mkdir(parents=True, exist_ok=True)
-        if not (folder.is_dir() and os.access(folder, os.W_OK)):
-            raise Refused(f"--worker-logs takes a writable folder, got {folder}; name another folder")
+        except OSError as error:
+            where = f"--worker-logs {folder} cannot be made"
+            raise Refused(f"{where} ({error.strerror}); name another folder") from error
     check_compiler(options)
     options = prepare_images(check_sides(options), root)
     check_model(options)
@@ -77,10 +76,10 @@ def with_functions(options: Options, functions: Iterable[str]) -> Options:
     Raises Refused if the ranks of a side of an A/B run would load nothing from its source tree, or
     modules of the current folder.
     """
-    known = [function for function in functions if not lacking_side(options, function)]
-    options = dataclasses.replace(options, functions=tuple(sorted({*options.functions, *known})))
-    if options.sides is not None and known:
-        options = check_sides(options, options.functions)
+    known = sorted({function for function in functions if not lacking_side(options, function)})
+    options = dataclasses.replace(options, functions=tuple(known))
+    if known:
+        options = check_sides(options, known)
     for found in options.sides.found.values() if options.sides is not None else ():
         found.require_root()
     return options
@@ -91,17 +90,15 @@ def lacking_side(options: Options, function: str) -> str:
 
     Such a function is new, and its tests have nothing to be compared with.
     """
-    file = function.partition(":")[0].replace(".", "/")
+    file, sides = function.partition(":")[0].replace(".", "/"), options.sides
 
     def holds(root: Path) -> bool:
         places = (root / folder / f"{file}{end}" for folder in ("", "src") for end in (".py", "/__init__.py"))
         return any(place.exists() for place in places)
 
-    sides = options.sides
-    for name, side in {"base": sides.base, "candidate": sides.candidate}.items() if sides is not None else ():
-        if side.root is not None and holds(Path.cwd()) and not holds(side.root):
-            return name
-    return ""
+    roots = {"base": sides.base.root, "candidate": sides.candidate.root} if sides is not None else {}
+    lacking = [name for name, root in roots.items() if root is not None and not holds(root)]
+    return lacking[0] if lacking and holds(Path.cwd()) else ""
 
 
 def prepare_images(options: Options, root: Path) -> Options:
