@@ -54,6 +54,11 @@ class ProgressLine:
             self._print(BELOW.format(""))
             self._drawn = 0.0
 
+    def close(self) -> None:
+        self.clear()
+        with contextlib.suppress(OSError):
+            self._terminal.close()
+
     def _print(self, text: str) -> None:
         with contextlib.suppress(OSError):
             self._terminal.write(text)

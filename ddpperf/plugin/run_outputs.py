@@ -160,6 +160,9 @@ class RunOutputs:
         """Report that another plugin failed while pytest ended; the run has been saved before."""
         if self.verdict is None:
             raise error
+        if isinstance(error, OSError) and error.errno in NO_READER:
+            _drop_output()
+            return
         self.saved = False
         self._lines.append(f"another plugin failed while the run ended: {_described(error)}")
 

@@ -249,7 +249,7 @@ class Session:
     def finish(self) -> None:
         """End all worker processes and release the devices, even if an error occurs."""
         ignore_interrupts()
-        self.progress.clear()
+        self.progress.close()
         with self.cleanup:
             for measuring in self.passes:
                 measuring.pool.close()
