@@ -4,44 +4,98 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter, itemgetter, sub, truediv
 from statistics import median
 
 import pytest
 
 from ddpperf.analysis.bandwidth import algbw, all_reduce_busbw, collective_busbw, crossing_factor
-from ddpperf.analysis.cost_models import REPORT_FORMULAS, LinkModel, choose_links
+from ddpperf.analysis.cost_models import LinkModel, choose_links
 from ddpperf.analysis.library_cost_model import FEWEST_SIZES, choose_envelope
 from ddpperf.analysis.node_cost_model import TwoLinkModel, two_links_and_error
+from ddpperf.analysis.statistics import not_longer
+from ddpperf.machine.hardware import Links
 from ddpperf.plugin.cases import Case, case, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
-from ddpperf.specs import AllReduceSpec, CollectiveKind, CollectiveSpec, format_bytes
+from ddpperf.specs import (
+    CAPTURED_ALGORITHMS,
+    LOW_LATENCY_BYTES,
+    OWN_ALGORITHMS,
+    Algorithm,
+    AllReduceSpec,
+    CallExecution,
+    CollectiveKind,
+    CollectiveSpec,
+    format_bytes,
+)
 from perf.common.all_reduces import (
     backend_sizes,
-    between_nodes,
-    captured,
     estimate_metric,
-    execution,
-    largest_of_all,
-    link_metric,
     link_utilization,
-    modelled,
-    own,
-    own_sizes,
-    the_fastest,
     too_few,
     warn_if_undetermined,
 )
 from perf.common.by_set import SIDES, field_metrics, per_set
 
+OWN_SIZES = (2**12, 2**16, 2**20, 2**24)  # for the algorithms made of messages between ranks
+RING_SIZE = 2**26  # of the algorithms in `own` only the ring is measured at this size or more
 ONE_RANK = "a collective needs two ranks or more; pass --world-sizes 1,2"
 COLLECTIVE_SIZES, GPU_COLLECTIVE_SIZES = (2**24,), (2**20, 2**24, 2**28)
 LEAST_GATE_BYTES = 2**24  # on GPUs, the CPU's launches limit all-reduces of fewer bytes
 KINDS: tuple[CollectiveKind, ...] = ("reduce_scatter", "all_gather", "broadcast", "all_to_all")
+# How all-reduces are compared. On GPUs the CPU's launches limit eager ones.
+EXECUTION: Mapping[str, CallExecution] = {"cuda": "graph", "cpu": "eager"}
+
+
+def own_sizes(links: Links) -> Sequence[int]:
+    """Return the buffer sizes, in bytes, for this project's own all-reduce algorithms."""
+    return links.buffer_sizes or (*OWN_SIZES, RING_SIZE)
+
+
+def largest_of_all(links: Links) -> int:
+    """Return the largest buffer size, in bytes, at which all of this project's algorithms run.
+
+    If only the ring algorithm has sizes, return the ring's largest size.
+    """
+    sizes = own_sizes(links)
+    return max([nbytes for nbytes in sizes if nbytes < RING_SIZE] or sizes)
+
+
+def captured(N: int, nbytes: int) -> list[AllReduceSpec]:
+    """Return a measurement spec for each all-reduce algorithm that can run in a CUDA graph."""
+    return [
+        AllReduceSpec(world_size=N, nbytes=nbytes, algorithm=algorithm, execution="graph")
+        for algorithm in CAPTURED_ALGORITHMS
+        if algorithm != "low_latency" or nbytes <= LOW_LATENCY_BYTES
+    ]
+
+
+def own(N: int, nbytes: int) -> list[AllReduceSpec]:
+    """Return a measurement spec for each of this project's own algorithms that treat ranks alike."""
+    algorithms: tuple[Algorithm, ...] = OWN_ALGORITHMS if nbytes < RING_SIZE else ("ring",)
+    return [AllReduceSpec(world_size=N, nbytes=nbytes, algorithm=algorithm) for algorithm in algorithms]
+
+
+def between_nodes(N: int, nbytes: int, links: Links) -> list[AllReduceSpec]:
+    """Return the measurement spec of the hierarchical all-reduce if the ranks fill several nodes."""
+    if not 1 < links.node < N or N % links.node:
+        return []
+    return [AllReduceSpec(world_size=N, nbytes=nbytes, algorithm="hierarchical", node_size=links.node)]
+
+
+def modelled(N: int, nbytes: int, links: Links) -> list[AllReduceSpec]:
+    """Return a measurement spec for each of this project's own algorithms that has a cost model.
+
+    On several nodes, the cost model has two links, and the algorithms are the flat ring and the
+    hierarchical all-reduce.
+    """
+    if links.node >= N:
+        return own(N, nbytes)
+    ring = AllReduceSpec(world_size=N, nbytes=nbytes, algorithm="ring")
+    return [ring, *between_nodes(N, nbytes, links)]
 
 
 def on_several_ranks(
@@ -113,7 +167,7 @@ def largest(options: Options, N: int) -> Iterator[Case]:
     if len(sizes) < FEWEST_SIZES:
         yield skipped(size_id(options, N), too_few(sizes))
     else:
-        call = AllReduceSpec(world_size=N, nbytes=max(sizes), execution=execution(options.device))
+        call = AllReduceSpec(world_size=N, nbytes=max(sizes), execution=EXECUTION[options.device])
         yield case(call, core=max(options.world_sizes) == N)
 
 
@@ -122,7 +176,7 @@ def contests(options: Options, N: int) -> Iterator[Case]:
     """Yield measurement specs of NCCL's or gloo's all-reduce, to compare with other algorithms."""
     for nbytes in backend_sizes(options.device, options.links):
         if options.device == "cuda" or nbytes in own_sizes(options.links):
-            call = AllReduceSpec(world_size=N, nbytes=nbytes, execution=execution(options.device))
+            call = AllReduceSpec(world_size=N, nbytes=nbytes, execution=EXECUTION[options.device])
             core = max(options.world_sizes) == N and nbytes == largest_of_all(options.links)
             yield case(call, core=core)
 
@@ -149,7 +203,7 @@ def collectives(options: Options, N: int) -> Iterator[Case]:
     has all ranks and one large size.
     """
     usual = GPU_COLLECTIVE_SIZES if options.device == "cuda" else COLLECTIVE_SIZES
-    sizes, mode = options.links.buffer_sizes or usual, execution(options.device)
+    sizes, mode = options.links.buffer_sizes or usual, EXECUTION[options.device]
     for kind in KINDS:
         least = 4 * (1 if kind == "broadcast" else N)  # bytes: one float32 for each rank
         for size in (size for size in sizes if size < least):
@@ -204,12 +258,10 @@ def test_fastest_all_reduce(measure: Measure, spec: AllReduceSpec) -> None:
     possible = [call for call in rivals if not measure.machine.mapping_reason(call)]
     if not possible:
         pytest.skip(f"no other algorithm can run: {measure.machine.mapping_reason(rivals[0])}")
-    calls: dict[str, Measured] = {
-        call.algorithm: measure.reference(call.algorithm, call) for call in possible
-    }
+    calls = {call.algorithm: measure.reference(call.algorithm, call) for call in possible}
+    others = {str(name): call.median_step_seconds() for name, call in calls.items()}
     calls[spec.algorithm] = measure(spec)  # last, because mapped memory may need new process sets
-    others = {name: call.median_step_seconds() for name, call in calls.items()}
-    backend = others.pop(spec.algorithm)
+    backend = calls[spec.algorithm].median_step_seconds()
     best = min(others.values(), key=lambda seconds: median(seconds.values()))
     measure.metric("speedup_of_the_best_other", per_set(truediv, backend, best))
     for name, seconds in others.items():
@@ -219,6 +271,19 @@ def test_fastest_all_reduce(measure: Measure, spec: AllReduceSpec) -> None:
         of = f", {SIDES[side]}" if len(sides) > 1 else ""
         found = the_fastest({name: call.of(side) for name, call in calls.items()})
         measure.note(f"{format_bytes(nbytes)} on {N} ranks{of}: {found}")
+
+
+def the_fastest(calls: Mapping[str, Measured]) -> str:
+    """Return a sentence that names the fastest algorithm and the algorithms equally fast.
+
+    A median counts as equal within twice the standard error of the difference of the two medians.
+    """
+    fastest = min(calls, key=lambda name: median(calls[name].median_step_seconds().values()))
+    times = {name: call.all_step_seconds() for name, call in calls.items()}
+    least = times.pop(fastest)
+    alike = [name for name, seconds in times.items() if not_longer(seconds, least)]
+    equal = f", and equal within the error: {', '.join(alike)}" if alike else ""
+    return f"{fastest} is the fastest{equal}"
 
 
 @pytest.mark.specs(cases=largest)
@@ -235,7 +300,7 @@ def test_backend_model(measure: Measure, spec: AllReduceSpec) -> None:
     ]
     times = [call.median_step_seconds() for call in (*calls, measure(spec))]
     chosen = per_set(lambda *seconds: choose_envelope([*smaller, spec.nbytes], seconds), *times)
-    estimate_metric(measure, "latency_seconds", per_set(lambda fit: fit.latency, chosen))
+    estimate_metric(measure, "latency_seconds", per_set(attrgetter("latency"), chosen))
     of_a_byte = all_reduce_busbw(1, 1, spec.world_size)
     busbw = per_set(lambda fit: fit.byte_seconds.inverse(of_a_byte), chosen)
     estimate_metric(measure, "asymptotic_busbw_bytes_per_second", busbw)
@@ -272,7 +337,7 @@ def test_cost_model(measure: Measure, spec: AllReduceSpec) -> None:
             two_link_metrics(measure, per_set(itemgetter(0), fitted))
         else:
             fitted = per_set(choose_links, times)
-            model_metrics(measure, spec, measured[spec], per_set(itemgetter(0), fitted))
+            model_metrics(measure, N, per_set(itemgetter(0), fitted))
         for call, t in measured.items():
             if (call.algorithm, call.world_size) == (spec.algorithm, N):
                 predicted = per_set(lambda found, t, call=call: found[0].seconds(call) / t, fitted, t)
@@ -285,33 +350,24 @@ def two_link_metrics(measure: Measure, models: Mapping[str, TwoLinkModel]) -> No
     for place in ("inside", "between"):
         links = per_set(attrgetter(place), models)
         if all(links.values()):  # one rank per node sends nothing inside a node
-            estimate_metric(measure, f"{place}_message_seconds", per_set(lambda link: link.latency, links))
+            estimate_metric(measure, f"{place}_message_seconds", per_set(attrgetter("latency"), links))
             bandwidth = per_set(lambda link: link.byte_seconds.inverse(), links)
             estimate_metric(measure, f"{place}_bytes_per_second", bandwidth)
 
 
-def model_metrics(
-    measure: Measure,
-    spec: AllReduceSpec,
-    seconds: Mapping[str, float],
-    models: Mapping[str, LinkModel],
-) -> None:
-    """Store a fitted model's parameters, and the ratios of course reports' formulas to measured times.
+def model_metrics(measure: Measure, world_size: int, models: Mapping[str, LinkModel]) -> None:
+    """Store the parameters of the model that is fitted on one node.
 
-    seconds: the measured times of the test's own spec.
+    If the interval of the link's bandwidth has no upper end, only its lower end is stored. This
+    happens if launching the calls takes all of their time.
     """
-    estimate_metric(measure, "latency_seconds", per_set(lambda model: model.latency, models))
+    estimate_metric(measure, "latency_seconds", per_set(attrgetter("latency"), models))
     links = per_set(lambda model: model.byte_seconds.inverse(), models)
-    bounded = link_metric(measure, links)
-    adding = per_set(lambda model: model.reduce_seconds, models)
+    if all(math.isfinite(link.high) for link in links.values()):
+        estimate_metric(measure, "link_bytes_per_second", links)
+        link_utilization(measure, per_set(attrgetter("value"), links), world_size)
+    else:
+        measure.metric("link_bytes_per_second_low", per_set(attrgetter("low"), links))
+    adding = per_set(attrgetter("reduce_seconds"), models)
     if all(adding.values()):  # the model separates addition from sending in every process set
         estimate_metric(measure, "reduce_byte_seconds", adding)
-    link = measure.machine.link(spec.world_size)
-    used = dict.fromkeys(links, link.bytes_per_second) if link is not None else {}
-    if bounded:
-        used = per_set(lambda estimate: estimate.value, links)
-        link_utilization(measure, used, spec.world_size)
-    for report in REPORT_FORMULAS if used else ():
-        written = per_set(partial(report.seconds, spec.world_size, spec.nbytes), used)
-        measure.metric(f"{report.name}_over_measured", per_set(truediv, written, seconds))
-        measure.note(f"{report.formula}: {report.describes}")

@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from statistics import median
+from typing import Any
 
 import pytest
 
 from ddpperf.analysis.batch_size import LEAST_FRACTION, enough_workers, largest_that_fits, loading_fraction
-from ddpperf.plugin.cases import Case, case, if_valid, size_id, skipped, without_torchvision
+from ddpperf.plugin.cases import Case, case, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
 from ddpperf.specs import EpochSpec, TrainingSpec, is_custom_model
 from perf.common.by_set import per_set, sets_by_side
 from perf.common.step_metrics import training_metrics
+from perf.common.step_specs import step_case
 
 CPU_BATCHES, GPU_BATCHES = (32, 128, 512), (32, 128, 512, 2048)  # images per step of the epochs
 WORKERS = (0, 1, 2, 4, 8)
@@ -40,17 +42,16 @@ def epochs(options: Options) -> Iterator[Case]:
     because each GPU trains these epochs in turn: four batch sizes took 43 s on two H100s.
     """
     batch_sizes, custom = sweep(options), is_custom_model(options.model)
-    one_gpu = options.device == "cuda" and max(options.world_sizes) == 1
-    extreme = (max if options.device == "cuda" else min)(options.batch_sizes)
+    on_gpus = options.device == "cuda"
+    one_gpu = on_gpus and max(options.world_sizes) == 1
+    extreme = (max if on_gpus else min)(options.batch_sizes)
     for batch_size in batch_sizes:
-        epoch = options.epoch(world_size=1, per_rank_batch_size=batch_size)
         core = one_gpu or batch_size == extreme
-        yield case(epoch, core=core and custom)
+        yield case(step_case(options, 1, batch_size, epoch=True, input="fixed"), core=core and custom)
         if not custom:
-            if options.device == "cuda" or batch_size == min(batch_sizes):
-                yield case(dataclasses.replace(epoch, input="device"), core=core)
-            loading = without_torchvision(loaded(epoch, most_workers(options)), "input dataloader")
-            yield case(loading, core=False)
+            if on_gpus or batch_size == min(batch_sizes):
+                yield case(step_case(options, 1, batch_size, epoch=True, input="device"), core=core)
+            yield loaded_epoch(options, batch_size)
 
 
 def one_epoch_with_most_workers(options: Options) -> Iterator[Case]:
@@ -59,20 +60,14 @@ def one_epoch_with_most_workers(options: Options) -> Iterator[Case]:
     The test measures epochs with fewer workers as reference measurements.
     """
     if not is_custom_model(options.model):
-        batch_size = min(GPU_BATCH_SIZE if options.device == "cuda" else CPU_BATCH_SIZE, max(sweep(options)))
-        identity = size_id(options, 1, batch_size)
-        epoch = if_valid(identity, options.epoch, world_size=1, per_rank_batch_size=batch_size)
-        if isinstance(epoch, EpochSpec):
-            epoch = without_torchvision(loaded(epoch, most_workers(options)), "input dataloader")
-        yield case(epoch, core=False)
+        usual = GPU_BATCH_SIZE if options.device == "cuda" else CPU_BATCH_SIZE
+        yield loaded_epoch(options, min(usual, max(sweep(options))))
 
 
-def most_workers(options: Options) -> int:
-    return 8 if options.device == "cuda" else 2
-
-
-def loaded(epoch: EpochSpec, workers: int) -> EpochSpec:
-    return dataclasses.replace(epoch, input="dataloader", loader_workers=workers)
+def loaded_epoch(options: Options, batch_size: int) -> Case:
+    """Return an epoch with a DataLoader, outside of the core suite."""
+    loader: dict[str, Any] = {"input": "dataloader", "loader_workers": 8 if options.device == "cuda" else 2}
+    return case(step_case(options, 1, batch_size, epoch=True, **loader), core=False)
 
 
 @pytest.mark.specs(cases=epochs)
@@ -92,11 +87,12 @@ def test_batch_size(measure: Measure, spec: EpochSpec) -> None:
 def test_loader_workers(measure: Measure, spec: EpochSpec) -> None:
     """How many DataLoader workers are needed so that loading takes less than 5% of an epoch?"""
     epoch = measure(spec)
-    epochs = {spec.loader_workers: epoch}
     without = measure.reference("without_loading", without_loading(spec))
+    fractions = {}
     for workers in WORKERS[: WORKERS.index(spec.loader_workers)]:
-        epochs[workers] = measure.reference(f"workers={workers}", loaded(spec, workers))
-    fractions = {workers: loading_fractions(epochs[workers], without) for workers in sorted(epochs)}
+        fewer = dataclasses.replace(spec, loader_workers=workers)
+        fractions[workers] = loading_fractions(measure.reference(f"workers={workers}", fewer), without)
+    fractions[spec.loader_workers] = loading_fractions(epoch, without)
     for workers, fraction in fractions.items():
         measure.metric(f"loading_fraction_with_{workers}_workers", fraction)
     enough: dict[str, float] = {}  # by process set
@@ -120,8 +116,7 @@ def fixed_batches(options: Options) -> Iterator[Case]:
     elif options.device == "cpu":
         yield skipped(identity, "a CPU step is too slow long before memory ends")
     else:
-        fields = {"world_size": 1, "per_rank_batch_size": SMALLEST, "input": "fixed"}
-        yield case(if_valid(identity, options.step, **fields), core=False)
+        yield case(step_case(options, 1, SMALLEST, input="fixed"), core=False)
 
 
 @pytest.mark.specs(cases=fixed_batches)

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from functools import partial
-from operator import attrgetter, sub
+from itertools import product
+from operator import sub
 
 import pytest
 
 from ddpperf.analysis.bandwidth import all_reduce_busbw
-from ddpperf.analysis.comm_split import Traced, difference, disagreement, last_rank, traced
-from ddpperf.plugin.cases import Case, case, if_valid, size_id, skipped
+from ddpperf.analysis.comm_split import Traced, disagreement, longest_wait, traced
+from ddpperf.plugin.cases import Case, case, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
-from ddpperf.specs import (
-    DATA_PARALLEL_PARTS,
-    BucketReplaySpec,
-    TraceSpec,
-    TrainingSpec,
-    measured_as,
-)
+from ddpperf.specs import DATA_PARALLEL_PARTS, BucketReplaySpec, TraceSpec, TrainingSpec, measured_as
 from perf.common.all_reduces import link_utilization
 from perf.common.by_set import by_rank, field_metrics, per_set
-from perf.common.nodes import node_spread
 from perf.common.step_metrics import training_metrics
-from perf.common.step_specs import measured_also_as, resnet50, resnet50_step, training
+from perf.common.step_specs import resnet50, step_case
 
 TRACED = ("compute_seconds", "copy_seconds", "idle_seconds", "traced_step_seconds")
 NO_TRACE = "no trace: the profiler saw no communication; --worker-logs DIR keeps its messages"
@@ -38,16 +31,14 @@ def splits(options: Options) -> Iterator[Case]:
     Each is measured in the first execution mode of --executions and in eager mode. The core suite
     has the first mode on all devices with the largest batch size.
     """
-    if max(options.world_sizes) == 1:
+    first, most = options.executions[0], max(options.world_sizes)
+    if most == 1:
         yield skipped(size_id(options, 1), "one device communicates nothing; pass --world-sizes 1,2")
-    for world_size in options.world_sizes:
-        for batch_size in options.batch_sizes if world_size > 1 else ():
-            for execution in dict.fromkeys((options.executions[0], "eager")):
-                step = measured_also_as(BucketReplaySpec, options, world_size, batch_size, execution)
-                largest = world_size == max(options.world_sizes) and batch_size == max(options.batch_sizes)
-                yield case(step, core=largest and execution == options.executions[0])
-    for step in resnet50(options, partial(resnet50_step, BucketReplaySpec, options), least=2):
-        yield case(step, core=False)
+    several = [N for N in options.world_sizes if N > 1]
+    for N, batch_size, execution in product(several, options.batch_sizes, dict.fromkeys((first, "eager"))):
+        core = most == N and batch_size == max(options.batch_sizes) and execution == first
+        yield case(step_case(options, N, batch_size, execution, kind=BucketReplaySpec), core=core)
+    yield from resnet50(options, BucketReplaySpec, least=2)
 
 
 @pytest.mark.specs(cases=splits)
@@ -59,55 +50,35 @@ def test_comm_split(measure: Measure, spec: TrainingSpec) -> None:
     """
     step = measure(spec)
     spec = dataclasses.replace(spec, delay_seconds=0.0)  # a delay is no part of the step
-    undelayed = measure.reference("ddp", spec)
-    ddp, no_sync = by_rank(undelayed), by_rank(measure.reference("no_sync", spec.no_sync()))
-    sends_nothing = measure.reference("local", spec.local())
-    local = by_rank(sends_nothing)
+    ddp = measure.reference("ddp", spec)
+    no_sync = measure.reference("no_sync", spec.no_sync())
+    local = measure.reference("local", spec.local())
     trace = measure.reference("trace", measured_as(TraceSpec, spec))
     replay = measure.reference("replay", measured_as(BucketReplaySpec, spec))
     t1 = measure.reference("one_device", spec.one_device()).slowest_device_seconds(spec.world_size)
 
-    tN = undelayed.median_step_seconds()
-    differences = per_set(difference, ddp, no_sync, local)
-    traces = traced_by_set(trace)
-    field_metrics(measure, differences, exposed_comm_seconds="exposed")
+    tN, traces = ddp.median_step_seconds(), traced_by_set(trace)
+    exposed, bucket_copies = exposed_by_difference(ddp, no_sync), exposed_by_difference(local, no_sync)
+    measure.metric("exposed_comm_seconds", exposed)
     traced_metrics(measure, traces)
     field_metrics(measure, traces, comm_without_waiting_seconds="least_total")
     measure.metric("replayed_comm_seconds", replay.median_step_seconds())
     measure.metric("step_minus_one_device_seconds", per_set(sub, tN, t1))
-    field_metrics(measure, differences, bucket_copy_seconds="bucket_copies", comm_skew_seconds="skew")
+    measure.metric("bucket_copy_seconds", bucket_copies)
+    # If none waits for another, the seconds between the first and the last rank being ready
+    measure.metric("comm_skew_seconds", per_set(lambda ranks: max(ranks) - min(ranks), by_rank(local)))
     field_metrics(measure, traces, traced_comm_skew_seconds="skew")
     for name in TRACED if traces else ():
         measure.metric(name, {one.set: one.counters[name][traces[one.set].rank] for one in trace.samples})
     if traces:
-        disagreement_metric(
-            measure,
-            per_set(attrgetter("exposed"), differences),
-            trace,
-            tN,
-            per_set(attrgetter("bucket_copies"), differences),
-            "bucket copies",
-        )
-    across = measure.machine.crosses_nodes(spec.world_size)
-    node_size = measure.machine.links.node if across else None
-    late = {last_rank(differences[name], traces.get(name), tN[name], node_size) for name in tN}
-    for sentence in sorted(late - {""}):
-        measure.note(sentence)
-    if across:
-        exposed = per_set(attrgetter("exposed"), differences)
-        exposed_by_link(measure, undelayed, sends_nothing, exposed, traces)
-        node_spread(measure, local, spec.world_size)
+        disagreement_metric(measure, exposed, trace, tN, bucket_copies, "bucket copies")
+    if measure.machine.crosses_nodes(spec.world_size):
+        exposed_by_link(measure, ddp, local, exposed)
     bandwidths(measure, replay, trace, traces)
     training_metrics(measure, step)
 
 
-def exposed_by_link(
-    measure: Measure,
-    step: Measured,
-    local: Measured,
-    exposed: Mapping[str, float],
-    traces: Mapping[str, Traced],
-) -> None:
+def exposed_by_link(measure: Measure, step: Measured, local: Measured, exposed: Mapping[str, float]) -> None:
     """Store how much of the exposed communication is inside a node, and how much between nodes.
 
     The same step, with the same batch size per rank, is measured on one node's ranks. Its
@@ -118,29 +89,23 @@ def exposed_by_link(
 
     A node with one rank sends nothing inside. The step is then compared with local, in which ranks
     fill their buckets and send nothing.
-
-    step, local, exposed, traces: of the ranks of all nodes. traces is empty if the profiler saw no
-    communication.
     """
     size = measure.machine.links.node
     if size == 1:
         measure.metric("exposed_between_nodes_seconds", exposed_by_difference(step, local))
-        field_metrics(measure, traces, traced_exposed_between_nodes_seconds="exposed")
         return
     assert isinstance(step.spec, TrainingSpec)
     one_node = dataclasses.replace(step.spec, world_size=size)
     inside = exposed_by_difference(
         measure.reference("one_node", one_node), measure.reference("one_node_no_sync", one_node.no_sync())
     )
-    methods: list[tuple[str, Mapping[str, float], Mapping[str, float]]] = [("", exposed, inside)]
-    if traces:
-        traced_inside = traced_by_set(measure.reference("one_node_trace", measured_as(TraceSpec, one_node)))
-        by_trace = [per_set(attrgetter("exposed"), found) for found in (traces, traced_inside)]
-        methods.append(("traced_", by_trace[0], by_trace[1]))
-    for prefix, across, within in methods:
-        if within:
-            measure.metric(f"{prefix}exposed_inside_node_seconds", within)
-            measure.metric(f"{prefix}exposed_between_nodes_seconds", per_set(sub, across, within))
+    measure.metric("exposed_inside_node_seconds", inside)
+    measure.metric("exposed_between_nodes_seconds", per_set(sub, exposed, inside))
+
+
+def exposed_by_difference(step: Measured, no_sync: Measured) -> dict[str, float]:
+    """Return by how many seconds communication makes the step longer, on the rank that waits most."""
+    return per_set(longest_wait, by_rank(step), by_rank(no_sync))
 
 
 def traced_by_set(trace: Measured) -> dict[str, Traced]:
@@ -159,9 +124,12 @@ def traced_by_set(trace: Measured) -> dict[str, Traced]:
 
 def traced_metrics(measure: Measure, traces: Mapping[str, Traced]) -> None:
     """Store the communication in traces, or a note if the profiler saw none."""
-    exposed, total = "traced_exposed_comm_seconds", "traced_comm_seconds"
     field_metrics(
-        measure, traces, **{exposed: "exposed", total: "total", "overlap_fraction": "overlap_fraction"}
+        measure,
+        traces,
+        traced_exposed_comm_seconds="exposed",
+        traced_comm_seconds="total",
+        overlap_fraction="overlap_fraction",
     )
     if not traces:
         measure.note(NO_TRACE)
@@ -219,14 +187,15 @@ def data_parallel_splits(options: Options) -> Iterator[Case]:
     if options.device == "cpu":
         reason = "strategy data_parallel drives several GPUs from one process; this runs on the CPU"
         yield skipped(size_id(options, most), reason)
-    elif most == 1:
+        return
+    if most == 1:
         reason = "DataParallel communicates between GPUs and needs two, found 1; pass --world-sizes 1,2"
         yield skipped(size_id(options, most), reason)
-    for world_size in options.world_sizes if options.device == "cuda" else ():
-        for batch_size in options.batch_sizes if world_size > 1 else ():
-            identity = f"{size_id(options, world_size, batch_size)}-data_parallel"
-            fields = training(options, world_size, batch_size, "eager") | {"strategy": "data_parallel"}
-            yield case(if_valid(identity, options.step, **fields), core=False)
+    for N, batch_size in product(options.world_sizes, options.batch_sizes):
+        if N > 1:
+            name = f"b{batch_size}-data_parallel"
+            step = step_case(options, N, batch_size, "eager", name=name, strategy="data_parallel")
+            yield case(step, core=False)
 
 
 @pytest.mark.specs(cases=data_parallel_splits)
@@ -261,11 +230,6 @@ def test_data_parallel_split(measure: Measure, spec: TrainingSpec) -> None:
     if traces and ddp_traces:
         measure.metric("comm_over_ddp", per_set(lambda dp, ddp: dp.total / ddp.total, traces, ddp_traces))
     training_metrics(measure, step)
-
-
-def exposed_by_difference(step: Measured, no_sync: Measured) -> dict[str, float]:
-    """Return by how many seconds communication makes the step longer, on the rank that waits most."""
-    return per_set(lambda together, alone: max(map(sub, together, alone)), by_rank(step), by_rank(no_sync))
 
 
 def data_parallel_trace(

@@ -11,7 +11,9 @@ from ddpperf.plugin.cases import Case, case
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import TrainingSpec
+from ddpperf.specs.strategy_fields import COMPILED_EXECUTIONS
 from perf.common.step_metrics import speedup_over, training_metrics
+from perf.common.step_specs import step_case
 
 
 def executions(options: Options) -> Iterator[Case]:
@@ -25,12 +27,10 @@ def executions(options: Options) -> Iterator[Case]:
     extremes = (min(options.batch_sizes), max(options.batch_sizes))
     for batch_size in options.batch_sizes:
         for execution in dict.fromkeys(("eager", *options.executions)):
-            step = options.step(
-                world_size=1, per_rank_batch_size=batch_size, execution=execution, input=options.input
-            )
-            if not step.compiled or batch_size in extremes:
+            if execution not in COMPILED_EXECUTIONS or batch_size in extremes:
                 extreme = min(extremes) if execution == "eager" else max(extremes)
-                yield case(step, core=execution == options.executions[0] or batch_size == extreme)
+                core = execution == options.executions[0] or batch_size == extreme
+                yield case(step_case(options, 1, batch_size, execution), core=core)
 
 
 @pytest.mark.specs(cases=executions)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from statistics import mean, stdev
 
 import pytest
@@ -14,7 +15,6 @@ from ddpperf.analysis.statistics import mean_interval, welch_interval
 from ddpperf.plugin.cases import Case, case, if_valid, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
-from ddpperf.report.spec_properties import properties_of
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import RunSpec, is_custom_model
 from perf.common.by_set import per_set
@@ -33,20 +33,22 @@ def recipe(request: pytest.FixtureRequest, measure: Measure) -> Recipe:
     return find_recipe(measure.machine.device, name)
 
 
-def of_kind(options: Options, kind: str) -> Iterator[tuple[Recipe, Case]]:
-    """Yield each recipe of a kind with its training spec.
+def trainings(options: Options, kind: str, *, core: bool = False) -> Iterator[ParameterSet]:
+    """Yield a training spec for each recipe of a kind.
 
-    A recipe whose spec equals that of an earlier recipe of the kind is skipped.
+    A recipe whose spec equals that of an earlier recipe of the kind is skipped. The id of other
+    recipes than those of the kind "recipe" is that of the recipe. core: whether the core suite has
+    the first recipe.
     """
     seen: dict[RunSpec, str] = {}
-    for recipe in read_recipes(options.device, kind):
+    for number, recipe in enumerate(read_recipes(options.device, kind)):
         training = if_valid(recipe.id, recipe.spec, options)
         if isinstance(training, RunSpec) and training in seen:  # both may have the same tuned learning rate
-            yield recipe, skipped(recipe.id, f"it is the same training as {seen[training]!r}")
-        else:
-            yield recipe, training
-            if isinstance(training, RunSpec):
-                seen[training] = recipe.name
+            training = skipped(recipe.id, f"it is the same training as {seen[training]!r}")
+        elif isinstance(training, RunSpec):
+            seen[training] = recipe.name
+        identity = None if kind == "recipe" else recipe.id
+        yield of_recipe(recipe, case(training, id=identity, core=core and number == 0))
 
 
 def recipes(options: Options) -> Iterator[ParameterSet]:
@@ -56,16 +58,14 @@ def recipes(options: Options) -> Iterator[ParameterSet]:
     """
     if is_custom_model(options.model):
         yield skipped("recipes", f"{options.model} makes its own batches and has no test images")
-        return
-    for number, (recipe, training) in enumerate(of_kind(options, "recipe")):
-        yield of_recipe(recipe, case(training, core=number == 0))
+    else:
+        yield from trainings(options, "recipe", core=True)
 
 
 def remedies(options: Options) -> Iterator[ParameterSet]:
     """Yield a training spec for the reports' plain loop, and for each remedy alone."""
     if not is_custom_model(options.model):
-        for recipe, training in of_kind(options, "remedy"):
-            yield of_recipe(recipe, case(training, id=recipe.id, core=False))
+        yield from trainings(options, "remedy")
 
 
 def reports(options: Options) -> Iterator[ParameterSet]:
@@ -75,8 +75,7 @@ def reports(options: Options) -> Iterator[ParameterSet]:
             reason = "whole trainings of ResNets take hours on a CPU; run them on GPUs"
             yield of_recipe(recipe, skipped(recipe.id, reason))
     elif not is_custom_model(options.model):
-        for recipe, training in of_kind(options, "report"):
-            yield of_recipe(recipe, case(training, id=recipe.id, core=False))
+        yield from trainings(options, "report")
 
 
 def largest_tuned(device: str) -> Recipe:
@@ -89,10 +88,10 @@ def largest_tuned(device: str) -> Recipe:
 
 def on_all_devices(options: Options) -> Iterator[Case]:
     """Yield the training spec of the largest tuned batch size on all devices."""
+    identity = size_id(options, max(options.world_sizes))
     if max(options.world_sizes) == 1:
-        yield skipped(size_id(options, 1), "comparing devices needs two or more; pass --world-sizes 1,2")
+        yield skipped(identity, "comparing devices needs two or more; pass --world-sizes 1,2")
     elif not is_custom_model(options.model):
-        identity = size_id(options, max(options.world_sizes))
         training = if_valid(identity, largest_tuned(options.device).spec, options)
         yield case(training, id=identity, core=False)
 
@@ -127,7 +126,7 @@ def test_remedies(measure: Measure, spec: RunSpec, recipe: Recipe) -> None:
     known = read_recipes(measure.machine.device, "remedy")
     plain = next(other for other in known if other.global_batch_size == recipe.global_batch_size)
     if plain != recipe:
-        others = references(measure, "as_it_is", plain.like(whole_batches(spec, recipe)), runs)
+        others = references(measure, "as_it_is", plain.like(whole_batches(spec)), runs)
         compare(measure, "accuracy_over_as_it_is", runs, others)
 
 
@@ -136,62 +135,36 @@ def test_report_training(measure: Measure, spec: RunSpec, recipe: Recipe) -> Non
     """Which loss and accuracy do the trainings of the reports reach here?"""
     runs = by_seed(measure, spec, recipe.seeds)
     learned(measure, runs)
-    note_epochs(measure, recipe, runs)
-    compare_with_reports(measure, recipe, runs)
+    accuracies_of_reports(measure, recipe, runs)
 
 
 def train(measure: Measure, spec: RunSpec, recipe: Recipe, kind: str) -> list[Measured]:
     """Train by a recipe once for each seed, and compare it with the first recipe of its kind."""
     baseline, *_ = read_recipes(measure.machine.device, kind)
     runs = by_seed(measure, spec, recipe.seeds)
-    small_runs = []
-    if recipe != baseline:
-        small_runs = references(measure, "baseline", baseline.like(whole_batches(spec, recipe)), runs)
     learned(measure, runs)
-    if small_runs:
-        compare(measure, "accuracy_over_baseline", runs, small_runs)
-    note_epochs(measure, recipe, runs)
-    compare_with_reports(measure, recipe, runs)
-    if small_runs and spec.data != "synthetic":
-        for name, report, theirs in recipe.reported_losses(baseline):
-            ours = mean(of_first_set(small_runs, name)) - mean(of_first_set(runs, name))
-            what = f"{recipe.name}: {name.replace('_', ' ')} lost to batch {baseline.global_batch_size}"
-            measure.note(f"{what}: {100 * ours:.1f} points here, {100 * theirs:.1f} in report {report}")
+    if recipe != baseline:
+        others = references(measure, "baseline", baseline.like(whole_batches(spec)), runs)
+        compare(measure, "accuracy_over_baseline", runs, others)
+    accuracies_of_reports(measure, recipe, runs)
     return runs
 
 
-def whole_batches(spec: RunSpec, recipe: Recipe) -> RunSpec:
-    """Return a training spec without the accumulation that its recipe has."""
-    return spec if recipe.images_at_once is None else dataclasses.replace(spec, accumulation_steps=1)
+def whole_batches(spec: RunSpec) -> RunSpec:
+    """Return a training spec without the accumulation that its recipe may have."""
+    return dataclasses.replace(spec, accumulation_steps=1)
 
 
-def note_epochs(measure: Measure, recipe: Recipe, runs: list[Measured]) -> None:
-    """Note a recipe's settings, and the losses and accuracies after each epoch, averaged over seeds."""
-    listed = []
-    for name in FIGURES:
-        epochs = zip(*(figures(run, run.samples[0], name) for run in runs), strict=True)
-        form = "{:.1%}" if name.endswith("accuracy") else "{:.4g}"
-        listed.append(f"{name.replace('_', ' ')} {', '.join(form.format(mean(seeds)) for seeds in epochs)}")
-    settings = properties_of(runs[0].spec, device=measure.machine.device)["recipe"]
-    measure.note(f"{recipe.name} ({settings}) by epoch: {'; '.join(listed)}")
+def accuracies_of_reports(measure: Measure, recipe: Recipe, runs: list[Measured]) -> None:
+    """Store the accuracies that course reports state for this training.
 
-
-def compare_with_reports(measure: Measure, recipe: Recipe, runs: list[Measured]) -> None:
-    """Store the accuracies that course reports state for this training, and note them with ours.
-
-    The reports trained on CIFAR-10, so a training on synthetic images is not compared.
+    The reports trained on CIFAR-10, so nothing is stored for a training on synthetic images.
     """
     spec = runs[0].spec
     assert isinstance(spec, RunSpec)
-    if spec.data == "synthetic":
-        return
-    for name, by_report in recipe.reported.items():
-        ours = mean(of_first_set(runs, name))
+    for name, by_report in recipe.reported.items() if spec.data != "synthetic" else ():
         for report, accuracy in by_report.items():
             measure.metric(f"reported_{name}_{report}", {sample.set: accuracy for sample in runs[0].samples})
-        theirs = " and ".join(f"{accuracy:.2%} in report {report}" for report, accuracy in by_report.items())
-        what = f"{recipe.name}: {name.replace('_', ' ')} after {spec.epochs} epochs"
-        measure.note(f"{what}: {ours:.2%} here, {theirs}")
 
 
 def learned(measure: Measure, runs: list[Measured]) -> None:
@@ -204,9 +177,7 @@ def learned(measure: Measure, runs: list[Measured]) -> None:
     if diverged:
         measure.warn(f"the training diverged: the loss is NaN or infinite in epoch {min(diverged)}")
     if len(runs) > 1:
-        ends = per_set(lambda accuracies: mean_interval(accuracies, CONFIDENCE), last(runs))
-        measure.metric("test_accuracy_low", per_set(lambda interval: max(0.0, interval[0]), ends))
-        measure.metric("test_accuracy_high", per_set(lambda interval: min(1.0, interval[1]), ends))
+        interval_metrics(measure, "test_accuracy", partial(mean_interval, confidence=CONFIDENCE), last(runs))
     best = over_seeds(runs, lambda run, sample: max(figures(run, sample, "test_accuracy")))
     measure.metric("best_test_accuracy", best)
     spec = runs[0].spec
@@ -228,6 +199,23 @@ def skipped_steps(sample: Sample) -> float:
     return sum(max(ranks) for name, ranks in sample.counters.items() if name.startswith("skipped_steps_"))
 
 
+def interval_metrics(
+    measure: Measure,
+    name: str,
+    interval: Callable[..., tuple[float, float]],
+    *accuracies: dict[str, list[float]],
+) -> dict[str, tuple[float, float]]:
+    """Store and return the interval of an accuracy or of a difference, for each process set.
+
+    Stored bounds lie within those of the value. accuracies: of each seed, by process set.
+    """
+    ends = per_set(interval, *accuracies)
+    least = 0.0 if len(accuracies) == 1 else -1.0
+    measure.metric(f"{name}_low", per_set(lambda ends: max(least, ends[0]), ends))
+    measure.metric(f"{name}_high", per_set(lambda ends: min(1.0, ends[1]), ends))
+    return ends
+
+
 def compare(measure: Measure, name: str, runs: list[Measured], others: list[Measured]) -> bool:
     """Store the difference of two mean test accuracies with its Welch interval.
 
@@ -237,9 +225,7 @@ def compare(measure: Measure, name: str, runs: list[Measured], others: list[Meas
     measure.metric(name, per_set(lambda ours, theirs: mean(ours) - mean(theirs), last(runs), last(others)))
     if len(runs) < 2:
         return True  # one seed has no interval
-    ends = per_set(difference_interval, last(runs), last(others))
-    measure.metric(f"{name}_low", per_set(lambda interval: max(-1.0, interval[0]), ends))
-    measure.metric(f"{name}_high", per_set(lambda interval: min(1.0, interval[1]), ends))
+    ends = interval_metrics(measure, name, difference_interval, last(runs), last(others))
     return all(low <= 0 <= high for low, high in ends.values())
 
 
@@ -254,10 +240,6 @@ def difference_interval(ours: list[float], theirs: list[float]) -> tuple[float, 
 def last(runs: list[Measured], name: str = "test_accuracy") -> dict[str, list[float]]:
     """Return a figure after the last epoch of each training, for each process set."""
     return {one.set: [figures(run, run.of_set(one.set), name)[-1] for run in runs] for one in runs[0].samples}
-
-
-def of_first_set(runs: list[Measured], name: str) -> list[float]:
-    return last(runs, name)[runs[0].samples[0].set]
 
 
 def figures(run: Measured, sample: Sample, name: str) -> list[float]:
@@ -286,9 +268,7 @@ def test_same_result_on_more_devices(measure: Measure, spec: RunSpec) -> None:
     recipe = largest_tuned(measure.machine.device)
     runs = by_seed(measure, spec, recipe.seeds)
     learned(measure, runs)
-    alone = dataclasses.replace(recipe, devices=1).like(spec)
-    ones = references(measure, "one_device", alone, runs)
-    cost_metrics(measure, training_seconds(ones), training_seconds(runs), spec.world_size, of="of_training")
+    ones = one_device_costs(measure, spec, runs)
     if not compare(measure, "accuracy_over_one_device", runs, ones):
         measure.warn("all devices reach another accuracy than one device, by more than seeds explain")
     unscaled = spec.rate / spec.world_size  # the linear scaling rule at the batch size of one rank
@@ -303,16 +283,18 @@ def test_long_run(measure: Measure, spec: RunSpec, recipe: Recipe) -> None:
     runs = by_seed(measure, spec, recipe.seeds)
     learned(measure, runs)
     if spec.world_size > 1:
-        ones = references(measure, "one_device", on_one_device(spec), runs)
-        cost_metrics(
-            measure, training_seconds(ones), training_seconds(runs), spec.world_size, of="of_training"
-        )
+        one_device_costs(measure, spec, runs)
 
 
-def on_one_device(spec: RunSpec) -> RunSpec:
-    """Return the spec of the same training on one device, with the same global batch sizes."""
+def one_device_costs(measure: Measure, spec: RunSpec, runs: list[Measured]) -> list[Measured]:
+    """Measure the same training on one device, and store the device time that it saves.
+
+    The global batch sizes are the same. Returns the trainings on one device.
+    """
     N = spec.world_size
-    alone = spec.one_device()
-    return dataclasses.replace(
-        alone, per_rank_batch_size=spec.global_batch_size, grow_from=N * spec.grow_from
+    alone = dataclasses.replace(
+        spec.one_device(), per_rank_batch_size=spec.global_batch_size, grow_from=N * spec.grow_from
     )
+    ones = references(measure, "one_device", alone, runs)
+    cost_metrics(measure, training_seconds(ones), training_seconds(runs), N, of="of_training")
+    return ones

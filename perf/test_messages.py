@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from ddpperf.plugin.cases import Case, if_valid, size_id, skipped
+from ddpperf.plugin.cases import Case, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
-from ddpperf.results import units
 from ddpperf.results.metrics import MESSAGE_KINDS
 from ddpperf.specs import MessagesSpec, TrainingSpec, measured_as
+from perf.common.step_specs import step_case
 
 VARIANTS: tuple[dict[str, Any], ...] = (
     {"strategy": "ddp"},
@@ -36,14 +35,11 @@ def strategies(options: Options) -> Iterator[Case]:
         yield skipped(size_id(options, 1), "one device sends no messages; pass --world-sizes 1,2")
         return
     for fields in VARIANTS if not options.spec_fields else ({},):
-        batch_size, named = min(options.batch_sizes), "+".join(map(str, fields.values()))
-        work = {"world_size": world_size, "per_rank_batch_size": batch_size, "input": options.input}
-        identity = f"{size_id(options, world_size)}-{named}"
-        yield if_valid(identity, counted, options, **work, execution="eager", **fields)
-
-
-def counted(options: Options, **fields: Any) -> TrainingSpec:
-    return measured_as(MessagesSpec, options.step(**fields))
+        name = "+".join(map(str, fields.values()))
+        step = step_case(
+            options, world_size, min(options.batch_sizes), "eager", kind=MessagesSpec, name=name, **fields
+        )
+        yield measured_as(MessagesSpec, step) if isinstance(step, TrainingSpec) else step
 
 
 @pytest.mark.specs(cases=strategies)
@@ -59,8 +55,6 @@ def test_messages(measure: Measure, spec: MessagesSpec) -> None:
                 name = f"{prefix}{kind}".replace(" ", "_")
                 measure.metric(f"{name}_bytes", none | nbytes)
                 measure.metric(f"{name}_messages", none | messages)
-    for sentence in sorted({described(sample.counters) for sample in ledger.samples}):
-        measure.note(sentence)
     if unknown := {*ledger.counter("other: messages"), *ledger.counter("start other: messages")}:
         pytest.fail(
             f"process sets {', '.join(sorted(unknown))} sent messages of an unknown kind", pytrace=False
@@ -75,22 +69,3 @@ def test_messages(measure: Measure, spec: MessagesSpec) -> None:
                 f"process set {name} sent {sent.get(name, 0):.0f} bytes of gradients, expected {due:.0f}",
                 pytrace=False,
             )
-
-
-def described(counters: Mapping[str, tuple[float, ...]]) -> str:
-    """Return a sentence about the messages that rank 0 sends in a training step.
-
-    The sentence has the bytes of each kind of message and collective, and the size of each gradient
-    bucket.
-    """
-    parts = []
-    for counter, (nbytes, *_) in counters.items():
-        if match := re.fullmatch(r"(\w+) by (\w+): bytes", counter):
-            kind, collective = match.groups()
-            messages = counters[f"{kind} by {collective}: messages"][0]
-            buckets = [size for bucket, (size, *_) in counters.items() if bucket.startswith("bucket")]
-            several = kind == "gradients" and len(buckets) > 1
-            single = f" ({', '.join(map(units.nbytes, buckets))})" if several else ""
-            name = "the mean loss for the report " if kind == "metrics" else f"{kind} "
-            parts.append(f"{name}{units.nbytes(nbytes)} by {messages:.0f} {collective}{single}")
-    return f"each step sends {'; '.join(parts)}"

@@ -17,6 +17,7 @@ from perf.common.by_set import per_set
 from perf.common.recipes import Recipe, read_recipes
 from perf.common.seeds import by_seed, references, training_seconds
 from perf.common.step_metrics import speedup_over, training_metrics
+from perf.common.step_specs import step_case
 from perf.test_large_batch import compare, learned
 
 GPU_PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp16")
@@ -41,10 +42,10 @@ def precisions(options: Options) -> Iterator[Case]:
     on_cpu = options.device == "cpu"
     for precision in precisions_of(options.device):
         for batch_size in options.batch_sizes:
-            spec = options.step(world_size=1, per_rank_batch_size=batch_size, precision=precision)
             core = on_cpu or batch_size == max(options.batch_sizes)
-            gate = on_cpu and spec.precision != options.precision
-            yield case(unless_emulated(options, spec), core=core, gate=gate)
+            gate = on_cpu and precision != options.precision
+            step = step_case(options, 1, batch_size, input="fixed", precision=precision)
+            yield case(unless_emulated(options, step), core=core, gate=gate)
 
 
 def trainings(options: Options) -> Iterator[Case]:
@@ -58,9 +59,7 @@ def trainings(options: Options) -> Iterator[Case]:
             recipe = dataclasses.replace(plain, devices=1, global_batch_size=batch_size)
             identity = f"b{batch_size}-{precision}"
             training = if_valid(identity, recipe.spec, options, precision=precision)
-            if isinstance(training, TrainingSpec):
-                training = unless_emulated(options, training, identity)
-            yield case(training, id=identity, core=False)
+            yield case(unless_emulated(options, training, identity), id=identity, core=False)
 
 
 def plain_recipe(device: str) -> Recipe:
@@ -69,13 +68,15 @@ def plain_recipe(device: str) -> Recipe:
     return first
 
 
-def unless_emulated(options: Options, spec: TrainingSpec, identity: str = "") -> Case:
-    """Return a training spec, or a skipped test for bf16 on a CPU without bf16 instructions.
+def unless_emulated(options: Options, found: Case, identity: str = "") -> Case:
+    """Return a case, which is skipped if it trains in bf16 on a CPU without bf16 instructions.
 
     identity: the id of the skipped test, instead of the id that the spec gives.
     """
-    is_emulated = spec.precision == "bf16" and options.device == "cpu" and not computes_bf16()
-    return skipped(identity or spec, SLOW_BF16) if is_emulated and options.precision != "bf16" else spec
+    is_bf16 = isinstance(found, TrainingSpec) and found.precision == "bf16" != options.precision
+    if isinstance(found, TrainingSpec) and is_bf16 and options.device == "cpu" and not computes_bf16():
+        return skipped(identity or found, SLOW_BF16)
+    return found
 
 
 def slower_precisions(precision: Precision, device: str) -> tuple[Precision, ...]:

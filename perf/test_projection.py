@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from functools import partial
 
 import pytest
 
@@ -33,7 +32,7 @@ from ddpperf.specs import (
 )
 from perf.common.all_reduces import backend_sizes, estimate_metric, too_few, warn_if_undetermined
 from perf.common.by_set import per_set
-from perf.common.step_specs import fewer, measured_also_as, too_few_world_sizes
+from perf.common.step_specs import fewer, step_case, too_few_world_sizes
 
 Times = Mapping[int, float]  # seconds of all-reduces by their bytes
 NORMAL = 1.4826  # the standard deviation of normal errors over the median of their absolute values
@@ -53,7 +52,7 @@ def steps(options: Options) -> Iterator[Case]:
         yield skipped(size_id(options, most), too_few(sizes))
         return
     for batch_size in options.batch_sizes:
-        step = measured_also_as(BucketReplaySpec, options, most, batch_size, options.executions[0])
+        step = step_case(options, most, batch_size, kind=BucketReplaySpec)
         yield case(step, core=batch_size == max(options.batch_sizes))
 
 
@@ -64,53 +63,38 @@ def test_projection(measure: Measure, spec: TrainingSpec) -> None:
     The prediction is compared with the guess that more devices leave the extra step time unchanged.
     --project-to asks for predictions for world sizes that were not measured.
     """
-    step = measure(spec)
+    step, N = measure(spec), spec.world_size
     spec = dataclasses.replace(spec, delay_seconds=0.0)
-    undelayed = measure.reference(f"world_size={spec.world_size}", spec)
-    references = {
-        N: measure.reference(f"world_size={N}", dataclasses.replace(spec, world_size=N))
-        for N in fewer(measure, spec)
+    smaller = fewer(measure, spec)
+    steps = {
+        size: measure.reference(f"world_size={size}", dataclasses.replace(spec, world_size=size))
+        for size in (N, *smaller)
     }
-    most = dataclasses.replace(spec, world_size=max(references))
+    most = dataclasses.replace(spec, world_size=max(smaller))
     local = measure.reference("local", most.local())
     replay = measure.reference("replay", measured_as(BucketReplaySpec, most))
     one_device = measure.reference("one_device", spec.one_device())
     parts = measure.reference("parts", measured_as(PartsSpec, spec.one_device()))
-    references[spec.world_size] = undelayed
-    times = {N: backend_times(measure, N, spec) for N in references}
+    times = {size: backend_times(measure, size, spec) for size in (*smaller, N)}
 
+    measured: dict[str, dict[int, Excess]] = {}
     projections: dict[str, dict[int, Estimate]] = {}
-    measured = {
-        name: {N: excess(reference, one_device, name) for N, reference in references.items()}
-        for name in step.median_step_seconds()
-    }
-    for name, by_size in measured.items():
-        buckets = [
-            nbytes[0]
-            for counter, nbytes in replay.of_set(name).counters.items()
-            if counter.startswith("bucket")
-        ]
-        projected = partial(
-            projection,
-            measure,
-            bucket_copies=excess(local, one_device, name),  # the extra step time without communication
-            times={N: by_set[name] for N, by_set in times.items()},
-            buckets=buckets,
-            hideable=min(parts.of_set(name).counters["backward_seconds"]),
-        )
-        smaller = {N: found for N, found in by_size.items() if spec.world_size > N}
+    for name in step.median_step_seconds():
+        measured[name] = {size: excess(found, one_device, name) for size, found in steps.items()}
+        counters = replay.of_set(name).counters
         projections[name] = {}
-        with warn_if_undetermined(measure, f"process set {name}'s projection on {spec.world_size} devices"):
-            projections[name][spec.world_size] = projected(smaller, spec.world_size)
-        for N in measure.machine.links.project_to:
-            if N not in by_size:
-                with warn_if_undetermined(measure, f"process set {name}'s projection on {N} devices"):
-                    projections[name][N] = projected(by_size, N)
-            elif spec.world_size > N:
-                measure.note(f"{N} devices were measured, and are not projected")
-    projection_metrics(
-        measure, spec.world_size, measured, projections, one_device.slowest_device_seconds(spec.world_size)
-    )
+        for target in (N, *(to for to in measure.machine.links.project_to if to not in steps)):
+            with warn_if_undetermined(measure, f"process set {name}'s projection on {target} devices"):
+                projections[name][target] = projection(
+                    measure,
+                    {size: found for size, found in measured[name].items() if size < N or target != N},
+                    target,
+                    bucket_copies=excess(local, one_device, name),  # the extra time without communication
+                    times={size: by_set[name] for size, by_set in times.items()},
+                    buckets=[sent[0] for what, sent in counters.items() if what.startswith("bucket")],
+                    hideable=min(parts.of_set(name).counters["backward_seconds"]),
+                )
+    projection_metrics(measure, N, measured, projections, one_device.slowest_device_seconds(N))
 
 
 def backend_times(measure: Measure, N: int, spec: TrainingSpec) -> dict[str, Times]:
@@ -118,15 +102,14 @@ def backend_times(measure: Measure, N: int, spec: TrainingSpec) -> dict[str, Tim
 
     The all-reduces run in a CUDA graph if the training step does.
     """
-    sizes = backend_sizes(measure.machine.device, measure.machine.links)
-    call: CallExecution = "graph" if spec.captured else "eager"
-    specs = [AllReduceSpec(world_size=N, nbytes=nbytes, execution=call) for nbytes in sizes]
-    references = {}
-    for spec_of_call in specs:
-        name = f"world_size={N}-{format_bytes(spec_of_call.nbytes)}-backend-{call}"
-        references[spec_of_call.nbytes] = measure.reference(name, spec_of_call).median_step_seconds()
-    names = next(iter(references.values()))
-    return {name: {nbytes: seconds[name] for nbytes, seconds in references.items()} for name in names}
+    mode: CallExecution = "graph" if spec.captured else "eager"
+    times: dict[str, dict[int, float]] = {}
+    for nbytes in backend_sizes(measure.machine.device, measure.machine.links):
+        call = AllReduceSpec(world_size=N, nbytes=nbytes, execution=mode)
+        name = f"world_size={N}-{format_bytes(nbytes)}-backend-{mode}"
+        for of_set, seconds in measure.reference(name, call).median_step_seconds().items():
+            times.setdefault(of_set, {})[nbytes] = seconds
+    return dict(times)
 
 
 def excess(longer: Measured, one_device: Measured, name: str) -> Excess:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from itertools import product
 from operator import attrgetter, itemgetter, mul, truediv
 from typing import Any, get_args
 
@@ -17,7 +17,6 @@ import pytest
 from ddpperf.analysis.logarithmic_fit import Estimate
 from ddpperf.analysis.scaling import (
     PREDICTED_DEVICES,
-    Fit,
     Law,
     amdahl_speedup,
     efficiency,
@@ -31,26 +30,25 @@ from ddpperf.analysis.scaling import (
     weak_speedup,
 )
 from ddpperf.machine.hardware import core_count
-from ddpperf.plugin.cases import OWN_DDP, Case, case, if_valid, size_id, skipped, without_torchvision
+from ddpperf.plugin.cases import OWN_DDP, Case, case, size_id, skipped, without_torchvision
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
-from ddpperf.specs import EpochSpec, Model, TrainingSpec, is_custom_model
+from ddpperf.specs import EpochSpec, Execution, Model, TrainingSpec, is_custom_model
 from ddpperf.specs.strategy_fields import CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, DDP_OPTIONS
-from perf.common.by_set import by_rank, field_metrics, per_set, sets_by_side
-from perf.common.nodes import node_spread
+from perf.common.by_set import per_set, sets_by_side
 from perf.common.step_metrics import cost_metrics, training_metrics
 from perf.common.step_specs import (
-    RESNET50_BATCH,
     fewer,
+    global_batch_case,
     law_world_sizes,
     resnet50,
-    step,
+    step_case,
     too_few_world_sizes,
-    training,
 )
 
 HEAVY = "torchvision:vit_b_16"  # a vision transformer with 86 million parameters
+HEAVY_BATCH = 128  # images per rank
 
 
 def weak_scaling(options: Options) -> Iterator[Case]:
@@ -64,33 +62,27 @@ def weak_scaling(options: Options) -> Iterator[Case]:
     step once each, and compiles for one device only. The gate has the first mode on one device and
     on all devices.
     """
-    on_cpu, most = options.device == "cpu", max(options.world_sizes)
-    for world_size in reversed(options.world_sizes):
-        ends = world_size in (1, most)
-        for batch_size in options.batch_sizes:
-            largest = batch_size == max(options.batch_sizes)
-            for execution in options.executions:
-                first = execution == options.executions[0]
-                if execution in COMPILED_EXECUTIONS and not first and not largest:
-                    continue
-                if first:
-                    core = ends or largest
-                elif execution == "eager":  # DDP and DataParallel, which are compared
-                    core = world_size == most > 1 and largest
-                else:
-                    core = world_size == 1
-                fields = training(options, world_size, batch_size, execution)
-                yield case(options.step(**fields), core=on_cpu or core, gate=ends and first)
-                core = world_size == most and largest and first
-                for own_fields in own_ddp(options, fields):
-                    yield case(options.step(**own_fields), core=on_cpu or core)
-            core = world_size == most and largest and options.executions[0] != "eager"
-            yield from one_process(options, world_size, batch_size, core=on_cpu or core)
+    on_cpu, first = options.device == "cpu", options.executions[0]
+    most, largest = max(options.world_sizes), max(options.batch_sizes)
+    for N, batch_size in product(reversed(options.world_sizes), options.batch_sizes):
+        ends, extreme = N in (1, most), most == N and batch_size == largest
+        for execution in options.executions:
+            if execution == first:
+                core = ends or batch_size == largest
+            elif execution == "eager":  # DDP and DataParallel, which are compared
+                core = extreme and N > 1
+            else:
+                core = N == 1
+            if execution == first or execution not in COMPILED_EXECUTIONS or batch_size == largest:
+                step = step_case(options, N, batch_size, execution)
+                yield case(step, core=on_cpu or core, gate=ends and execution == first)
+                core = extreme and execution == first
+                yield from own_ddp(options, N, batch_size, execution, core=on_cpu or core)
+        yield from one_process(options, N, batch_size, core=on_cpu or (extreme and first != "eager"))
     if not on_cpu and options.model in get_args(Model):
-        for world_size in options.world_sizes:
-            yield case(heavy(options, world_size), core=world_size in (1, most))
-    for step_of_resnet50 in resnet50(options, partial(deeper, options)):
-        yield case(step_of_resnet50, core=False)
+        for N in options.world_sizes:
+            yield case(heavy(options, N), core=N in (1, most))
+    yield from resnet50(options)
 
 
 def strong_scaling(options: Options) -> Iterator[Case]:
@@ -102,18 +94,12 @@ def strong_scaling(options: Options) -> Iterator[Case]:
     the same step there.
     """
     on_cpu, most = options.device == "cpu", max(options.world_sizes)
-    for global_batch_size in options.global_batch_sizes:
-        for world_size in reversed(options.world_sizes):
-            identity = f"{size_id(options, world_size)}-global_b{global_batch_size}"
-            if global_batch_size % world_size == 0:
-                batch_size = global_batch_size // world_size
-                found = if_valid(identity, step, options, world_size, batch_size, options.executions[0])
-                core = world_size in (1, most) or global_batch_size == max(options.global_batch_sizes)
-                yield case(found, core=on_cpu or core, gate=not on_cpu and world_size == most)
-                yield from one_process(options, world_size, batch_size, core=on_cpu)
-            else:
-                reason = f"a global batch of {global_batch_size} does not divide over {world_size} ranks"
-                yield skipped(identity, reason)
+    for images, N in product(options.global_batch_sizes, reversed(options.world_sizes)):
+        core = N in (1, most) or images == max(options.global_batch_sizes)
+        gate = not on_cpu and most == N
+        yield case(global_batch_case(options, N, images), core=on_cpu or core, gate=gate)
+        if images % N == 0:
+            yield from one_process(options, N, images // N, core=on_cpu)
 
 
 def weak_laws(options: Options) -> Iterator[Case]:
@@ -127,10 +113,8 @@ def weak_laws(options: Options) -> Iterator[Case]:
         yield skipped(size_id(options, most), reason)
         return
     for batch_size in options.batch_sizes:
-        identity = size_id(options, most, batch_size)
-        found = if_valid(identity, step, options, most, batch_size, options.executions[0])
         core = most <= max(options.world_sizes) and batch_size == max(options.batch_sizes)
-        yield case(found, core=core)
+        yield case(step_case(options, most, batch_size), core=core)
 
 
 def strong_laws(options: Options) -> Iterator[Case]:
@@ -146,15 +130,13 @@ def strong_laws(options: Options) -> Iterator[Case]:
     for images in options.global_batch_sizes:
         sizes = [N for N in world_sizes if N > 1 and images % N == 0]
         most = max(sizes, default=1)
-        identity = f"{size_id(options, most)}-global_b{images}"
         if len(sizes) > 1:
-            found = if_valid(identity, step, options, most, images // most, options.executions[0])
             core = most <= max(options.world_sizes) and images == max(options.global_batch_sizes)
-            yield case(found, core=core)
+            yield case(global_batch_case(options, most, images), core=core)
         else:
             listed = f"{', '.join(map(str, world_sizes))}; pass other --global-batch-sizes"
             reason = f"a global batch of {images} does not divide over two of the world sizes {listed}"
-            yield skipped(identity, reason)
+            yield skipped(f"{size_id(options, most)}-global_b{images}", reason)
 
 
 def epochs(options: Options) -> Iterator[Case]:
@@ -164,56 +146,48 @@ def epochs(options: Options) -> Iterator[Case]:
     --executions. The core suite has DDP on all devices in the first mode, because compiling a DDP
     step and the step of one device took 24 s on two H200s, or the fastest mode on an only device.
     """
-    most = max(options.world_sizes)
-    mode = options.executions[0] if most > 1 else options.fastest_execution
-    if not is_custom_model(options.model):
-        for world_size in reversed(options.world_sizes):
-            for execution in dict.fromkeys((options.executions[0], options.fastest_execution)):
-                fields = training(options, world_size, max(options.batch_sizes), execution)
-                fields["input"] = "device"
-                yield case(options.epoch(**fields), core=world_size == most and execution == mode)
-                for own_fields in own_ddp(options, fields):
-                    yield case(options.epoch(**own_fields), core=False)
+    if is_custom_model(options.model):
+        return
+    most, batch_size = max(options.world_sizes), max(options.batch_sizes)
+    first, fastest = options.executions[0], options.fastest_execution
+    images: dict[str, Any] = {"epoch": True, "input": "device"}
+    for N, execution in product(reversed(options.world_sizes), dict.fromkeys((first, fastest))):
+        core = most == N and execution == (first if most > 1 else fastest)
+        yield case(step_case(options, N, batch_size, execution, **images), core=core)
+        yield from own_ddp(options, N, batch_size, execution, core=False, **images)
 
 
-def own_ddp(options: Options, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the fields of a training spec with DDP replaced by own_ddp, this project's minimal DDP.
+def own_ddp(
+    options: Options, N: int, batch_size: int, execution: Execution, *, core: bool, **images: Any
+) -> Iterator[Case]:
+    """Yield a step with own_ddp, this project's minimal DDP, if it is captured in a CUDA graph.
 
-    Nothing is yielded on one device, if the step is not captured in a CUDA graph, or if --spec is
-    given.
+    Nothing is yielded on one device, or if --spec is given. images: arguments of `step_case`.
     """
-    if fields["world_size"] > 1 and fields["execution"] in CAPTURED_EXECUTIONS and not options.spec_fields:
-        yield fields | DDP_OPTIONS | OWN_DDP
+    if N > 1 and execution in CAPTURED_EXECUTIONS and not options.spec_fields:
+        fields = DDP_OPTIONS | OWN_DDP | images
+        yield case(step_case(options, N, batch_size, execution, **fields), core=core)
 
 
-def one_process(options: Options, world_size: int, batch_size: int, *, core: bool) -> Iterator[Case]:
+def one_process(options: Options, N: int, batch_size: int, *, core: bool) -> Iterator[Case]:
     """Yield a training spec with torch's DataParallel, in which one process drives all devices."""
-    if world_size > 1:
-        fields = training(options, world_size, batch_size, "eager")
-        identity = f"{size_id(options, world_size, batch_size)}-data_parallel"
-        yield case(if_valid(identity, options.step, **fields | {"strategy": "data_parallel"}), core=core)
+    if N > 1:
+        name = f"b{batch_size}-data_parallel"
+        step = step_case(options, N, batch_size, "eager", name=name, strategy="data_parallel")
+        yield case(step, core=core)
 
 
-def heavy(options: Options, world_size: int) -> Case:
+def heavy(options: Options, N: int) -> Case:
     """Return the training spec of a vision transformer, or a skipped test if it cannot be trained.
 
     The model computes little for its 86 million parameters, so communication takes long.
     """
-    fields = training(options, world_size, 128, options.executions[0])
-    identity = f"{size_id(options, world_size)}-{HEAVY}"
-    found = if_valid(identity, options.step, **fields | {"model": HEAVY})
+    found = step_case(options, N, HEAVY_BATCH, name=HEAVY, model=HEAVY)
     if not isinstance(found, TrainingSpec):
         return found
     if options.data.image_size != (32, 32):
         return skipped(found, f"model {HEAVY} takes images of 32x32, the data set has images of another size")
     return without_torchvision(found, f"model {HEAVY}")
-
-
-def deeper(options: Options, model: Model, world_size: int) -> Case:
-    """Return the case of a ResNet-50 training step on some devices."""
-    identity = f"{size_id(options, world_size)}-{model}"
-    execution = options.executions[0]
-    return if_valid(identity, step, options, world_size, RESNET50_BATCH, execution, model=model)
 
 
 @pytest.mark.specs(cases=weak_scaling)
@@ -256,15 +230,12 @@ def scaling_metrics(
     speedup_of: the function of t(1), t(N) and N that returns the speedup. Returns the measurement
     on N devices.
     """
-    step = measure(spec)
-    if spec.world_size > 1:
-        tN = step.median_step_seconds()
-        alone = measure.reference("one_device", one_device)
-        t1 = alone.slowest_device_seconds(spec.world_size)
-        speedup = per_set(lambda t1, tN: speedup_of(t1, tN, spec.world_size), t1, tN)
+    step, N = measure(spec), spec.world_size
+    if N > 1:
+        t1 = measure.reference("one_device", one_device).slowest_device_seconds(N)
+        speedup = per_set(lambda t1, tN: speedup_of(t1, tN, N), t1, step.median_step_seconds())
         measure.metric("speedup", speedup)
-        measure.metric("efficiency", per_set(lambda speedup: efficiency(speedup, spec.world_size), speedup))
-        node_spread(measure, by_rank(alone, spec.world_size), spec.world_size)
+        measure.metric("efficiency", per_set(lambda speedup: efficiency(speedup, N), speedup))
     if spec.strategy == "data_parallel":
         ddp = measure.reference("ddp", spec.ddp()).median_step_seconds()
         measure.metric("ddp_over_data_parallel", per_set(truediv, step.median_step_seconds(), ddp))
@@ -275,40 +246,35 @@ def scaling_metrics(
 @pytest.mark.specs(cases=weak_laws)
 def test_gustafson(measure: Measure, spec: TrainingSpec) -> None:
     """Which fraction of a step is serial by Gustafson's law, at a constant batch size per rank?"""
-    cases = {N: dataclasses.replace(spec, world_size=N) for N in fewer(measure, spec)}
-    law_metrics(measure, spec, cases, spec.one_device(), weak_speedup, fit_gustafson, gustafson_speedup)
+    law_metrics(measure, spec, weak=True)
 
 
 @pytest.mark.specs(cases=strong_laws)
 def test_amdahl(measure: Measure, spec: TrainingSpec) -> None:
     """Which fraction of a step is serial by Amdahl's law, with a constant global batch size?"""
-    images = spec.global_batch_size
-    sizes = [N for N in fewer(measure, spec) if images % N == 0]
-    cases = {N: dataclasses.replace(spec, world_size=N, per_rank_batch_size=images // N) for N in sizes}
-    one_device = dataclasses.replace(spec.one_device(), per_rank_batch_size=images)
-    law_metrics(measure, spec, cases, one_device, strong_speedup, fit_amdahl, amdahl_speedup)
+    law_metrics(measure, spec, weak=False)
 
 
-def law_metrics(
-    measure: Measure,
-    spec: TrainingSpec,
-    cases: Mapping[int, TrainingSpec],
-    one_device: TrainingSpec,
-    speedup_of: Callable[[float, float, int], float],
-    fit: Fit,
-    law: Law,
-) -> None:
-    """Fit Amdahl's or Gustafson's law to measured speedups, and store the serial fraction.
+def law_metrics(measure: Measure, spec: TrainingSpec, *, weak: bool) -> None:
+    """Fit Gustafson's law (weak scaling) or Amdahl's law (strong scaling) to measured speedups.
 
-    The interval of the fraction, the measured speedups, and the predictions for up to 32 devices
-    are stored, too. Base and candidate of an A/B run have their own fits.
-    cases: the training spec of each smaller world size.
+    The serial fraction with its interval, the measured speedups, and the predictions for up to 32
+    devices are stored. Base and candidate of an A/B run have their own fits.
     """
+    fit, law = (fit_gustafson, gustafson_speedup) if weak else (fit_amdahl, amdahl_speedup)
+    speedup_of = weak_speedup if weak else strong_speedup
+
+    def on(devices: TrainingSpec) -> TrainingSpec:
+        batch_size = spec.per_rank_batch_size if weak else spec.global_batch_size // devices.world_size
+        return dataclasses.replace(devices, per_rank_batch_size=batch_size)
+
     step = measure(spec)
     seconds = {spec.world_size: step.median_step_seconds()}
-    for N, smaller in cases.items():
-        seconds[N] = measure.reference(f"world_size={N}", smaller).median_step_seconds()
-    t1 = measure.reference("one_device", one_device).slowest_device_seconds(spec.world_size)
+    for N in fewer(measure, spec):
+        if weak or spec.global_batch_size % N == 0:
+            smaller = on(dataclasses.replace(spec, world_size=N))
+            seconds[N] = measure.reference(f"world_size={N}", smaller).median_step_seconds()
+    t1 = measure.reference("one_device", on(spec.one_device())).slowest_device_seconds(spec.world_size)
     sizes = sorted(seconds)
     speedups = {name: [speedup_of(t, seconds[N][name], N) for N in sizes] for name, t in t1.items()}
     fractions = per_set(lambda of_set: fit(sizes, of_set).value, speedups)
@@ -317,7 +283,8 @@ def law_metrics(
     fits = {side: fit_sets(fit, sizes, [speedups[name] for name in names]) for side, names in sides.items()}
     together = {name: fits[side] for side, names in sides.items() for name in names}
     if all(math.isfinite(estimate.high) for estimate in fits.values()):
-        field_metrics(measure, together, serial_fraction_low="low", serial_fraction_high="high")
+        for end in ("low", "high"):
+            measure.metric(f"serial_fraction_{end}", per_set(attrgetter(end), together))
     for place, N in enumerate(sizes):
         measure.metric(f"speedup_of_{N}", per_set(itemgetter(place), speedups))
     cores, ranks = core_count(), measure.machine.ranks_here(spec.world_size)
@@ -327,10 +294,9 @@ def law_metrics(
     impossible = {side: reason for side, one in fits.items() if (reason := not_predictable(one.value))}
     for side, reason in impossible.items():
         measure.note(f"{f'{side}: ' if side else ''}{reason}, so nothing is predicted")
-    if impossible:
-        return
-    for N in sorted({*sizes, *PREDICTED_DEVICES}):
-        predictions(measure, law, N, fractions, together)
+    if not impossible:
+        for N in sorted({*sizes, *PREDICTED_DEVICES}):
+            predictions(measure, law, N, fractions, together)
 
 
 def predictions(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import product
 from operator import truediv
 from statistics import median
 
@@ -19,22 +20,14 @@ from ddpperf.analysis.breakdown import (
     peak_flops_per_second,
     straggler_spread,
 )
-from ddpperf.plugin.cases import Case, case, if_measured_as, if_valid, size_id, skipped, without_torchvision
+from ddpperf.plugin.cases import Case, case, size_id
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured, Sample
-from ddpperf.specs import (
-    PARTS,
-    EpochPartsSpec,
-    EpochSpec,
-    Execution,
-    PartsSpec,
-    TrainingSpec,
-    measured_as,
-)
+from ddpperf.specs import PARTS, EpochPartsSpec, EpochSpec, Execution, PartsSpec, TrainingSpec, measured_as
 from perf.common.by_set import by_rank, per_set
 from perf.common.step_metrics import cost_metrics, training_metrics
-from perf.common.step_specs import measured_also_as, resnet50, resnet50_step, training
+from perf.common.step_specs import global_batch_case, resnet50, step_case
 
 AGREEMENT = 0.02  # the sum of the parts may differ from the step by this fraction without a note
 CPU_EPOCH_STEPS = 4  # on all ranks, in an epoch of test_epoch_breakdown without --epoch-images
@@ -46,24 +39,21 @@ def steps(options: Options) -> Iterator[Case]:
     The smallest batch size is measured in eager mode, too. On GPUs the core suite has the first
     mode on one device and on all devices, with the smallest and the largest batch.
     """
+    first, on_cpu = options.executions[0], options.device == "cpu"
     ends = (1, max(options.world_sizes))
-    extremes = (min(options.batch_sizes), max(options.batch_sizes))
-    for world_size in options.world_sizes:
-        for batch_size in options.batch_sizes:
-            too = ("eager",) if batch_size == min(options.batch_sizes) else ()
-            for execution in dict.fromkeys((options.executions[0], *too)):
-                step = measured_also_as(PartsSpec, options, world_size, batch_size, execution)
-                chosen = world_size in ends and batch_size in extremes
-                first = execution == options.executions[0]
-                yield case(step, core=options.device == "cpu" or (chosen and first))
-    for step in resnet50(options, partial(resnet50_step, PartsSpec, options)):
-        yield case(step, core=False)
+    smallest, largest = min(options.batch_sizes), max(options.batch_sizes)
+    for N, batch_size in product(options.world_sizes, options.batch_sizes):
+        too: tuple[Execution, ...] = ("eager",) if batch_size == smallest else ()
+        for execution in dict.fromkeys((first, *too)):
+            core = N in ends and batch_size in (smallest, largest) and execution == first
+            yield case(step_case(options, N, batch_size, execution, kind=PartsSpec), core=on_cpu or core)
+    yield from resnet50(options, PartsSpec)
 
 
 @pytest.mark.specs(cases=steps)
 def test_step_breakdown(measure: Measure, spec: TrainingSpec) -> None:
     """How long is each part of a training step, such as the forward pass and the backward pass?"""
-    step = measure(spec)
+    step, one_device = measure(spec), spec.one_device()
     spec = dataclasses.replace(spec, delay_seconds=0.0)  # a delay is no part of the step
     parts = measure.reference("parts", measured_as(PartsSpec, spec))
     seconds = measure.reference("step", spec).median_step_seconds()
@@ -77,7 +67,12 @@ def test_step_breakdown(measure: Measure, spec: TrainingSpec) -> None:
     if spec.world_size > 1 and spec.strategy == "ddp":
         alone = measure.reference("no_sync", spec.no_sync())
         measure.metric("straggler_spread", per_set(straggler_spread, by_rank(alone)))
-    costs(measure, step)
+    t1 = tN = step.median_step_seconds()
+    if spec.world_size > 1:
+        t1 = measure.reference("one_device", one_device).slowest_device_seconds(spec.world_size)
+    alone_steps = spec.images_per_epoch / spec.per_rank_batch_size  # of an epoch on one device
+    T1 = per_set(lambda t: alone_steps * t, t1)
+    cost_metrics(measure, T1, per_set(lambda t: spec.steps_per_epoch * t, tN), spec.world_size)
     training_metrics(measure, step)
 
 
@@ -87,43 +82,35 @@ def loader_epochs(options: Options) -> Iterator[Case]:
     The DataLoader has no workers, or several. The steps run in the first execution mode. With
     several workers they also run in eager mode.
     """
-    for world_size in dict.fromkeys((1, max(options.world_sizes))):
-        yield from (loader_epoch(options, world_size, workers) for workers in loader_workers(options))
+    for N in dict.fromkeys((1, max(options.world_sizes))):
+        yield from loader_epochs_on(options, N)
         if options.executions[0] != "eager":
-            yield loader_epoch(options, world_size, max(loader_workers(options)), "eager")
+            yield loader_epoch(options, N, max(loader_workers(options)), "eager")
 
 
-def loader_epoch(options: Options, world_size: int, workers: int, execution: Execution | None = None) -> Case:
-    """Return an epoch with a DataLoader, or a skipped test if it cannot be measured by parts.
-
-    execution: the first execution mode of --executions by default.
-    """
-    execution = execution or options.executions[0]
-    batch_size = loader_batch_size(options)
-    identity = f"{size_id(options, world_size, batch_size)}-{execution}-dataloader{workers}"
-    fields = training(options, world_size, batch_size, execution)
-    fields |= {"input": "dataloader", "loader_workers": workers, "epoch_images": loader_epoch_images(options)}
-    epoch = if_valid(identity, options.epoch, **fields)
-    if isinstance(epoch, EpochSpec):
-        epoch = without_torchvision(epoch, "input dataloader")
-    return case(if_measured_as(EpochPartsSpec, epoch), core=False)
+def loader_epochs_on(options: Options, N: int) -> Iterator[Case]:
+    for workers in loader_workers(options):
+        yield loader_epoch(options, N, workers, options.executions[0])
 
 
 def loader_workers(options: Options) -> tuple[int, int]:
     return (0, 8) if options.device == "cuda" else (0, 1)
 
 
-def loader_batch_size(options: Options) -> int:
-    """Return the batch size per rank of the epochs with a DataLoader, small on the slow CPU."""
-    return (max if options.device == "cuda" else min)(options.batch_sizes)
+def loader_epoch(options: Options, N: int, workers: int, execution: Execution) -> Case:
+    """Return an epoch with a DataLoader, or a skipped test if it cannot be measured by parts.
 
-
-def loader_epoch_images(options: Options) -> int:
-    """Return the images of an epoch with a DataLoader: on a CPU, a few steps unless they are given."""
-    if options.device == "cuda" or options.requested_epoch_images is not None:
-        return options.epoch_images
-    few = CPU_EPOCH_STEPS * max(options.world_sizes) * loader_batch_size(options)
-    return min(options.epoch_images, few)
+    On a slow CPU, the batch is small, and an epoch has a few steps unless its images are given.
+    """
+    on_gpus = options.device == "cuda"
+    batch_size = (max if on_gpus else min)(options.batch_sizes)
+    images = options.epoch_images
+    if not on_gpus and options.requested_epoch_images is None:
+        images = min(images, CPU_EPOCH_STEPS * max(options.world_sizes) * batch_size)
+    name = f"b{batch_size}-{execution}-dataloader{workers}"
+    loader = {"input": "dataloader", "loader_workers": workers, "epoch_images": images}
+    epoch = step_case(options, N, batch_size, execution, epoch=True, kind=EpochPartsSpec, name=name, **loader)
+    return case(epoch, core=False)
 
 
 @pytest.mark.specs(cases=loader_epochs)
@@ -143,14 +130,7 @@ def test_epoch_breakdown(measure: Measure, spec: EpochSpec) -> None:
 
 def weak_parts(options: Options) -> Iterator[Case]:
     """Yield steps on several devices for each batch size per rank, and epochs with a DataLoader."""
-    several = [N for N in options.world_sizes if N > 1]
-    if not several:
-        yield one_device_only(options)
-    for world_size in several:
-        for batch_size in options.batch_sizes:
-            step = measured_also_as(PartsSpec, options, world_size, batch_size, options.executions[0])
-            yield case(step, core=False)
-        yield from (loader_epoch(options, world_size, workers) for workers in loader_workers(options))
+    return on_several_devices(options, partial(step_case, options), options.batch_sizes)
 
 
 def strong_parts(options: Options) -> Iterator[Case]:
@@ -158,26 +138,24 @@ def strong_parts(options: Options) -> Iterator[Case]:
 
     A global batch size that does not divide over the ranks is skipped.
     """
-    several = [N for N in options.world_sizes if N > 1]
-    if not several:
-        yield one_device_only(options)
-    for world_size in several:
-        for images in options.global_batch_sizes:
-            if images % world_size == 0:
-                batch_size = images // world_size
-                step = measured_also_as(PartsSpec, options, world_size, batch_size, options.executions[0])
-                yield case(step, core=False)
-            else:
-                identity = f"{size_id(options, world_size)}-global_b{images}"
-                reason = f"a global batch of {images} does not divide over {world_size} ranks"
-                yield skipped(identity, reason)
-        yield from (loader_epoch(options, world_size, workers) for workers in loader_workers(options))
+    return on_several_devices(options, partial(global_batch_case, options), options.global_batch_sizes)
 
 
-def one_device_only(options: Options) -> Case:
-    """Return a skipped test outside of the core suite."""
-    skip = pytest.mark.skip(reason="a speedup needs several devices; pass --world-sizes 1,2")
-    return pytest.param(None, id=size_id(options, 1), marks=(skip, pytest.mark.slow))
+def on_several_devices(
+    options: Options, step_of: Callable[..., Case], batch_sizes: tuple[int, ...]
+) -> Iterator[Case]:
+    """Yield steps and epochs for each world size above 1, outside of the core suite.
+
+    step_of: returns the step of a world size and one of the batch sizes.
+    """
+    if max(options.world_sizes) == 1:
+        skip = pytest.mark.skip(reason="a speedup needs several devices; pass --world-sizes 1,2")
+        yield pytest.param(None, id=size_id(options, 1), marks=(skip, pytest.mark.slow))
+    for N in options.world_sizes:
+        if N > 1:
+            for batch_size in batch_sizes:
+                yield case(step_of(N, batch_size, kind=PartsSpec), core=False)
+            yield from loader_epochs_on(options, N)
 
 
 @pytest.mark.specs(cases=weak_parts)
@@ -193,33 +171,25 @@ def test_strong_parts_speedup(measure: Measure, spec: TrainingSpec) -> None:
 
 
 def store_part_speedups(measure: Measure, spec: TrainingSpec, *, weak: bool) -> None:
-    """Store the seconds of each step part on one device and on N devices, and their speedups."""
-    measure(spec)
-    kind = EpochPartsSpec if isinstance(spec, EpochSpec) else PartsSpec
-    batch_size = spec.per_rank_batch_size if weak else spec.global_batch_size
-    alone = dataclasses.replace(spec.one_device(), per_rank_batch_size=batch_size)
-    parts = measure.reference("parts", measured_as(kind, spec))
-    on_one = parts_on_one_device(measure.reference("parts_on_one_device", measured_as(kind, alone)), spec)
-    on_many = least_waiting_parts(parts)
-    part_metrics(measure, on_many)
-    speedups = per_set(partial(part_speedups, N=spec.world_size, weak=weak), on_one, on_many)
-    part_metrics(measure, on_one, "{}_seconds_on_one_device")
-    part_metrics(measure, speedups, "{}_speedup")
+    """Store the seconds of each step part on one device and on N devices, and their speedups.
 
-
-def parts_on_one_device(alone: Measured, spec: TrainingSpec) -> dict[str, dict[str, float]]:
-    """Return the seconds of each step part on the slowest of the devices, for each process set.
-
-    alone: the parts on each of the devices of `spec`, which worked in turn.
+    The parts on one device are those of the slowest device.
     """
-    found = {}
+    measure(spec)
+    kind, N = EpochPartsSpec if isinstance(spec, EpochSpec) else PartsSpec, spec.world_size
+    batch_size = spec.per_rank_batch_size if weak else spec.global_batch_size
+    one_device = dataclasses.replace(spec.one_device(), per_rank_batch_size=batch_size)
+    on_many = least_waiting_parts(measure.reference("parts", measured_as(kind, spec)))
+    alone = measure.reference("parts_on_one_device", measured_as(kind, one_device))
+    on_one = {}
     for sample in alone.samples:
-        seconds = alone.rank_step_seconds(sample, spec.world_size)
+        seconds = alone.rank_step_seconds(sample, N)
         slowest = seconds.index(max(seconds))
-        found[sample.set] = {
-            part: by_rank[slowest] for part, by_rank in parts_of(sample, spec.world_size).items()
-        }
-    return found
+        on_one[sample.set] = {part: by_rank[slowest] for part, by_rank in parts_of(sample, N).items()}
+    part_metrics(measure, on_many)
+    part_metrics(measure, on_one, "{}_seconds_on_one_device")
+    speedups = per_set(partial(part_speedups, N=N, weak=weak), on_one, on_many)
+    part_metrics(measure, speedups, "{}_speedup")
 
 
 def least_waiting_parts(parts: Measured) -> dict[str, dict[str, float]]:
@@ -269,21 +239,3 @@ def parts_of(sample: Sample, ranks: int) -> dict[str, tuple[float, ...]]:
     """Return the seconds of each part of a training step, such as "forward", on each rank."""
     found = {part: sample.counters.get(f"{part}_seconds", ()) for part in PARTS}
     return {part: seconds[:ranks] for part, seconds in found.items() if seconds}
-
-
-def costs(measure: Measure, step: Measured) -> None:
-    """Store the device-seconds of an epoch on N devices, compared with an epoch on one device.
-
-    The metrics are the device-seconds and, on several devices, the time saved and the extra
-    device-seconds.
-    """
-    spec = step.spec
-    assert isinstance(spec, TrainingSpec)
-    t1 = tN = step.median_step_seconds()
-    if spec.world_size > 1:
-        one_device = measure.reference("one_device", spec.one_device())
-        t1 = one_device.slowest_device_seconds(spec.world_size)
-    steps = spec.images_per_epoch / spec.per_rank_batch_size  # on one device
-    T1 = per_set(lambda t: steps * t, t1)
-    TN = per_set(lambda t: spec.steps_per_epoch * t, tN)
-    cost_metrics(measure, T1, TN, spec.world_size)

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from ddpperf.plugin.cases import Case, case, if_valid, size_id, skipped
+from ddpperf.plugin.cases import Case, case, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import TrainingSpec
-from ddpperf.specs.strategy_fields import NOT_CAPTURED
+from ddpperf.specs.strategy_fields import DDP_OPTIONS, NOT_CAPTURED
 from perf.common.step_metrics import speedup_over, training_metrics
+from perf.common.step_specs import step_case
 
 CPU_VARIANTS: tuple[dict[str, Any], ...] = (
     {},
@@ -53,24 +54,23 @@ def variants(options: Options) -> Iterator[Case]:
     without this project's own DDP. On a CPU the gate leaves out FSDP, whose step time differs too
     much between process sets.
     """
-    world_size = max(options.world_sizes)
-    batch_size = options.batch_sizes[len(options.batch_sizes) // 2]
-    if world_size == 1:
+    N, batch_size = max(options.world_sizes), options.batch_sizes[len(options.batch_sizes) // 2]
+    on_cpu, first = options.device == "cpu", options.executions[0]
+    if N == 1:
         yield skipped(size_id(options, 1), "strategies need two ranks or more; pass --world-sizes 1,2")
     elif options.spec_fields:
         yield skipped(
             "chosen", f"--spec sets {', '.join(options.spec_fields)}; leave it out to compare strategies"
         )
     else:
-        for fields in GPU_VARIANTS if options.device == "cuda" else CPU_VARIANTS:
-            execution = "eager" if set(NOT_CAPTURED).intersection(fields.values()) else options.executions[0]
-            work = {"world_size": world_size, "per_rank_batch_size": batch_size, "input": options.input}
+        for fields in CPU_VARIANTS if on_cpu else GPU_VARIANTS:
+            execution = "eager" if set(NOT_CAPTURED).intersection(fields.values()) else first
             named = "+".join(f"{name}={value}" for name, value in fields.items()) or "ddp"
-            identity = f"{size_id(options, world_size, batch_size)}-{named}"
-            step = if_valid(identity, options.step, **work, execution=execution, **fields)
-            left_out = ("own_ddp",) if options.device == "cuda" else ("own_ddp", "fsdp")
-            gate = execution == options.executions[0] and fields.get("strategy") not in left_out
-            yield case(step, core=options.device == "cpu" or fields not in SELDOM_USED, gate=gate)
+            name = f"b{batch_size}-{named}"
+            step = step_case(options, N, batch_size, execution, name=name, **(DDP_OPTIONS | fields))
+            left_out = ("own_ddp", "fsdp") if on_cpu else ("own_ddp",)
+            gate = execution == first and fields.get("strategy") not in left_out
+            yield case(step, core=on_cpu or fields not in SELDOM_USED, gate=gate)
 
 
 @pytest.mark.specs(cases=variants)

@@ -80,12 +80,3 @@ def straggler_spread(alone: Sequence[float]) -> float:
     `alone[rank]` is the seconds of steps in which no rank waits for another.
     """
     return max(alone) / min(alone) - 1
-
-
-def epoch_cost(T1: float, TN: float, N: int) -> dict[str, float]:
-    """Return the cost of an epoch on N devices, given its seconds on one device and on N.
-
-    A whole training counts like an epoch. Both have the same images. The extra device time is the
-    price of the saved seconds.
-    """
-    return {"device_seconds": N * TN, "saved_seconds": T1 - TN, "extra_device_seconds": N * TN - T1}

@@ -32,18 +32,15 @@ class Counts:
     reduced: float
 
 
-def counts(algorithm: str, N: int, nbytes: float = 0, *, node_size: int = 0) -> Counts:
+def counts(algorithm: str, N: int, nbytes: float = 0) -> Counts:
     """Return the messages, sent bytes and added bytes of an all-reduce algorithm on N ranks.
 
-    A ring sends a large buffer of `nbytes` bytes in pieces. The hierarchical algorithm has rings
-    inside nodes of `node_size` ranks, and a ring between nodes for each part of the buffer. Here
-    all links are equal; `node_cost_model` has a slower link between nodes. Raises ValueError for fewer
-    than two ranks, or an algorithm without a model.
+    A ring sends a large buffer of `nbytes` bytes in pieces. Here all links are equal;
+    `node_cost_model` has a slower link between nodes. Raises ValueError for fewer than two ranks, or
+    an algorithm without a model.
     """
     if N < 2:
         raise ValueError(f"a cost model needs two ranks or more, got {N}")
-    if algorithm == "hierarchical":
-        return _hierarchical_counts(N // node_size, node_size, nbytes)
     levels, all_levels = math.floor(math.log2(N)), math.ceil(math.log2(N))
     # Ranks beyond a power of two hand over their buffers first, and get the sum back at the end.
     extra = all_levels - levels
@@ -64,12 +61,6 @@ def counts(algorithm: str, N: int, nbytes: float = 0, *, node_size: int = 0) -> 
     return known[algorithm]
 
 
-def _hierarchical_counts(nodes: int, node_size: int, nbytes: float) -> Counts:
-    hops = 2 * (node_size - 1) + 2 * (nodes - 1)
-    volume = 2 * (node_size - 1) / node_size + 2 * (nodes - 1) / nodes / node_size
-    return Counts(latency=hops * ring_pieces(nbytes, node_size), volume=volume, reduced=volume / 2)
-
-
 Times = Mapping[AllReduceSpec, float]  # the measured seconds of each all-reduce
 
 
@@ -82,7 +73,7 @@ class LinkModel:
 
     latency: Estimate
     byte_seconds: Estimate
-    reduce_seconds: Estimate | None
+    reduce_seconds: Estimate | None = None
 
     def seconds(self, call: AllReduceSpec) -> float:
         """Return the predicted seconds of an all-reduce."""
@@ -144,7 +135,6 @@ class ReportFormula:
     few words what the value is, and `describes` what it is and what it is not.
     """
 
-    name: str
     formula: str
     counts: str
     seconds: Callable[[int, float, float], float]
@@ -153,7 +143,6 @@ class ReportFormula:
 
 REPORT_FORMULAS = (
     ReportFormula(
-        name="ring_bytes",
         formula="2 (N-1) S / N",
         counts="bytes that one rank of a ring sends",
         seconds=lambda N, S, B: 2 * (N - 1) * S / N / B,
@@ -161,7 +150,6 @@ REPORT_FORMULAS = (
         "add; from S on two ranks to nearly 2 S on many; not a time",
     ),
     ReportFormula(
-        name="doubling_seconds",
         formula="(S / B) log2 N",
         counts="seconds of recursive doubling without latency",
         seconds=lambda N, S, B: S / B * math.log2(N),
@@ -169,7 +157,6 @@ REPORT_FORMULAS = (
         "twice as long, a ring another time",
     ),
     ReportFormula(
-        name="aggregate_bytes",
         formula="2 (N-1) S",
         counts="bytes that all ranks of a ring send together",
         seconds=lambda N, S, B: 2 * (N - 1) * S / B,

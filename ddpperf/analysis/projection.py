@@ -48,14 +48,6 @@ class Network:
     latency: float
     bandwidth: float
 
-    def all_reduce_seconds(self, nbytes: float, nodes: int, devices: int) -> float:
-        """Return the seconds of a ring all-reduce between nodes.
-
-        Each device of a node sums its own part of the buffer.
-        """
-        ring = counts("ring", nodes)
-        return ring.latency * self.latency + ring.volume * nbytes / devices / self.bandwidth
-
 
 @dataclass(frozen=True, kw_only=True)
 class Sending:
@@ -98,24 +90,32 @@ class AllReduces:
         """
         if N in self.lines:
             return self.lines[N].seconds(nbytes)
+        inside = self.node >= N
+
+        def steps(devices: int) -> float:  # as the all-reduce of gloo and NCCL on several nodes
+            return math.log2(devices) if inside else 2 * (devices - 1)
+
+        def volume(devices: int) -> float:
+            pair = self.pair_bandwidth if inside and devices == 2 else 1.0
+            return counts("ring", devices).volume / pair
+
         least, greatest, nearest = min(self.lines), max(self.lines), self._nearest(N)
-        steps, volume = self._steps_and_volume(N)
-        nearest_steps, nearest_volume = self._steps_and_volume(nearest)
         growth = 0.0
         if least != greatest:
             more = self.lines[greatest].seconds(0) - self.lines[least].seconds(0)
-            growth = more / (self._steps_and_volume(greatest)[0] - self._steps_and_volume(least)[0])
-        elif self.node < N:
-            growth = self.lines[nearest].seconds(0) / nearest_steps
-        shift, factor = max(0.0, growth) * (steps - nearest_steps), volume / nearest_volume
+            growth = more / (steps(greatest) - steps(least))
+        elif not inside:
+            growth = self.lines[nearest].seconds(0) / steps(nearest)
+        shift, factor = max(0.0, growth) * (steps(N) - steps(nearest)), volume(N) / volume(nearest)
         scaled = ((max(0.0, start + shift), slope * factor) for start, slope in self.lines[nearest].lines)
         return Envelope(lines=tuple(scaled)).seconds(nbytes)
 
     def sending(self, buckets: Sequence[float], N: int) -> Sending:
         """Return the seconds to all-reduce all gradient buckets of a step on N devices.
 
-        Beyond one node, N is a multiple of `node`. Raises Undetermined if neither several nodes were
-        measured nor the network is known.
+        Beyond one node, N is a multiple of `node`. If only one node was measured, a ring joins the
+        nodes, in which each device of a node sums its own part of the buffer. Raises Undetermined
+        if neither several nodes were measured nor the network is known.
         """
         size, assumed = self._measured_size(N), 0.0
         if size != N:
@@ -124,8 +124,9 @@ class AllReduces:
                     f"no all-reduce on several nodes of {self.node} devices was measured on fewer than {N} "
                     "devices; measure one node more, or pass --node-link"
                 )
-            nodes = N // self.node
-            assumed = sum(self.network.all_reduce_seconds(nbytes, nodes, self.node) for nbytes in buckets)
+            ring = counts("ring", N // self.node)
+            byte_seconds = ring.volume / self.node / self.network.bandwidth
+            assumed = sum(ring.latency * self.network.latency + byte_seconds * nbytes for nbytes in buckets)
         return Sending(measured=sum(self.seconds(size, nbytes) for nbytes in buckets), assumed=assumed)
 
     def sending_error(self, errors: Mapping[int, float], N: int) -> float:
@@ -144,12 +145,6 @@ class AllReduces:
 
     def _nearest(self, N: int) -> int:
         return min(self.lines, key=lambda number: abs(math.log2(N / number)))
-
-    def _steps_and_volume(self, N: int) -> tuple[float, float]:
-        """Return the factors by which an all-reduce's start and slope grow on N devices."""
-        if self.node >= N:
-            return math.log2(N), counts("ring", N).volume / (self.pair_bandwidth if N == 2 else 1.0)
-        return 2 * (N - 1), counts("ring", N).volume  # as the all-reduce of gloo and NCCL on several nodes
 
 
 @dataclass(frozen=True, kw_only=True)

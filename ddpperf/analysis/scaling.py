@@ -77,12 +77,6 @@ def fit_gustafson(world_sizes: Sequence[int], speedups: Sequence[float]) -> Esti
     return _fit(world_sizes, speedups, lambda N, S: 1 - 1 / N)
 
 
-def over_sets(fractions: Sequence[float]) -> Estimate:
-    """Return the mean serial fraction of two or more process sets, which are independent."""
-    low, high = mean_interval(fractions, CONFIDENCE)
-    return Estimate(value=mean(fractions), low=low, high=high)
-
-
 def fit_sets(fit: Fit, world_sizes: Sequence[int], speedups: Sequence[Sequence[float]]) -> Estimate:
     """Return the serial fraction of one or more process sets, as fitted to speedups[set][world size].
 
@@ -93,9 +87,11 @@ def fit_sets(fit: Fit, world_sizes: Sequence[int], speedups: Sequence[Sequence[f
     residual = fit(world_sizes, [mean(of_size) for of_size in zip(*speedups, strict=True)])
     if len(speedups) == 1:
         return residual
-    found = over_sets([fit(world_sizes, of_set).value for of_set in speedups])
-    low, high = min(found.low, residual.low), max(found.high, residual.high)
-    return found if len(world_sizes) == 1 else Estimate(value=found.value, low=low, high=high)
+    fractions = [fit(world_sizes, of_set).value for of_set in speedups]
+    low, high = mean_interval(fractions, CONFIDENCE)
+    if len(world_sizes) > 1:
+        low, high = min(low, residual.low), max(high, residual.high)
+    return Estimate(value=mean(fractions), low=low, high=high)
 
 
 def predicted_speedup(law: Law, fraction: Estimate, N: float) -> Estimate:

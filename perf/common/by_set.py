@@ -18,12 +18,9 @@ def per_set(function: Callable[..., Value], *by_set: Mapping[str, Any]) -> dict[
     return {name: function(value, *(other[name] for other in others)) for name, value in first.items()}
 
 
-def by_rank(measured: Measured, ranks: int | None = None) -> dict[str, list[float]]:
-    """Return the step time, in seconds, on each of the first `ranks` ranks of each process set.
-
-    `ranks` defaults to the world size.
-    """
-    return {sample.set: measured.rank_step_seconds(sample, ranks) for sample in measured.samples}
+def by_rank(measured: Measured) -> dict[str, list[float]]:
+    """Return the step time, in seconds, on each rank of each process set."""
+    return {sample.set: measured.rank_step_seconds(sample) for sample in measured.samples}
 
 
 def field_metrics(measure: Measure, by_set: Mapping[str, object], **fields: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
 import tomllib
@@ -15,8 +14,7 @@ from typing import Any
 import pytest
 from _pytest.mark import ParameterSet
 
-from ddpperf.data.cache import Data
-from ddpperf.errors import first_line, quoted
+from ddpperf.errors import first_line
 from ddpperf.io.files import read_text
 from ddpperf.plugin.options.options import CIFAR_CLASSES, Options
 from ddpperf.specs import RunSpec
@@ -28,18 +26,17 @@ SCALES: dict[str, Callable[[float], float]] = {"linear": float, "sqrt": math.sqr
 # The kinds of recipes, and the table of perf/recipes.toml with their common values
 KINDS = {"recipe": "tuned", "remedy": "plain", "report": "plain", "long": "tuned"}
 OF_DATA = ("model", "epoch_images", "test_images")  # keys of [cpu] or [cuda], replaced by options
-OF_RECIPE = (
-    *("optimizer", "momentum", "nesterov", "weight_decay", "decay_vectors", "schedule", "warmup_epochs"),
-    *("label_smoothing", "cutmix", "crop_padding", "uncropped_epochs", "clip_norm", "grow_from"),
-    *("recompute_statistics", "average_weights", "may_diverge"),
+OF_RUN = ("epochs", "test_images", "rate", "set_epoch", "seed")  # fields of RunSpec that recipes do not set
+DEFAULTS = {  # of the fields that a recipe sets
+    field.name: field.default
+    for field in dataclasses.fields(RunSpec)
+    if field.name in RunSpec.__annotations__ and field.name not in OF_RUN
+}
+TABLES = ("cpu", "cuda", *KINDS, *KINDS.values())
+KEYS = (
+    *("name", "global_batch_size", "images_at_once", "devices", "epochs", "seeds", "tuning_seeds", "rate"),
+    *("rates", "rate_of", "scale", "reported_train_accuracy", "reported_test_accuracy", *OF_DATA, *DEFAULTS),
 )
-DEFAULTS = {field.name: field.default for field in dataclasses.fields(RunSpec) if field.name in OF_RECIPE}
-RECIPE_KEYS = (
-    *("name", "global_batch_size", "batch_sizes", "images_at_once", "devices", "model", "epochs", "seeds"),
-    *("rate", "rates", "rate_of", "scale", "reported_train_accuracy", "reported_test_accuracy"),
-    *OF_RECIPE,
-)
-IMAGENET_CLASSES = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,18 +73,17 @@ class Recipe:
         Raises ValueError if the batch size does not divide over the devices, or if the images have
         more classes than the model has outputs.
         """
-        world_size = self.devices or max(options.world_sizes)
-        model = options.model if "--model" in options.given else self.data.get("model", options.model)
-        model = self.model or model
-        require_outputs(model, options.data)
-        images = {
-            "model": model,
-            "epoch_images": min(options.epoch_images, self.data.get("epoch_images", options.epoch_images)),
-            "test_images": min(
-                options.data.test_images, self.data.get("test_images", options.data.test_images)
-            ),
-        }
-        return options.run(**images, **self._work(world_size, rate), seed=seed, **fields)
+        work = self._work(self.devices or max(options.world_sizes), rate)
+        usual = {"model": options.model} if "--model" in options.given else {}
+        usual = {"model": options.model, **self.data, **usual}
+        model, data = self.model or usual["model"], options.data
+        if model.endswith("_cifar") and data.classes > CIFAR_CLASSES:
+            found = f"{CIFAR_CLASSES} outputs, {data.name} has {data.classes} classes"
+            raise ValueError(f"the recipe's model {model} has {found}; use another data set or --model")
+        epoch_images = min(options.epoch_images, usual.get("epoch_images", options.epoch_images))
+        test_images = min(data.test_images, usual.get("test_images", data.test_images))
+        images = {"model": model, "epoch_images": epoch_images, "test_images": test_images}
+        return options.run(**images, **work, seed=seed, **fields)
 
     def like(self, spec: RunSpec, rate: float | None = None) -> RunSpec:
         """Return this recipe's training spec with the images, model and devices of another spec."""
@@ -97,17 +93,18 @@ class Recipe:
         work = self._work(world_size, rate)
         return dataclasses.replace(alike, **work, model=self.model or spec.model)
 
-    def reported_losses(self, small: Recipe) -> list[tuple[str, str, float]]:
-        """Return the accuracy that reports lost by this batch size, against a recipe with a small one.
-
-        Each part has the metric's name, the report, and the fraction that it lost.
-        """
-        return [
-            (name, report, small.reported[name][report] - accuracy)
-            for name, by_report in self.reported.items()
-            for report, accuracy in by_report.items()
-            if report in small.reported.get(name, {})
-        ]
+    def require_trainable(self) -> None:
+        """Raise ValueError if no machine can train by this recipe, such as with a negative rate."""
+        world_size = self.devices or 1
+        for rate in (self.rate, *self.rates):
+            RunSpec(
+                model=self.model or self.data.get("model", RunSpec.model),
+                strategy="single" if world_size == 1 else "ddp",
+                input="device",
+                epoch_images=self.global_batch_size,
+                test_images=1,
+                **self._work(world_size, rate),
+            )
 
     def _work(self, world_size: int, rate: float | None) -> dict[str, Any]:
         for what, images in (("batch", self.global_batch_size), ("grow_from", self.fields["grow_from"])):
@@ -129,32 +126,22 @@ class Recipe:
         return found
 
 
-def require_outputs(model: str, data: Data) -> None:
-    """Raise ValueError if a data set has more classes than a model has outputs.
-
-    A model with more outputs than classes learns not to use the other outputs.
-    """
-    outputs = CIFAR_CLASSES if model.endswith("_cifar") else IMAGENET_CLASSES
-    if data.classes > outputs:
-        found = f"{outputs} outputs, {data.name} has {data.classes} classes"
-        raise ValueError(f"the recipe's model {model} has {found}; use another data set or --model")
-
-
 def read_recipes(device: str, kind: str = "recipe") -> list[Recipe]:
     """Read the training recipes for a device type ("cpu" or "cuda") from perf/recipes.toml.
 
     kind: a key of KINDS. Raises ValueError for a recipe that cannot be trained on any machine.
     """
     document = _document()
+    for name in document.keys() - {*TABLES}:
+        raise ValueError(f"recipes.toml has the unknown table {name!r}; correct or remove it")
     of_device, common = document[device], document[KINDS[kind]]
     tuned_rates = {name: found["rate"] for name, found in tuned().get(device, {}).items()}
     recipes: dict[str, Recipe] = {}
     for row in _rows(of_device.get(kind) or document.get(kind, []), device):
         what = f"recipe {row.get('name', len(recipes) + 1)!r} of {device} in recipes.toml"
-        _require_known(row, what, RECIPE_KEYS)
         try:
             recipe = _recipe(row, of_device, common, recipes, tuned_rates)
-            _require_trainable(recipe)
+            recipe.require_trainable()
         except KeyError as error:
             raise ValueError(f"{what} has no {error}; add it") from error
         except (ValueError, TypeError) as error:
@@ -201,8 +188,10 @@ def _recipe(
     of_device, common: values of all recipes of the device type and of the kind. earlier: the
     recipes above the row, whose learning rates it may use.
     """
-    values = {"epochs": of_device["epochs"], "seeds": of_device["seeds"], **common, **row}
-    fields = {name: value for name, value in values.items() if name in OF_RECIPE}
+    values = {key: value for key, value in of_device.items() if key not in KINDS} | {**common, **row}
+    for name in values.keys() - {*KEYS}:  # it would change nothing
+        raise ValueError(f"the key {name!r} is unknown; correct or remove it")
+    fields = {name: value for name, value in values.items() if name in DEFAULTS}
     if fields.get("optimizer", "sgd") != "sgd":  # other optimizers have none of SGD's options
         fields = {name: value for name, value in fields.items() if name in row or name not in SGD_ONLY}
     reported = {name: row.get(f"reported_{name}") for name in ("train_accuracy", "test_accuracy")}
@@ -221,20 +210,6 @@ def _recipe(
     )
 
 
-def find_recipe(device: str, name: str) -> Recipe:
-    """Return the training recipe with the given name, of any kind."""
-    recipes = [recipe for kind in KINDS for recipe in read_recipes(device, kind)]
-    return next(recipe for recipe in recipes if recipe.name == name)
-
-
-def _require_known(table: Mapping[str, Any], what: str, known: Sequence[str]) -> None:
-    """Raise ValueError for an unknown key, which would change nothing."""
-    for name in table.keys() - set(known):
-        near = difflib.get_close_matches(name, known, 1)
-        advice = f"correct it to {near[0]}" if near else "remove it"
-        raise ValueError(f"{what} has the unknown key {quoted(name)}; {advice}")
-
-
 def _rate(
     values: Mapping[str, Any], earlier: Mapping[str, Recipe], tuned_rates: Mapping[str, float]
 ) -> float:
@@ -249,20 +224,10 @@ def _rate(
     return float(values["rate"])
 
 
-def _require_trainable(recipe: Recipe) -> None:
-    """Raise ValueError if a recipe contradicts itself, such as a warm-up longer than the training."""
-    if recipe.images_at_once and recipe.fields["grow_from"]:
-        raise ValueError("images_at_once and grow_from exclude each other; remove one")
-    world_size = recipe.devices or 1
-    for rate in (recipe.rate, *recipe.rates):
-        RunSpec(
-            model=recipe.model or recipe.data.get("model", RunSpec.model),
-            strategy="single" if world_size == 1 else "ddp",
-            input="device",
-            epoch_images=recipe.global_batch_size,
-            test_images=1,
-            **recipe._work(world_size, rate),
-        )
+def find_recipe(device: str, name: str) -> Recipe:
+    """Return the training recipe with the given name, of any kind."""
+    recipes = [recipe for kind in KINDS for recipe in read_recipes(device, kind)]
+    return next(recipe for recipe in recipes if recipe.name == name)
 
 
 def rate_id(recipe: Recipe, rate: float) -> str:
@@ -281,19 +246,10 @@ def tuning_seeds(device: str) -> int:
 
 
 def _document() -> dict[str, Any]:
-    """Return the content of perf/recipes.toml. Raises ValueError if it cannot be read."""
-    path = FOLDER / "recipes.toml"
     try:
-        document: dict[str, Any] = tomllib.loads(read_text(path))
+        document: dict[str, Any] = tomllib.loads(read_text(FOLDER / "recipes.toml"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path.name} cannot be read ({first_line(error)}); correct it") from error
-    known: dict[str, Sequence[str]] = dict.fromkeys(KINDS.values(), (*OF_RECIPE, "rate", "seeds"))
-    known |= dict.fromkeys(("cpu", "cuda"), (*OF_DATA, "epochs", "seeds", "tuning_seeds", *KINDS))
-    _require_known(document, path.name, (*known, *KINDS))
-    for name, keys in known.items():
-        if name not in document:
-            raise ValueError(f"{path.name} has no table [{name}]; add it")
-        _require_known(document[name], f"[{name}] in {path.name}", keys)
+        raise ValueError(f"recipes.toml cannot be read ({first_line(error)}); correct it") from error
     return document
 
 

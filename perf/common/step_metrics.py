@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from operator import itemgetter, truediv
+from operator import sub, truediv
 from statistics import mean
 
-from ddpperf.analysis.breakdown import epoch_cost
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.results.samples import Measured
 from ddpperf.results.usage import EnergySource, Usage
@@ -53,12 +52,14 @@ def cost_metrics(
 ) -> None:
     """Store the device time of an epoch or a training on N devices, compared with one device.
 
-    T1, TN: the seconds on one device and on N devices, by process set. On several devices, the time
-    saved and the extra device time are stored, too. of: "per_epoch" or "of_training".
+    On several devices, the time saved and its price, the extra device time, are stored, too.
+    T1, TN: the seconds for the same images on one device and on N devices, by process set. of:
+    "per_epoch" or "of_training".
     """
-    costs = per_set(lambda TN, T1: epoch_cost(T1, TN, N), TN, T1)
-    for field in ("device_seconds", "saved_seconds", "extra_device_seconds")[: None if N > 1 else 1]:
-        measure.metric(f"{field}_{of}", per_set(itemgetter(field), costs))
+    measure.metric(f"device_seconds_{of}", per_set(lambda TN: N * TN, TN))
+    if N > 1:
+        measure.metric(f"saved_seconds_{of}", per_set(sub, T1, TN))
+        measure.metric(f"extra_device_seconds_{of}", per_set(lambda T1, TN: N * TN - T1, T1, TN))
 
 
 def usage_metrics(measure: Measure, measured: Measured) -> None:

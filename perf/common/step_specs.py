@@ -1,11 +1,20 @@
-"""Functions that make the training specs that several experiments share."""
+"""The cases of training steps that several experiments share, and the world sizes of laws and projections."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, get_args
 
-from ddpperf.plugin.cases import Case, fastest_ddp, if_measured_as, if_valid, size_id, skipped
+from ddpperf.plugin.cases import (
+    Case,
+    case,
+    fastest_ddp,
+    if_measured_as,
+    if_valid,
+    size_id,
+    skipped,
+    without_torchvision,
+)
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import Execution, Model, TrainingSpec
@@ -16,77 +25,70 @@ RESNET50: tuple[Model, ...] = ("resnet50", "resnet50_cifar")  # with the stem fo
 RESNET50_BATCH = 128  # images per rank
 
 
-def step(
-    options: Options, world_size: int, batch_size: int, execution: Execution, **fields: Any
-) -> TrainingSpec:
-    return options.step(**training(options, world_size, batch_size, execution) | fields)
+def step_case(
+    options: Options,
+    world_size: int,
+    batch_size: int,
+    execution: Execution | None = None,
+    *,
+    epoch: bool = False,
+    kind: type[Kind] | None = None,
+    name: str = "",
+    **fields: Any,
+) -> Case:
+    """Return the spec of a training step or an epoch, or a skipped case with the reason.
+
+    A step in a CUDA graph on several devices gets the fastest options of DDP. Other fields of the
+    spec replace these and the defaults of the options.
+    batch_size: images per rank. execution: the first one of --executions by default. kind: the spec
+    class of an instrument that measures the step, too, such as PartsSpec. name: what distinguishes
+    the id of a skipped case, besides the devices.
+    """
+    execution = execution or options.executions[0]
+    captured = world_size > 1 and execution in CAPTURED_EXECUTIONS
+    fields = {"input": options.input, **(fastest_ddp(options) if captured else {}), **fields}
+    fields |= {"world_size": world_size, "per_rank_batch_size": batch_size, "execution": execution}
+    identity = f"{size_id(options, world_size)}-{name or f'b{batch_size}-{execution}'}"
+    found = if_valid(identity, options.epoch if epoch else options.step, **fields)
+    if isinstance(found, TrainingSpec) and found.input == "dataloader":
+        found = without_torchvision(found, "input dataloader")
+    return found if kind is None else if_measured_as(kind, found)
 
 
-def resnet50(options: Options, case_of: Callable[[Model, int], Case], *, least: int = 1) -> Iterator[Case]:
-    """Yield the cases of ResNet-50 on one device and on all devices, unless --model names a model.
+def global_batch_case(options: Options, world_size: int, images: int, **fields: Any) -> Case:
+    """Return the spec of a training step with a global batch size, or a skipped case.
 
-    On a CPU they are skipped. case_of: returns the case of a model on a number of devices. least: the
-    least number of devices.
+    fields: further arguments of `step_case`.
+    """
+    name = f"global_b{images}"
+    if images % world_size:
+        reason = f"a global batch of {images} does not divide over {world_size} ranks"
+        return skipped(f"{size_id(options, world_size)}-{name}", reason)
+    return step_case(options, world_size, images // world_size, name=name, **fields)
+
+
+def resnet50(options: Options, kind: type[Kind] | None = None, *, least: int = 1) -> Iterator[Case]:
+    """Yield steps of ResNet-50 on one device and on all devices, outside of the core suite.
+
+    Nothing is yielded if --model names a model. On a CPU they are skipped.
+    kind: as in `step_case`. least: the least number of devices.
     """
     if "--model" in options.given or options.model not in get_args(Model):
         return
     if options.device == "cpu":
         yield skipped("resnet50", "a step of resnet50 takes seconds on a CPU; --model resnet50 measures it")
         return
+    other_images = options.data.image_size != (32, 32) or options.data.classes > 10
     for model in RESNET50:
         for world_size in sorted({1, max(options.world_sizes)}):
             if world_size < least:
                 continue
-            if model.endswith("_cifar") and (
-                options.data.image_size != (32, 32) or options.data.classes > 10
-            ):
+            if model.endswith("_cifar") and other_images:
                 reason = f"{model} takes images of 32x32 in 10 classes, the data set has others"
                 yield skipped(f"{size_id(options, world_size)}-{model}", reason)
             else:
-                yield case_of(model, world_size)
-
-
-def resnet50_step(kind: type[Kind], options: Options, model: Model, world_size: int) -> Case:
-    """Return the training spec of a ResNet-50 in the first execution mode, or a skipped test.
-
-    kind: the spec class of the instrument that measures it, too.
-    """
-    execution = options.executions[0]
-    return measured_also_as(kind, options, world_size, RESNET50_BATCH, execution, model=model)
-
-
-def training(options: Options, world_size: int, batch_size: int, execution: Execution) -> dict[str, Any]:
-    """Return the fields of a training spec for a world size, a batch size and an execution mode.
-
-    A step in a CUDA graph on several devices also gets the fastest options of DDP.
-    """
-    fields = {
-        "world_size": world_size,
-        "per_rank_batch_size": batch_size,
-        "execution": execution,
-        "input": options.input,
-    }
-    if world_size == 1 or execution not in CAPTURED_EXECUTIONS:
-        return fields
-    return fields | fastest_ddp(options)
-
-
-def measured_also_as(
-    kind: type[Kind],
-    options: Options,
-    world_size: int,
-    batch_size: int,
-    execution: Execution,
-    **fields: Any,
-) -> Case:
-    """Return a training spec that can also be measured by an instrument, or a skipped test.
-
-    kind: the instrument's spec class, such as PartsSpec. The skipped test gives the reason.
-    """
-    identity = f"{size_id(options, world_size, batch_size)}-{execution}"
-    return if_measured_as(
-        kind, if_valid(identity, step, options, world_size, batch_size, execution, **fields)
-    )
+                step = step_case(options, world_size, RESNET50_BATCH, kind=kind, name=model, model=model)
+                yield case(step, core=False)
 
 
 def law_world_sizes(options: Options) -> tuple[int, ...]:

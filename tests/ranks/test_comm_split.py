@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from ddpperf.analysis.comm_split import difference, disagreement, last_rank, traced
+from ddpperf.analysis.comm_split import disagreement, longest_wait, traced
 from ddpperf.results.samples import Measured
 from ddpperf.specs import BucketReplaySpec, TraceSpec, TrainingSpec, measured_as
 from ddpperf.training.models import MODELS
@@ -21,19 +21,14 @@ SMALL = dataclasses.replace(DDP, model="resnet10_cifar")
 # --- known times
 
 
-def test_the_difference_splits_communication() -> None:
-    found = difference(ddp=[1.3, 1.3], no_sync=[1.0, 1.1], local=[1.05, 1.15])
-    assert found.exposed == pytest.approx(0.3), "of the rank that waits the most"
-    assert found.bucket_copies == pytest.approx(0.05)
-    assert found.skew == pytest.approx(0.1)
-    assert found.late_rank == 1
+def test_the_rank_that_waits_most_counts() -> None:
+    assert longest_wait([1.3, 1.3], [1.0, 1.1]) == pytest.approx(0.3)
 
 
-def test_the_last_rank_waits_for_nobody() -> None:
+def test_a_trace_is_of_the_rank_that_waits_most() -> None:
     found = traced(total=[0.5, 0.2, 0.5], exposed=[0.4, 0.1, 0.4])
     assert found is not None
-    assert (found.rank, found.total, found.exposed) == (0, 0.5, 0.4), "all of the rank that waits the most"
-    assert (found.least_total, found.late_rank) == (0.2, 1)
+    assert (found.rank, found.total, found.exposed, found.least_total) == (0, 0.5, 0.4, 0.2)
     assert found.overlap_fraction == pytest.approx(0.2)
     assert found.skew == pytest.approx(0.3)
 
@@ -43,29 +38,15 @@ def test_no_communication_is_none() -> None:
 
 
 def test_a_disagreement_is_explained() -> None:
-    a = difference(ddp=[1.3, 1.3], no_sync=[1.0, 1.0], local=[1.08, 1.08])
-    near, far = traced([0.3, 0.3], [0.26, 0.26]), traced([0.3, 0.3], [0.1, 0.1])
-    assert near is not None
-    assert far is not None
-    assert disagreement(a.exposed - near.exposed, a.bucket_copies, "bucket copies", 1.3, 1.4)[1] == ""
-    fraction, reason = disagreement(a.exposed - far.exposed, a.bucket_copies, "bucket copies", 1.3, 1.43)
+    assert disagreement(0.04, 0.08, "bucket copies", 1.3, 1.4)[1] == ""
+    fraction, reason = disagreement(0.2, 0.08, "bucket copies", 1.3, 1.43)
     assert fraction == pytest.approx(0.2 / 1.3)
     assert reason == (
         "exposed by difference minus by trace is +15.4% of the step (+6.2% is bucket copies, "
         "+9.2% not explained); the profiler makes the step +10.0% longer"
     )
     for profiled in (1.1, 1.5):  # shorter steps are other steps, too
-        _, reason = disagreement(a.exposed - far.exposed, a.bucket_copies, "bucket copies", 1.3, profiled)
-        assert reason.endswith("longer, too much")
-
-
-def test_each_method_names_the_last_rank() -> None:
-    a = difference(ddp=[1.3, 1.3], no_sync=[1.0, 1.0], local=[1.0, 1.2])
-    b = traced([0.3, 0.1], [0.26, 0.06])
-    assert b is not None
-    assert last_rank(a, b, 1.3) == "rank 1 is the last by 15.4% of the step, by trace rank 1 by 15.4%"
-    even = difference(ddp=[1.3, 1.3], no_sync=[1.0, 1.0], local=[1.0, 1.0])
-    assert last_rank(even, None, 1.3) == "", "none is"
+        assert disagreement(0.2, 0.08, "bucket copies", 1.3, profiled)[1].endswith("longer, too much")
 
 
 # --- real ranks
@@ -88,19 +69,18 @@ def test_both_methods_find_the_late_rank(pool: Pool, late_rank: int) -> None:
     """With one bucket, which waits for no earlier one, and a step that is short beside the delay."""
     one = dataclasses.replace(DDP, bucket_cap_mb=64, model="resnet10_cifar")
     late = dataclasses.replace(one, comm_delay_seconds=DELAY_SECONDS, comm_delay_rank=late_rank)
-    alone = ranks(pool.measure_once(one.no_sync()))
-    found = {}
+    alone, exposed, skew = ranks(pool.measure_once(one.no_sync())), {}, {}
     for spec in (one, late):
         (sample,) = pool.measure(measured_as(TraceSpec, spec)).samples
-        a = difference(ranks(pool.measure_once(spec)), alone, ranks(pool.measure_once(spec.local())))
-        b = traced(sample.counters["comm_seconds"], sample.counters["exposed_comm_seconds"])
-        assert b is not None
-        found[spec] = a, b
-    (a, b), (late_a, late_b) = found[one], found[late]
-    assert late_a.exposed - a.exposed == pytest.approx(DELAY_SECONDS, rel=0.1)
-    assert late_b.exposed - b.exposed == pytest.approx(DELAY_SECONDS, rel=0.1)
-    assert late_a.skew == pytest.approx(DELAY_SECONDS, rel=0.2)
-    assert late_a.late_rank == late_b.late_rank == late_rank
+        by_trace = traced(sample.counters["comm_seconds"], sample.counters["exposed_comm_seconds"])
+        assert by_trace is not None
+        exposed[spec] = longest_wait(ranks(pool.measure_once(spec)), alone), by_trace.exposed
+        skew[spec] = ranks(pool.measure_once(spec.local()))
+    for before, after in zip(exposed[one], exposed[late], strict=True):
+        assert after - before == pytest.approx(DELAY_SECONDS, rel=0.1)
+    assert by_trace is not None
+    assert by_trace.rank == 1 - late_rank, "the rank that waits most is the other one"
+    assert skew[late][late_rank] - skew[late][1 - late_rank] == pytest.approx(DELAY_SECONDS, rel=0.2)
 
 
 def test_a_replay_sends_the_bytes_of_the_parameters(pool: Pool) -> None:

@@ -1,4 +1,4 @@
-"""Amdahl's and Gustafson's laws: the share is found again, its interval holds it, and nonsense is refused."""
+"""Amdahl's and Gustafson's laws: the fraction is found again, its interval holds it, nonsense is refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ from tests.canned import CannedSuite
 from tests.experiments import with_experiments
 from tests.fake_measure import FakeMeasure
 from tests.generated import BOUNDED
-from tests.project import Finished, Project
 
 SIZES = (1, 2, 4, 8)
 LAWS = [(amdahl_speedup, fit_amdahl), (gustafson_speedup, fit_gustafson)]
@@ -74,33 +73,20 @@ def test_interval_of_two_speedups_has_one_degree_of_freedom() -> None:
 
 # --- the experiments
 
-
-def test_laws_are_fitted_to_the_measured_speedups(canned_suite: CannedSuite) -> None:
-    with_experiments(canned_suite)
-    sizes = ("--world-sizes", "1,2,4", "--batch-sizes", "8", "--global-batch-sizes", "16", "--rounds", "1")
-    run = canned_suite.run("perf/test_scaling.py", *sizes, "-k", "gustafson or amdahl")
-    assert_laws(canned_suite, run)
-
-
 LAW_CASES = {"test_gustafson[4rank-b8]": 8, "test_amdahl[4rank-b4]": 4}
-DEFAULT_SIZES = ("--batch-sizes", "8", "--global-batch-sizes", "16", "--rounds", "1")
 
 
-@pytest.fixture
-def default_suite(canned_suite: CannedSuite, monkeypatch: pytest.MonkeyPatch) -> CannedSuite:
-    """This repository's experiments, run without --world-sizes."""
+def test_full_suite_of_a_cpu_fits_three_sizes(
+    canned_suite: CannedSuite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The laws are measured on process sets of four ranks, all other tests on sets of two."""
     options = ["-p", "no:cacheprovider", "-p", "no:randomly", "--device", "cpu"]
     monkeypatch.setattr(canned_suite, "options", lambda: options)
     with_experiments(canned_suite)
-    return canned_suite
-
-
-def test_full_suite_of_a_cpu_fits_three_sizes(default_suite: CannedSuite) -> None:
-    """The laws are measured on process sets of four ranks, all other tests on sets of two."""
-    chosen = ("-k", "gustafson or amdahl or strong_scaling", *DEFAULT_SIZES)
-    run = default_suite.run("perf", "--full", *chosen)
+    sizes = ("--batch-sizes", "8", "--global-batch-sizes", "16", "--rounds", "1")
+    run = canned_suite.run("perf", "--full", "-k", "gustafson or amdahl or strong_scaling", *sizes)
     run.assert_one_sentence(0, "PASS: 4 tests measured")
-    stored = default_suite.measured()
+    stored = canned_suite.measured()
     assert LAW_CASES.keys() < stored.keys()
     for test, found in stored.items():
         process_set, devices = ("A2", 4) if test in LAW_CASES else ("A1", 2)
@@ -112,58 +98,11 @@ def test_full_suite_of_a_cpu_fits_three_sizes(default_suite: CannedSuite) -> Non
         found = stored[test]
         assert (found["spec"]["world_size"], found["spec"]["per_rank_batch_size"]) == (4, batch_size)
         assert list(found["references"]) == ["world_size=2", "one_device"]
+        reference = found["references"]["world_size=2"]["spec"]
+        assert (reference["world_size"], reference["per_rank_batch_size"]) == (2, 8)
         texts = [note["text"] for note in found["notes"]]
         shared = f"4 ranks share {core_count()} cores, so the law describes these cores"
         assert any(text.startswith(shared) for text in texts) == (core_count() < 4)
-
-
-def assert_laws(project: Project, run: Finished) -> None:
-    """Each stored law is the fit of the stored speedups."""
-    run.assert_one_sentence(0, "PASS: 2 tests measured")
-    for stored in project.measured().values():
-        values = {name: metric["value"] for name, metric in stored["metrics"].items()}
-        weak = stored["spec"]["per_rank_batch_size"] == 8
-        law, fit = LAWS[weak]
-        found = fit([2, 4], [values["speedup_of_2"], values["speedup_of_4"]])
-        assert values["serial_fraction"] == pytest.approx(found.value)
-        assert values["serial_fraction_low"] == pytest.approx(found.low)
-        assert values["serial_fraction_high"] == pytest.approx(found.high)
-        if not 0 <= found.value <= 1:  # ranks that share cores can be slower together than one rank
-            assert not any(name.startswith("predicted") for name in values)
-            continue
-        for N in (2, 4, 8, 16, 32):
-            assert values[f"predicted_speedup_of_{N}"] == pytest.approx(law(found.value, N))
-            assert values[f"predicted_efficiency_of_{N}"] == pytest.approx(law(found.value, N) / N)
-        reference = stored["references"]["world_size=2"]["spec"]
-        assert (reference["world_size"], reference["per_rank_batch_size"]) == (2, 8)
-
-
-def measure_of(
-    seconds: Callable[[str, int], float] = lambda name, N: 1.0,
-    sets: tuple[str, ...] = ("A1",),
-    device: str = "cuda",
-) -> Any:
-    """Return a `measure` fixture of eight devices. seconds: of a step on a process set and N devices."""
-
-    def samples(spec: Spec) -> Iterator[Sample]:
-        for name in sets:
-            rounds = ((seconds(name, spec.world_size),) * max(SIZES),)
-            yield Sample(set=name, side=name[0], torch="2", seconds=rounds)
-
-    return FakeMeasure(samples, Machine(world_sizes=SIZES, device=device))
-
-
-@pytest.mark.parametrize("test", [test_scaling.test_gustafson, test_scaling.test_amdahl])
-def test_largest_world_size_is_measured_first(test: Callable[..., None]) -> None:
-    """After a smaller group mapped its memory, a larger one would need fresh process sets."""
-    measure = measure_of()
-    test(measure, TrainingSpec(world_size=8, per_rank_batch_size=8, strategy="ddp"))
-    assert [spec.world_size for spec in measure.specs] == [8, 4, 2, 1]
-    assert [name for name in measure.metrics if name.startswith("speedup")] == [
-        "speedup_of_2",
-        "speedup_of_4",
-        "speedup_of_8",
-    ]
 
 
 EIGHT = TrainingSpec(world_size=8, per_rank_batch_size=8, strategy="ddp")
@@ -175,11 +114,32 @@ by_law = pytest.mark.parametrize(("test", "law", "work"), TESTS, ids=["gustafson
 PREDICTED = [f"predicted_{kind}_of_{N}" for N in (2, 4, 8, 16, 32) for kind in ("speedup", "efficiency")]
 
 
+def measured_by(
+    test: Callable[..., None],
+    seconds: Callable[[str, int], float],
+    sets: tuple[str, ...] = ("A1",),
+    device: str = "cuda",
+) -> Any:
+    """Run a test on eight devices. seconds: of a step on a process set and N devices."""
+
+    def samples(spec: Spec) -> Iterator[Sample]:
+        for name in sets:
+            rounds = ((seconds(name, spec.world_size),) * max(SIZES),)
+            yield Sample(set=name, side=name[0], torch="2", seconds=rounds)
+
+    measure: Any = FakeMeasure(samples, Machine(world_sizes=SIZES, device=device))
+    test(measure, EIGHT)
+    return measure
+
+
 @by_law
 def test_exact_speedups_predict_32_devices(test, law, work) -> None:  # type: ignore[no-untyped-def]
-    measure = measure_of(lambda name, N: work(N) / law(0.1, N))
-    test(measure, EIGHT)
+    """The largest world size is measured first, because smaller groups map their memory."""
+    measure = measured_by(test, lambda name, N: work(N) / law(0.1, N))
+    assert [spec.world_size for spec in measure.specs] == [8, 4, 2, 1]
     assert measure.metrics["serial_fraction"]["A1"] == pytest.approx(0.1, abs=1e-9)
+    for N in (2, 4, 8):
+        assert measure.metrics[f"speedup_of_{N}"]["A1"] == pytest.approx(law(0.1, N))
     assert set(PREDICTED) <= measure.metrics.keys()
     for end in ("", "_low", "_high"):
         assert measure.metrics[f"predicted_speedup_of_32{end}"]["A1"] == pytest.approx(law(0.1, 32), abs=1e-9)
@@ -189,70 +149,44 @@ def test_exact_speedups_predict_32_devices(test, law, work) -> None:  # type: ig
 
 
 @by_law
-def test_predictions_of_sets_share_their_interval(test, law, work) -> None:  # type: ignore[no-untyped-def]
-    shares = {"A1": 0.1, "A2": 0.12}
-    measure = measure_of(lambda name, N: work(N) / law(shares[name], N), tuple(shares))
-    test(measure, EIGHT)
-    half = 12.7062 * 0.01  # Student's t of one degree of freedom, times the standard error
-    for N in (2, 32):
-        by_set = measure.metrics[f"predicted_speedup_of_{N}"]
-        assert by_set == pytest.approx({name: law(share, N) for name, share in shares.items()})
-        low, high = (measure.metrics[f"predicted_speedup_of_{N}_{end}"]["A2"] for end in ("low", "high"))
-        assert (low, high) == pytest.approx((law(0.11 + half, N), N), rel=1e-4), "0 is the least fraction"
-
-
-@by_law
 def test_base_and_candidate_have_their_own_intervals(test, law, work) -> None:  # type: ignore[no-untyped-def]
     """The serial fraction of the candidate is four times that of the base."""
     shares = {"A1": 0.05, "B1": 0.2, "A2": 0.052, "B2": 0.202}
-    measure = measure_of(lambda name, N: work(N) / law(shares[name], N), tuple(shares))
-    test(measure, EIGHT)
+    measure = measured_by(test, lambda name, N: work(N) / law(shares[name], N), tuple(shares))
     half = 12.7062 * 0.001  # Student's t of one degree of freedom, times the standard error
     low, high = (measure.metrics[f"serial_fraction_{end}"] for end in ("low", "high"))
     middle = {"A1": 0.051, "B1": 0.201, "A2": 0.051, "B2": 0.201}
     assert low == pytest.approx({name: share - half for name, share in middle.items()}, rel=1e-4)
     assert high == pytest.approx({name: share + half for name, share in middle.items()}, rel=1e-4)
     slowest = {name: law(share + half, 32) for name, share in middle.items()}
+    assert measure.metrics["predicted_speedup_of_32"] == pytest.approx(
+        {name: law(share, 32) for name, share in shares.items()}
+    )
     assert measure.metrics["predicted_speedup_of_32_low"] == pytest.approx(slowest, rel=1e-4)
-
-
-def test_impossible_fraction_names_its_side() -> None:
-    shares = {"A1": 0.1, "B1": -0.02}
-    measure = measure_of(lambda name, N: N / gustafson_speedup(shares[name], N), tuple(shares))
-    test_scaling.test_gustafson(measure, EIGHT)
-    (note,) = measure.notes
-    assert note.startswith("candidate: a serial fraction of -2.0% means")
-    assert not measure.metrics.keys() & set(PREDICTED)
 
 
 @by_law
 @pytest.mark.parametrize(
-    ("share", "why"),
+    ("shares", "note"),
     [
-        (-0.02, "a serial fraction of -2.0% means that speedups exceed the number of devices: "),
-        (1.05, "a serial fraction of 105.0% means that several devices are slower than one: "),
+        ({"A1": -0.02}, "a serial fraction of -2.0% means that speedups exceed the number of devices: "),
+        ({"A1": 1.05}, "a serial fraction of 105.0% means that several devices are slower than one: "),
+        ({"A1": 0.1, "B1": -0.02}, "candidate: a serial fraction of -2.0% means"),
     ],
 )
-def test_impossible_fraction_predicts_nothing(test, law, work, share, why) -> None:  # type: ignore[no-untyped-def]
-    measure = measure_of(lambda name, N: work(N) / law(share, N))
-    test(measure, EIGHT)
-    assert measure.metrics["serial_fraction"]["A1"] == pytest.approx(share)
+def test_impossible_fraction_predicts_nothing(test, law, work, shares, note) -> None:  # type: ignore[no-untyped-def]
+    measure = measured_by(test, lambda name, N: work(N) / law(shares[name], N), tuple(shares))
+    assert measure.metrics["serial_fraction"] == pytest.approx(shares)
     assert not measure.metrics.keys() & set(PREDICTED)
-    (note,) = measure.notes
-    assert note.startswith(why)
-    assert note.endswith(", so nothing is predicted")
+    (found,) = measure.notes
+    assert found.startswith(note)
 
 
-@by_law
 @pytest.mark.parametrize(("device", "cores"), [("cpu", 7), ("cpu", 8), ("cuda", 1)])
-def test_laws_of_shared_cores_are_a_warning(  # type: ignore[no-untyped-def]
-    test, law, work, device, cores, monkeypatch
-) -> None:
+def test_laws_of_shared_cores_are_a_warning(device: str, cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(test_scaling, "core_count", lambda: cores)
-    measure = measure_of(lambda name, N: work(N) / law(0.1, N), device=device)
-    test(measure, EIGHT)
-    shared = "8 ranks share 7 cores, so the law describes these cores and predicts nothing about more of them"
-    assert measure.warnings == ([shared] if cores == 7 else [])
+    measure = measured_by(test_scaling.test_amdahl, lambda name, N: 1 / amdahl_speedup(0.1, N), device=device)
+    assert len(measure.warnings) == (cores == 7)
 
 
 @by_law
@@ -261,8 +195,7 @@ def test_19_of_20_predictions_hold_the_speedup(test, law, work) -> None:  # type
     drawn, held = random.Random(3), 0
     for _ in range(500):
         noisy = cache(lambda name, N: work(N) / law(0.1, N) * math.exp(drawn.gauss(0, 0.01 * (N > 1))))
-        measure = measure_of(noisy)
-        test(measure, EIGHT)
+        measure = measured_by(test, noisy)
         low, high = (measure.metrics[f"predicted_speedup_of_32_{end}"]["A1"] for end in ("low", "high"))
         held += low <= law(0.1, 32) <= high
     assert 0.911 < held / 500 < 0.989
@@ -271,12 +204,12 @@ def test_19_of_20_predictions_hold_the_speedup(test, law, work) -> None:  # type
 @by_law
 def test_interval_of_sets_includes_the_law_not_holding(test, law, work) -> None:  # type: ignore[no-untyped-def]
     """Both process sets have the same speedups, to which no law fits."""
-    measure = measure_of(lambda name, N: work(N) / law(0.1 if N > 2 else 0.2, N), ("A1", "A2"))
-    test(measure, EIGHT)
-    alone = measure_of(lambda name, N: work(N) / law(0.1 if N > 2 else 0.2, N))
-    test(alone, EIGHT)
-    for end in ("low", "high"):
-        name = f"serial_fraction_{end}"
+
+    def seconds(name: str, N: int) -> float:
+        return float(work(N) / law(0.1 if N > 2 else 0.2, N))
+
+    measure, alone = measured_by(test, seconds, ("A1", "A2")), measured_by(test, seconds)
+    for name in ("serial_fraction_low", "serial_fraction_high"):
         assert measure.metrics[name]["A1"] == pytest.approx(alone.metrics[name]["A1"])
     assert measure.metrics["serial_fraction_high"]["A1"] > measure.metrics["serial_fraction"]["A1"] + 0.01
 

@@ -1,9 +1,8 @@
-"""Told of all_reduces besides their seconds: who is as fast, what the framework costs, the link's share."""
+"""All-reduces: the fastest one, the framework's time, the use of the link, and the fitted link."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any, get_args
 
 import pytest
@@ -17,8 +16,8 @@ from ddpperf.results.notes import NoteKind
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec, CollectiveSpec
 from ddpperf.specs.collective import CollectiveKind
-from perf.common.all_reduces import as_fast, link_metric, link_utilization, the_fastest, warn_if_undetermined
-from perf.test_all_reduce import call_metrics, model_metrics
+from perf.common.all_reduces import link_utilization, warn_if_undetermined
+from perf.test_all_reduce import call_metrics, model_metrics, the_fastest
 from perf.test_all_reduce import test_fastest_all_reduce as fastest_all_reduce
 from tests.fake_nvml import healthy
 
@@ -31,12 +30,11 @@ NODES = Machine(
 )
 
 
-def call(*rounds: float, kernels: tuple[float, ...] = ()) -> Measured:
-    """One step a round, whose slower rank took so long; kernels: of the library, by rank."""
+def call(*rounds: float, kernels: tuple[float, ...] = (), side: str = "A") -> Measured:
+    """Rounds of one step, whose slower rank took so long. kernels: the library's seconds by rank."""
     counters = {"kernel_seconds": kernels} if kernels else {}
-    sample = Sample(
-        set="A1", side="A", torch="2", seconds=tuple((0.5 * each, each) for each in rounds), counters=counters
-    )
+    seconds = tuple((0.5 * each, each) for each in rounds)
+    sample = Sample(set=f"{side}1", side=side, torch="2", seconds=seconds, counters=counters)
     return Measured(spec=SPEC, iterations=1, samples=(sample,))
 
 
@@ -45,11 +43,15 @@ def measure_on(machine: Machine) -> Measure:
     return Measure(nothing, nothing, nothing, machine=machine)
 
 
+def values(measure: Measure) -> dict[str, float]:
+    return {name: metric["value"] for name, metric in measure.metrics.items()}
+
+
 @pytest.mark.parametrize(
     ("kind", "bytes_of_node"),
-    [("hierarchical", 1024), ("all_to_all", 1024), ("ring", 1536), ("reduce_scatter", 768)],
+    [("hierarchical", 1024), ("all_to_all", 1024), ("ring", 1536), ("reduce_scatter", 768), ("tree", None)],
 )
-def test_link_between_nodes_carries_a_nodes_bytes(kind: Any, bytes_of_node: int) -> None:
+def test_link_between_nodes_carries_a_nodes_bytes(kind: Any, bytes_of_node: int | None) -> None:
     """Of a call of 1 KiB in a second, on two nodes of two ranks with a link of 2 KiB/s."""
     spec: AllReduceSpec | CollectiveSpec
     if kind in get_args(CollectiveKind):
@@ -60,28 +62,8 @@ def test_link_between_nodes_carries_a_nodes_bytes(kind: Any, bytes_of_node: int)
     measure = measure_on(NODES)
     factor = 1.5 if isinstance(spec, AllReduceSpec) else 0.75
     call_metrics(measure, dataclasses.replace(call(1.0), spec=spec), lambda t: 1024 * factor / t)
-    assert measure.metrics["link_utilization"]["value"] == pytest.approx(bytes_of_node / 2048)
-
-
-@pytest.mark.parametrize("algorithm", ["gather_broadcast", "recursive_doubling", "halving_doubling", "tree"])
-def test_unknown_bytes_between_nodes_use_no_link(algorithm: Any) -> None:
-    """In a tree on two nodes of two ranks the busiest node sends 2/3 of what busbw says."""
-    for world_size, known in ((2, True), (4, False)):
-        measure = measure_on(NODES)
-        spec = AllReduceSpec(world_size=world_size, nbytes=1024, algorithm=algorithm)
-        call_metrics(measure, dataclasses.replace(call(1.0), spec=spec), lambda t: 1024 / t)
-        assert "busbw_bytes_per_second" in measure.metrics
-        assert ("link_utilization" in measure.metrics) == known
-
-
-def test_times_within_their_errors_are_as_fast() -> None:
-    calls = {
-        "ring": call(1.0, 1.1, 0.9, 1.0, 1.05, 0.95),
-        "tree": call(1.02, 1.1, 0.95, 1.03, 1.05, 0.9),
-        "gather_broadcast": call(2.0, 2.1, 1.9, 2.0, 2.05, 1.95),
-    }
-    assert as_fast(calls, "ring") == ["tree"]
-    assert as_fast({name: calls[name] for name in ("ring", "gather_broadcast")}, "ring") == []
+    used = None if bytes_of_node is None else pytest.approx(bytes_of_node / 2048)
+    assert values(measure).get("link_utilization") == used
 
 
 def test_the_fastest_has_the_least_median() -> None:
@@ -94,9 +76,8 @@ def test_the_fastest_has_the_least_median() -> None:
 def test_each_side_names_its_own_fastest(candidate: float, fastest: str) -> None:
 
     def both(base: float, changed: float) -> Measured:
-        seconds = ("A1", "A", base), ("B1", "B", changed)
-        samples = [Sample(set=name, side=side, torch="2", seconds=((t, t),) * 6) for name, side, t in seconds]
-        return Measured(spec=SPEC, iterations=1, samples=tuple(samples))
+        sides = call(*[base] * 6), call(*[changed] * 6, side="B")
+        return dataclasses.replace(sides[0], samples=tuple(one.samples[0] for one in sides))
 
     class Contest(Measure):
         def __call__(self, spec: Any) -> Measured:
@@ -117,20 +98,12 @@ def test_each_side_names_its_own_fastest(candidate: float, fastest: str) -> None
 def test_framework_time_excludes_the_kernel() -> None:
     measure = measure_on(Machine())
     call_metrics(measure, call(10e-6, 11e-6, 12e-6, kernels=(8e-6, 7e-6)), lambda t: 360e9)
-    assert measure.metrics["framework_seconds"]["value"] == pytest.approx(11e-6 - 7e-6)
-    silent = measure_on(Machine())
-    call_metrics(silent, call(10e-6), lambda t: 360e9)
-    assert "framework_seconds" not in silent.metrics
+    assert values(measure)["framework_seconds"] == pytest.approx(11e-6 - 7e-6)
 
 
 def test_link_utilization_needs_a_known_link() -> None:
-    known, unknown = (
-        measure_on(Machine(device="cuda", gpus=GPUS)),
-        measure_on(Machine(device="cuda")),
-    )
-    for measure in (known, unknown):
-        call_metrics(measure, call(10e-6), lambda t: 360e9)
-    assert known.metrics["link_utilization"]["value"] == pytest.approx(0.8)
+    unknown = measure_on(Machine(device="cuda"))
+    call_metrics(unknown, call(10e-6), lambda t: 360e9)
     assert list(unknown.metrics) == ["algbw_bytes_per_second", "busbw_bytes_per_second"]
 
 
@@ -138,21 +111,26 @@ def test_link_utilization_needs_a_known_link() -> None:
 def test_bandwidth_above_the_link_is_a_warning(busbw: float, warns: bool) -> None:
     measure = measure_on(Machine(gpus=GPUS))
     link_utilization(measure, {"A1": busbw}, 2)
-    assert measure.metrics["link_utilization"]["value"] == pytest.approx(busbw / 450e9)
-    assert [
-        note.text.startswith("bandwidth above the link's 450 GB/s: ") for note in measure.record.notes
-    ] == [True] * warns
+    assert values(measure)["link_utilization"] == pytest.approx(busbw / 450e9)
+    assert len(measure.record.notes) == warns
 
 
-def test_unbounded_bandwidth_stores_only_its_lower_end() -> None:
-    """Messages between two H200s, bound by launches, fitted 3 TB/s, at least 211 GB/s."""
-    known, unknown = measure_on(Machine()), measure_on(Machine())
-    assert link_metric(known, {"A1": Estimate(value=3e11, low=2e11, high=6e11)})
-    assert not link_metric(unknown, {"A1": Estimate(value=3e12, low=2.1e11, high=math.inf)})
-    assert [metric["value"] for metric in known.metrics.values()] == [3e11, 2e11, 6e11]
-    assert {name: metric["value"] for name, metric in unknown.metrics.items()} == {
-        "link_bytes_per_second_low": 2.1e11
-    }
+@pytest.mark.parametrize(
+    ("low", "stored"),
+    [
+        (1 / 400e9, {"": 250e9, "_low": 200e9, "_high": 400e9}),
+        (0.0, {"_low": 200e9}),  # launching the calls takes all of their time
+    ],
+)
+def test_fitted_link_is_stored_as_far_as_known(low: float, stored: dict[str, float]) -> None:
+    latency = Estimate(value=1e-5, low=9e-6, high=1.1e-5)
+    byte_seconds = Estimate(value=1 / 250e9, low=low, high=1 / 200e9)
+    measure = measure_on(Machine(gpus=GPUS))
+    model_metrics(measure, 2, {"A1": LinkModel(latency=latency, byte_seconds=byte_seconds)})
+    name = "link_bytes_per_second"
+    found = {key.removeprefix(name): value for key, value in values(measure).items() if name in key}
+    assert found == pytest.approx(stored)
+    assert ("link_utilization" in measure.metrics) == ("" in stored)
 
 
 def test_undetermined_model_is_a_warning() -> None:
@@ -165,33 +143,3 @@ def test_undetermined_model_is_a_warning() -> None:
     (note,) = measure.record.notes
     assert note.kind is NoteKind.WARNING
     assert note.text.startswith("a model is missing: these calls cannot separate ")
-    assert note.text.endswith("measure other sizes or algorithms")
-
-
-@pytest.mark.parametrize(("link", "notes"), [(None, 0), (450e9, 3)])
-def test_reports_formulas_use_the_known_link(link: float | None, notes: int) -> None:
-    free = Estimate(value=1e-15, low=0.0, high=1e-11)
-    model = LinkModel(
-        latency=Estimate(value=1e-5, low=9e-6, high=1.1e-5), byte_seconds=free, reduce_seconds=None
-    )
-    measure = measure_on(Machine(device="cuda", gpus=GPUS if link else ()))
-    spec = AllReduceSpec(world_size=2, nbytes=2**24, algorithm="ring")
-    model_metrics(measure, spec, {"A1": 1e-3}, {"A1": model})
-    executions = {
-        name: metric["value"]
-        for name, metric in measure.metrics.items()
-        if name.endswith("_bytes_over_measured")
-    }
-    assert len(measure.record.notes) == notes
-    if link:
-        assert executions == pytest.approx(
-            {
-                "ring_bytes_over_measured": 2**24 / link / 1e-3,
-                "aggregate_bytes_over_measured": 2**25 / link / 1e-3,
-            }
-        )
-        assert measure.record.notes[0].text.startswith(
-            "2 (N-1) S / N: the bytes that each rank sends in a ring"
-        )
-    else:
-        assert executions == {}

@@ -6,7 +6,6 @@ import pytest
 
 from ddpperf.analysis.breakdown import (
     PEAK_FLOPS_PER_SECOND,
-    epoch_cost,
     mfu,
     part_speedups,
     parts_without_waiting,
@@ -65,8 +64,3 @@ def test_fewer_bits_are_never_slower() -> None:
         known = [peaks[precision] for precision in order if precision in peaks]
         assert known == sorted(known), gpu
         assert peaks.get("bf16", peaks["fp16"]) == peaks["fp16"], gpu
-
-
-def test_epoch_cost_on_four_devices() -> None:
-    found = epoch_cost(T1=10.0, TN=3.0, N=4)
-    assert found == {"device_seconds": 12.0, "saved_seconds": 7.0, "extra_device_seconds": 2.0}

@@ -11,7 +11,8 @@ import pytest
 from ddpperf.plugin.cases import Case
 from ddpperf.specs import OWN_ALGORITHMS
 from perf import test_all_reduce, test_projection
-from perf.common.all_reduces import GPU_SIZES, OWN_SIZES, RING_SIZE
+from perf.common.all_reduces import GPU_SIZES
+from perf.test_all_reduce import OWN_SIZES, RING_SIZE
 from tests.command_line import Read, is_skipped, reader, specs_of
 
 KiB, MiB = 2**10, 2**20

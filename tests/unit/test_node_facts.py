@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from ddpperf.analysis.comm_split import Difference, Traced, last_rank
 from ddpperf.machine.cores import Pinning
 from ddpperf.machine.hardware import Links, Machine, machine
 from ddpperf.machine.network import Interface
@@ -18,7 +17,6 @@ from ddpperf.plugin.options.spec_fields import machine_reason
 from ddpperf.report.summary import next_step, summary_lines
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import EpochSpec, Spec, TrainingSpec
-from perf.common.nodes import node_spread
 from perf.test_comm_split import exposed_by_link
 
 LINK = Interface(name="eth0", address="10.0.0.1", link="eth10", bytes_per_second=1.25e9)
@@ -61,83 +59,38 @@ def document(
     }
 
 
-# --- stragglers
-
-
-def test_node_spread_is_stored_across_nodes_only() -> None:
-    nothing: Any = None
-    measure = Measure(nothing, nothing, nothing, machine=TWO_OF_TWO)
-    node_spread(measure, {"A1": [1.0, 1.5]}, 2)
-    node_spread(measure, {"A1": [1.0]}, 4)
-    assert measure.metrics == {}, "one node, or one device"
-    node_spread(measure, {"A1": [1.0, 1.2, 1.5, 1.0]}, 4)
-    assert measure.metrics["node_spread"]["value"] == pytest.approx(0.25)
-
-
-def test_last_rank_is_named_with_its_node() -> None:
-    split = Difference(exposed=0.3, bucket_copies=0.0, skew=0.2, late_rank=3)
-    assert last_rank(split, None, 1.0, 2) == "rank 3 on node 1 is the last by 20.0% of the step"
-
-
 # --- exposed communication by link
 
 
-def canned(seconds: float, spec: Spec, counters: dict[str, tuple[float, ...]] | None = None) -> Measured:
-    rounds = ((seconds,) * spec.world_size,)
-    sample = Sample(set="A1", side="A", torch="2", seconds=rounds, counters=counters or {})
+def canned(seconds: float, spec: Spec) -> Measured:
+    sample = Sample(set="A1", side="A", torch="2", seconds=((seconds,) * spec.world_size,))
     return Measured(spec=spec, iterations=1, samples=(sample,))
 
 
 class CannedMeasure(Measure):
-    """A measurement whose step on one node waits 0.1 s by difference, and 0.08 s by trace."""
+    """A measurement whose step on one node waits 0.1 s."""
 
     def __init__(self, node_size: int) -> None:
         nothing: Any = None
         two_nodes = dataclasses.replace(TWO_OF_TWO, links=Links(node=node_size))
         super().__init__(nothing, nothing, nothing, machine=two_nodes)
-        self.asked: list[str] = []
 
     def reference(self, name: str, spec: Spec) -> Measured:
-        self.asked.append(name)
-        counters: dict[str, tuple[float, ...]] = {
-            "comm_seconds": (0.2, 0.2),
-            "exposed_comm_seconds": (0.08, 0.07),
-        }
-        seconds = {"one_node": 1.1, "one_node_no_sync": 1.0, "one_node_trace": 1.2}[name]
-        return canned(seconds, spec, counters if name == "one_node_trace" else None)
+        return canned({"one_node": 1.1, "one_node_no_sync": 1.0}[name], spec)
 
 
-TRACED = Traced(
-    rank=0, total=1.0, least_total=1.0, exposed=0.58, overlap_fraction=0.42, skew=0.0, late_rank=0
+@pytest.mark.parametrize(
+    ("node_size", "found"), [(2, {"inside": 0.1, "between": 0.5}), (1, {"between": 1.6 - 1.04})]
 )
-
-
-def by_link(node_size: int, traces: dict[str, Traced]) -> tuple[dict[str, float], list[str]]:
-    """The metrics of a step of 1.6 s that waits 0.6 s, and the references that they needed."""
+def test_other_nodes_add_the_rest_of_exposed_communication(node_size: int, found: dict[str, float]) -> None:
+    """Of a step of 1.6 s that waits 0.6 s. A node with one rank sends nothing inside."""
     measure = CannedMeasure(node_size)
-    exposed_by_link(measure, canned(1.6, DDP), canned(1.04, DDP.local()), {"A1": 0.6}, traces)
-    return {name: metric["value"] for name, metric in measure.metrics.items()}, measure.asked
-
-
-def test_other_nodes_add_the_rest_of_exposed_communication() -> None:
-    found, asked = by_link(2, {"A1": TRACED})
-    assert found == {
-        "exposed_inside_node_seconds": pytest.approx(0.1),
-        "exposed_between_nodes_seconds": pytest.approx(0.5),
-        "traced_exposed_inside_node_seconds": pytest.approx(0.08),
-        "traced_exposed_between_nodes_seconds": pytest.approx(0.5),
-    }
-    assert asked == ["one_node", "one_node_no_sync", "one_node_trace"]
-    assert by_link(2, {})[1] == asked[:2], "without a trace, none is needed"
-
-
-def test_single_rank_nodes_send_nothing_inside() -> None:
-    found, asked = by_link(1, {"A1": TRACED})
-    assert found == {
-        "exposed_between_nodes_seconds": pytest.approx(1.6 - 1.04),
-        "traced_exposed_between_nodes_seconds": pytest.approx(0.58),
-    }
-    assert asked == []
+    exposed_by_link(measure, canned(1.6, DDP), canned(1.04, DDP.local()), {"A1": 0.6})
+    for place in ("inside", "between"):
+        name = f"exposed_{place}_node{'s' * (place == 'between')}_seconds"
+        assert measure.metrics.get(name, {}).get("value") == (
+            pytest.approx(found[place]) if place in found else None
+        )
 
 
 # --- the link between nodes

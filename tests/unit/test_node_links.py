@@ -12,7 +12,7 @@ from ddpperf.machine.hardware import Links, Machine
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec
-from perf.common.all_reduces import modelled
+from perf.test_all_reduce import modelled
 from perf.test_all_reduce import test_cost_model as cost_model
 
 SIZES = (2**16, 2**20, 2**22, 2**24)
@@ -44,8 +44,8 @@ class Nodes(Measure):
 
 
 def by_two_links(spec: Any, node: int) -> float:
-    counts = two_link_counts(spec.algorithm, spec.world_size, node, spec.nbytes)
-    return _seconds(counts.inside, spec.nbytes, *INSIDE) + _seconds(counts.between, spec.nbytes, *BETWEEN)
+    inside, between = two_link_counts(spec.algorithm, spec.world_size, node, spec.nbytes)
+    return _seconds(inside, spec.nbytes, *INSIDE) + _seconds(between, spec.nbytes, *BETWEEN)
 
 
 def _seconds(load: Load, nbytes: int, message_seconds: float, byte_seconds: float) -> float:

@@ -35,14 +35,12 @@ def lines(N: int) -> Envelope:
 
 
 def test_more_devices_scale_slopes_and_starts() -> None:
-    measured = {2: lines(2), 4: lines(4)}
+    all_reduces = AllReduces(lines={2: lines(2), 4: lines(4)}, node=8)
     for nbytes in (0, 1000, MB, 100 * MB):
-        assert AllReduces(lines=measured, node=8).seconds(4, nbytes) == lines(4).seconds(nbytes)
-        assert AllReduces(lines=measured, node=8).seconds(8, nbytes) == pytest.approx(
-            lines(8).seconds(nbytes)
-        )
+        assert all_reduces.seconds(4, nbytes) == lines(4).seconds(nbytes)
+        assert all_reduces.seconds(8, nbytes) == pytest.approx(lines(8).seconds(nbytes))
     assert AllReduces(lines={2: lines(2)}, node=8).seconds(8, 0) == lines(2).seconds(0), (
-        "of one number it is not known"
+        "with one measured number, the start stays"
     )
 
 
@@ -60,19 +58,10 @@ def nccl(N: int) -> Envelope:
     return choose_envelope(list(H200[N]), [microseconds / 1e6 for microseconds in H200[N].values()]).envelope
 
 
-def sending_by_lines(
-    measured: dict[int, Envelope], buckets: list[float], N: int, *, node: int, network: Network | None
-) -> Sending:
-    return AllReduces(lines=measured, node=node, network=network).sending(buckets, N)
-
-
-def sending(N: int) -> Sending:
-    return sending_by_lines({2: lines(2), 4: lines(4)}, BUCKETS, N, node=8, network=None)
-
-
-def sending_off(off: float, N: int) -> Sending:
-    """On 8 devices, what a model is off by."""
-    return Sending(measured=sending(N).measured * (off if N == 8 else 1))
+def sending(N: int, off: float = 1.0) -> Sending:
+    """Return the sending on one node. off: by which factor a model is wrong on 8 devices."""
+    found = AllReduces(lines={2: lines(2), 4: lines(4)}, node=8).sending(BUCKETS, N)
+    return Sending(measured=found.measured * (off if N == 8 else 1))
 
 
 def known(N: int) -> float:
@@ -100,9 +89,8 @@ def test_nineteen_of_twenty_intervals_hold_the_excess() -> None:
         measured = {N: Excess(seconds=known(N) + drawn.gauss(0, 8e-6) - t1, **errors) for N in (2, 4)}
         bookkeeping = Excess(seconds=100e-6 + drawn.gauss(0, 8e-6) - t1, **errors)
         off = 1 + drawn.gauss(0, 0.05)  # what the model makes of sending on 8
-        found = project(
-            measured, bookkeeping, {N: sending_off(off, N) for N in (2, 4, 8)}, 8, hideable=1.0, error=0.05
-        )
+        sent = {N: sending(N, off) for N in (2, 4, 8)}
+        found = project(measured, bookkeeping, sent, 8, hideable=1.0, error=0.05)
         held += found.low <= known(8) <= found.high
     assert 0.90 < held / 300 < 0.99
 
@@ -136,18 +124,18 @@ def test_doubling_error_covers_h200s(known: tuple[int, ...], N: int) -> None:
 
 
 def test_network_counts_beyond_a_node() -> None:
-    measured = {2: lines(2), 4: lines(4)}
     network = Network(latency=10e-6, bandwidth=50e9)
-    alone = sending_by_lines(measured, BUCKETS, 4, node=4, network=network)
-    found = sending_by_lines(measured, BUCKETS, 1024, node=4, network=network)
+    all_reduces = AllReduces(lines={2: lines(2), 4: lines(4)}, node=4, network=network)
+    alone, found = all_reduces.sending(BUCKETS, 4), all_reduces.sending(BUCKETS, 1024)
+    assert alone == Sending(measured=sum(all_reduces.seconds(4, nbytes) for nbytes in BUCKETS))
+    assert found.measured == alone.measured
     nodes = 256
     ring = 2 * (nodes - 1) * 3 * 10e-6 + 2 * (nodes - 1) / nodes * sum(BUCKETS) / 4 / 50e9
-    assert alone == Sending(
-        measured=sum(AllReduces(lines=measured, node=8).seconds(4, nbytes) for nbytes in BUCKETS)
-    )
-    assert found.measured == alone.measured
     assert found.assumed == pytest.approx(ring)
     assert found.seconds == pytest.approx(alone.measured + ring)
+    unknown = AllReduces(lines=all_reduces.lines, node=4)
+    with pytest.raises(Undetermined, match="measure one node more, or pass --node-link"):
+        unknown.sending(BUCKETS, 1024)
 
 
 # --- several measured nodes, on a network of 1 ms and 1 Gbit/s
@@ -159,7 +147,7 @@ T1, BACKWARD = 0.4, 0.25  # seconds
 
 def on_nodes(N: int, node: int, nbytes: float) -> float:
     """Return the seconds of a flat ring by its messages and bytes between the nodes."""
-    load = two_link_counts("ring", N, node, nbytes).between
+    _, load = two_link_counts("ring", N, node, nbytes)
     return load.messages * 1e-3 + load.volume * nbytes / 125e6
 
 
@@ -193,7 +181,7 @@ def test_step_on_4_nodes_is_predicted(smaller: tuple[int, ...], N: int, node: in
     across = projected_from(smaller, N, node=node)
     for seed in range(10):
         drawn = random.Random(seed)
-        lines = measured_on_nodes(tuple(across), node, seed)
+        all_reduces = AllReduces(lines=measured_on_nodes(tuple(across), node, seed), node=node)
         errors = {"error": 0.03 * T1, "one_device_error": 0.03 * T1}
         t1, local = (seconds * drawn.lognormvariate(0, 0.03) for seconds in (T1, T1 + 5e-3))
         excess = {
@@ -203,10 +191,10 @@ def test_step_on_4_nodes_is_predicted(smaller: tuple[int, ...], N: int, node: in
         found = project(
             excess,
             Excess(seconds=local - t1, **errors),
-            {M: sending_by_lines(lines, TEN_BUCKETS, M, node=node, network=None) for M in (*across, N)},
+            {M: all_reduces.sending(TEN_BUCKETS, M) for M in (*across, N)},
             N,
             hideable=BACKWARD,
-            error=AllReduces(lines=lines, node=node).sending_error(dict.fromkeys(lines, 0.03), N),
+            error=all_reduces.sending_error(dict.fromkeys(across, 0.03), N),
         )
         assert t1 + found.value == pytest.approx(step(N), rel=0.15)
 
@@ -219,23 +207,12 @@ def test_one_measured_number_of_nodes_grows_by_messages() -> None:
 
 
 def test_measured_nodes_need_no_network_figures() -> None:
-    measured = measured_on_nodes((2, 3), 1, seed=0)
     assumed = Network(latency=1.0, bandwidth=1.0)
-    found = sending_by_lines(measured, BUCKETS, 4, node=1, network=assumed)
-    assert found.assumed == 0
-    assert found == sending_by_lines(measured, BUCKETS, 4, node=1, network=None)
-    assert AllReduces(lines=measured, node=1).sending_error({2: 0.03, 3: 0.04}, 4) == pytest.approx(
+    all_reduces = AllReduces(lines=measured_on_nodes((2, 3), 1, seed=0), node=1, network=assumed)
+    assert all_reduces.sending(BUCKETS, 4).assumed == 0
+    assert all_reduces.sending_error({2: 0.03, 3: 0.04}, 4) == pytest.approx(
         math.hypot(0.04, DOUBLING_ERROR * math.log2(4 / 3))
     )
-
-
-def test_unknown_network_cannot_be_projected() -> None:
-    with pytest.raises(
-        Undetermined,
-        match="no all-reduce on several nodes of 2 devices was measured on fewer than 4 devices; "
-        "measure one node more, or pass --node-link",
-    ):
-        sending_by_lines({2: lines(2)}, BUCKETS, 4, node=2, network=None)
 
 
 @pytest.mark.parametrize(("exposed", "of_network"), [(0.5, 0.5), (2.0, 1.0)])

@@ -14,7 +14,7 @@ from ddpperf.results.samples import Sample
 from ddpperf.specs import EpochSpec, RunSpec, TrainingSpec
 from perf import test_large_batch, test_scaling
 from perf.common.recipes import find_recipe
-from perf.test_large_batch import long_runs, on_one_device
+from perf.test_large_batch import long_runs
 from tests.fake_measure import FakeMeasure
 
 pytest_plugins = ["pytester"]
@@ -73,7 +73,7 @@ def test_long_training_costs_what_all_devices_take() -> None:
     test_large_batch.test_long_run(measure, spec, recipe)
     assert measure.costs("of_training") == pytest.approx([200.0, 50.0, 50.0])
     alone: Any = Costs(lambda spec: 3.0)
-    test_large_batch.test_long_run(alone, on_one_device(spec), recipe)
+    test_large_batch.test_long_run(alone, measure.references["one_device, seed=0"], recipe)
     assert alone.costs("of_training") == [pytest.approx(150.0), None, None]
 
 
@@ -84,10 +84,18 @@ def test_long_training_on_one_device_is_measured_once(pytester: pytest.Pytester)
     one, two, *_ = cases
     assert isinstance(two, RunSpec)
     assert two.world_size == 2
-    assert on_one_device(two) == one
+    assert one_device_of(two) == one
 
 
 def test_growing_batch_grows_alike_on_one_device() -> None:
     spec = RunSpec(world_size=4, per_rank_batch_size=16, grow_from=2, strategy="ddp", **LONG)
-    alone = on_one_device(spec)
+    alone = one_device_of(spec)
     assert (alone.per_rank_batch_size, alone.grow_from, alone.world_size) == (64, 8, 1)
+
+
+def one_device_of(spec: RunSpec) -> RunSpec:
+    """Return the spec of the training on one device with which a long training is compared."""
+    measure: Any = Costs(lambda spec: 1.0)
+    test_large_batch.test_long_run(measure, spec, find_recipe("cuda", "50 epochs"))
+    alone: RunSpec = measure.references["one_device, seed=0"]
+    return alone

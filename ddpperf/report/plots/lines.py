@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddpperf.analysis.bandwidth import all_reduce_busbw
-from ddpperf.analysis.scaling import PREDICTED_DEVICES, over_sets
+from ddpperf.analysis.logarithmic_fit import CONFIDENCE
+from ddpperf.analysis.scaling import PREDICTED_DEVICES
+from ddpperf.analysis.statistics import mean_interval
 from ddpperf.report.plots.picture import label, legend, line_frame, line_look
 from ddpperf.report.questions.laws import measured_speedups, predicted_by
 from ddpperf.report.stored_cases import Case, of_functions
@@ -69,8 +71,8 @@ def _half_width(case: Case) -> float:
     values = list(case.metrics["speedup"]["by_set"].values())
     if len(values) < 2:
         return 0.0
-    interval = over_sets(values)
-    return (interval.high - interval.low) / 2
+    low, high = mean_interval(values, CONFIDENCE)
+    return (high - low) / 2
 
 
 def law(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
