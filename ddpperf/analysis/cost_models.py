@@ -132,13 +132,12 @@ class ReportFormula:
     """An all-reduce formula from course reports: N ranks, S bytes per rank and B bytes per second.
 
     `seconds` returns its value for N, S and B; a value in bytes is divided by B. `counts` says in a
-    few words what the value is, and `describes` what it is and what it is not.
+    few words what the value is.
     """
 
     formula: str
     counts: str
     seconds: Callable[[int, float, float], float]
-    describes: str
 
 
 REPORT_FORMULAS = (
@@ -146,21 +145,15 @@ REPORT_FORMULAS = (
         formula="2 (N-1) S / N",
         counts="bytes that one rank of a ring sends",
         seconds=lambda N, S, B: 2 * (N - 1) * S / N / B,
-        describes="the bytes that each rank sends in a ring, the minimum for the busiest rank if only ranks "
-        "add; from S on two ranks to nearly 2 S on many; not a time",
     ),
     ReportFormula(
         formula="(S / B) log2 N",
         counts="seconds of recursive doubling without latency",
         seconds=lambda N, S, B: S / B * math.log2(N),
-        describes="the seconds of recursive doubling without latency, if N is a power of two; a tree takes "
-        "twice as long, a ring another time",
     ),
     ReportFormula(
         formula="2 (N-1) S",
         counts="bytes that all ranks of a ring send together",
         seconds=lambda N, S, B: 2 * (N - 1) * S / B,
-        describes="the bytes that all ranks of a ring send together, or that rank 0 of gather and broadcast "
-        "moves; over one link's B it is N times a ring's seconds, because all links work at once",
     ),
 )
