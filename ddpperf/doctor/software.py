@@ -1,14 +1,16 @@
-"""Check whether the environment's variables, torchvision and the compiler are fit for measuring."""
+"""Checks of the environment's variables, git, torchvision and the compiler."""
 
 from __future__ import annotations
 
 import os
-import time
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-from ddpperf.doctor.findings import LATE, Finding, Subject, good, warn
-from ddpperf.machine.compiler import compiler_problem
+from ddpperf.doctor.findings import Finding, good, warn
+from ddpperf.machine.compiler import compiler_problem, languages
+from ddpperf.machine.git import NO_COMMIT, commit
+from ddpperf.machine.gpu_description import Gpu
 from ddpperf.workers.interpreter import release
 
 TORCHVISION_OFFSET = 15  # torch 2.N and torchvision 0.(N + 15) are released together
@@ -27,45 +29,40 @@ SPOILING_VARIABLES = {  # what each of them does to a measurement, unless its va
     "TORCH_LOGS": "torch prints while it is timed",
 }
 HARMLESS_VALUES = {"", "0", "OFF", "VERSION", "WARN", "PYMALLOC"}
-# Libraries of torch that LD_LIBRARY_PATH can replace, outside of the system's own folders
-LIBRARIES = ("libnccl.so*", "libcudnn.so*", "libtorch*.so*", "libc10*.so*", "libstdc++.so*")
-SYSTEM_FOLDERS = ("/lib", "/usr/lib")
 
 
-def variables_finding() -> Finding:
+def variables(gpus: Sequence[Gpu]) -> Finding:
     """Report environment variables that would change measured times."""
     spoiling = [
         f"{name}={value}: {effect}"
         for name, effect in SPOILING_VARIABLES.items()
         if (value := os.environ.get(name, "")).upper() not in HARMLESS_VALUES
     ]
-    folders = [Path(name) for name in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if name]
-    found = [
-        str(library)
-        for folder in folders
-        if not str(folder.resolve()).startswith(SYSTEM_FOLDERS)
-        for pattern in LIBRARIES
-        for library in sorted(folder.glob(pattern))[:1]
-    ]
-    if found:
-        spoiling.append(f"LD_LIBRARY_PATH: may replace torch's library by {', '.join(found)}")
     if spoiling:
-        return warn(Subject.VARIABLES, "; ".join(spoiling), "unset what is not meant to be measured")
-    return good(Subject.VARIABLES, "none spoils a measurement")
+        return warn("; ".join(spoiling), "unset what is not meant to be measured")
+    return good("none spoils a measurement")
 
 
-def torchvision_finding() -> Finding:
+def repository(gpus: Sequence[Gpu]) -> Finding:
+    """Check whether git knows the commit of this folder, which comparisons check out."""
+    if (name := commit(Path.cwd())) == NO_COMMIT:
+        text = "this folder has no commit, so no run can be compared with a stored run's code"
+        return warn(text, "install git, and start in a repository with a commit")
+    changed = ", and changes that are not committed" if name.endswith("+") else ""
+    return good(f"commit {name.rstrip('+')}{changed}")
+
+
+def torchvision(gpus: Sequence[Gpu]) -> Finding:
     """Check whether torchvision is installed and belongs to the installed torch."""
     torch, version = (_version(name) for name in ("torch", "torchvision"))
     major, minor = release(torch)
     fitting = f"0.{minor + TORCHVISION_OFFSET}" if major == 2 else ""
     advice = f"pip install torchvision=={fitting}.*" if fitting else "install the torchvision of this torch"
     if not version:
-        return warn(Subject.TORCHVISION, "not installed, so its models and loaders cannot run", advice)
+        return warn("not installed, so its models and loaders cannot run", advice)
     if fitting and release(version) != release(fitting):
-        text = f"{version} belongs to another torch, torch {torch} to torchvision {fitting}"
-        return warn(Subject.TORCHVISION, text, advice)
-    return good(Subject.TORCHVISION, version)
+        return warn(f"{version} belongs to another torch, torch {torch} to torchvision {fitting}", advice)
+    return good(version)
 
 
 def _version(package: str) -> str:
@@ -75,13 +72,9 @@ def _version(package: str) -> str:
         return ""
 
 
-def compiler_finding(device: str, seconds: float) -> Finding:
+def compiler(gpus: Sequence[Gpu]) -> Finding:
     """Check whether torch.compile finds the compilers that it needs."""
-    began = time.monotonic()
-    problem = compiler_problem(device, seconds)
-    if problem and time.monotonic() - began >= seconds:
-        text = f"it did not compile a short file within {seconds:.2g} s"
-        return warn(Subject.COMPILER, text, LATE)
-    if problem:
-        return warn(Subject.COMPILER, problem, "install both")
-    return good(Subject.COMPILER, os.environ.get("CXX", "g++"))
+    for language in languages("cuda" if gpus else "cpu"):
+        if problem := compiler_problem(language):
+            return warn(f"torch.compile {problem}", "install both")
+    return good(os.environ.get("CXX", "g++"))

@@ -1,4 +1,4 @@
-"""The requirements of torch.compile: compilers for C and C++, known options, and a cache."""
+"""The requirements of torch.compile: compilers for C and C++, and a cache of compiled steps."""
 
 from __future__ import annotations
 
@@ -10,81 +10,60 @@ import shlex
 import shutil
 import stat
 import subprocess
-import sys
 import sysconfig
 import tempfile
-from difflib import get_close_matches
 from pathlib import Path
 
-from ddpperf.errors import Refused
 from ddpperf.machine.child_process import run_child
 
-LIST_OPTIONS = "import torch._inductor; print(*torch._inductor.list_options())"
-COMPILE_SECONDS, LIST_SECONDS = 20, 60
+COMPILE_SECONDS = 20
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def compiler_reason(device: str = "cpu") -> str:
     """Return why torch.compile cannot work here and what to do, or an empty string if it can work."""
-    problem = compiler_problem(device)
-    return f"{problem}; install both, or leave compiled executions out" if problem else ""
+    for language in languages(device):
+        if problem := compiler_problem(language):
+            return f"torch.compile {problem}; install both, or leave compiled executions out"
+    return ""
 
 
-@functools.cache
-def compiler_problem(device: str, seconds: float = COMPILE_SECONDS) -> str:
-    """Return why torch.compile cannot work on this machine, or an empty string if it can.
-
-    The function compiles a short file to find out. torch.compile writes C++ for $CXX or g++. For
-    GPUs Triton also writes C for $CC (one word), gcc or clang. seconds: the limit for each compiler.
-    """
-    cxx = _problem("torch.compile", "C++", os.environ.get("CXX", "g++"), seconds)
-    return cxx or (_c_problem("torch.compile", seconds) if device == "cuda" else "")
-
-
-@functools.cache
 def triton_reason() -> str:
     """Return why Triton cannot compile a kernel here and what to do, or an empty string if it can."""
-    problem = _c_problem("low_latency", COMPILE_SECONDS)
-    return f"{problem}; install both, or set CC" if problem else ""
+    problem = compiler_problem("C")
+    return f"low_latency {problem}; install both, or set CC" if problem else ""
 
 
-def _c_problem(user: str, seconds: float) -> str:
-    return _problem(user, "C", os.environ.get("CC", "gcc" if shutil.which("gcc") else "clang"), seconds)
+def languages(device: str) -> tuple[str, ...]:
+    """Return the languages that torch.compile writes: C++, and for GPUs also Triton's C."""
+    return ("C++", "C") if device == "cuda" else ("C++",)
 
 
-def _problem(user: str, language: str, compiler: str, seconds: float) -> str:
-    """Compile a short file, and return why that failed, or an empty string."""
-    is_cxx = language == "C++"
+@functools.cache
+def compiler_problem(language: str, seconds: float = COMPILE_SECONDS) -> str:
+    """Return why C or C++ cannot be compiled on this machine, or an empty string if it can.
+
+    The function compiles a short file to find out, as torch does for C++ ($CXX, or g++) and Triton for
+    C ($CC, which is one word, or gcc, or clang). seconds: the limit of the compiler's time.
+    """
+    if language == "C++":
+        compiler, name, includes = os.environ.get("CXX", "g++"), "tried.cpp", ["Python.h", "cmath"]
+    else:
+        default = "gcc" if shutil.which("gcc") else "clang"
+        compiler, name, includes = os.environ.get("CC", default), "tried.c", ["Python.h"]
     with (
         contextlib.suppress(OSError, ValueError, subprocess.SubprocessError),
         tempfile.TemporaryDirectory() as folder,
     ):
-        source, library = Path(folder) / ("tried.cpp" if is_cxx else "tried.c"), Path(folder) / "tried.so"
-        source.write_text("#include <Python.h>\n" + "#include <cmath>\n" * is_cxx, encoding="utf-8")
-        words = shlex.split(compiler) if is_cxx else [compiler]
+        source, library = Path(folder, name), Path(folder, "tried.so")
+        source.write_text("".join(f"#include <{file}>\n" for file in includes), encoding="utf-8")
+        words = shlex.split(compiler) if language == "C++" else [compiler]
         include = f"-I{sysconfig.get_path('include')}"
         command = [*words, include, "-shared", "-fPIC", str(source), "-o", str(library)]
         if run_child(command, {}, seconds).returncode == 0 and library.exists():
             return ""
-    found = compiler or ("an empty $CXX" if is_cxx else "an empty $CC")
-    return f"{user} needs a {language} compiler with Python's headers, and {found} is not a working compiler"
-
-
-def check_inductor(options: str, option: str) -> None:
-    """Raise Refused if torch's compiler does not know one of the given options.
-
-    options: the names of the options, joined by +. option: the option of ddpperf that named them. A
-    child process asks torch for the known options.
-    """
-    try:
-        known = run_child([sys.executable, "-c", LIST_OPTIONS], {}, LIST_SECONDS).stdout.split()
-    except subprocess.TimeoutExpired:
-        return  # the ranks will find out
-    for name in options.split("+") if known else ():
-        if name not in known:
-            close = " or ".join(get_close_matches(name, known, n=2))
-            problem = f"{option} inductor={options}: torch's compiler has no option {name}"
-            raise Refused(f"{problem}; write {close or 'a name of torch._inductor.list_options()'}")
+    found = compiler or "an empty variable"
+    return f"needs a {language} compiler with Python's headers, and {found} is not a working compiler"
 
 
 def compiler_cache(device: str) -> dict[str, str]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ddpperf.machine.gpu_description import Gpu
 from ddpperf.machine.hardware import core_count
+from ddpperf.results import units
 from ddpperf.specs import Spec
 
 MIN_CORES = 2  # for each rank, which has threads for the backward pass and communication, too
@@ -64,54 +65,42 @@ def _listed(path: Path) -> set[int]:
 def share_cores(nodes: Nodes, rank_nodes: Sequence[int | None]) -> Plan | str:
     """Return a plan that gives each rank equally many neighbouring CPU cores.
 
-    The ranks get as many cores as possible. rank_nodes: the NUMA node of each rank's GPU. Ranks
-    without a node are spread over the nodes. Processes share no physical core. The controller gets the
-    first cores of the nodes, where the kernel works, too. Returns a sentence if there are too few cores.
+    The ranks get as many whole physical cores as possible. rank_nodes: the NUMA node of each rank's
+    GPU. Ranks without a node are spread over the nodes. The controller gets the first cores of the
+    nodes, where the kernel works, too. Returns a sentence if there are too few cores.
     """
-    homes, count = _homes(nodes, rank_nodes), len(rank_nodes)
-    found = sum(map(_count, nodes.values()))
-    for size in range(found // count, MIN_CORES - 1, -1):
-        if (shared := _share(nodes, homes, size)) is not None:
-            return shared
-    who = f"{count} rank{'s' * (count != 1)} and the controller need {MIN_CORES * count + 1} cores"
-    return f"not pinned: {who}, near their GPUs and in whole physical cores, found {found}"
-
-
-def _count(cores: Sequence[tuple[int, ...]]) -> int:
-    return sum(map(len, cores))
+    homes = _homes(nodes, rank_nodes)
+    size = min(len(nodes[node]) // len(ranks) for node, ranks in homes.items() if ranks)
+    if all(len(nodes[node]) == size * len(ranks) for node, ranks in homes.items()):
+        size -= 1  # nothing would be left for the controller
+    shares: dict[int, list[int]] = {}
+    left: list[int] = []
+    for node, cores in nodes.items():
+        first = len(cores) - size * len(homes[node])
+        left += (thread for core in cores[:first] for thread in core)
+        for place, rank in enumerate(homes[node]):
+            mine = cores[first + place * size : first + (place + 1) * size]
+            shares[rank] = [thread for core in mine for thread in core]
+    threads = min(map(len, shares.values()))  # some physical cores may have more hyperthreads than others
+    if threads < MIN_CORES:
+        needed = f"the controller need {MIN_CORES * len(shares) + 1} cores"
+        found = sum(len(core) for cores in nodes.values() for core in cores)
+        who = f"{units.counted(len(shares), 'rank')} and {needed}"
+        return f"not pinned: {who}, near their GPUs and in whole physical cores, found {found}"
+    ranks = tuple(tuple(sorted(shares[rank][:threads])) for rank in sorted(shares))
+    return Plan(controller=tuple(sorted(left)), ranks=ranks)
 
 
 def _homes(nodes: Nodes, rank_nodes: Sequence[int | None]) -> dict[int, list[int]]:
     """Return the ranks of each NUMA node. Ranks without a node go where most cores per rank are left."""
     homes = {node: [rank for rank, home in enumerate(rank_nodes) if home == node] for node in nodes}
     homeless = [rank for rank, home in enumerate(rank_nodes) if home not in nodes]
-    ranks_at = {node: len(ranks) for node, ranks in homes.items()}
     chosen: list[int] = []
     for _ in homeless:
-        chosen.append(max(nodes, key=lambda node: _count(nodes[node]) / (ranks_at[node] + 1)))
-        ranks_at[chosen[-1]] += 1
+        chosen.append(max(nodes, key=lambda n: len(nodes[n]) / (len(homes[n]) + chosen.count(n) + 1)))
     for rank, node in zip(homeless, sorted(chosen), strict=True):  # neighbours in a ring stay neighbours
         homes[node].append(rank)
     return {node: sorted(ranks) for node, ranks in homes.items()}
-
-
-def _share(nodes: Nodes, homes: Mapping[int, Sequence[int]], size: int) -> Plan | None:
-    """Give each rank `size` cores of its NUMA node, or return None if a node has too few cores."""
-    ranks: dict[int, tuple[int, ...]] = {}
-    left: list[int] = []
-    for node, cores in nodes.items():
-        unused = list(cores)  # ranks get the last ones, the controller the rest
-        for rank in reversed(homes[node]):
-            mine: list[int] = []
-            while len(mine) < size and unused:
-                mine += unused.pop()
-            if len(mine) < size:
-                return None
-            ranks[rank] = tuple(sorted(mine[:size]))
-        left += (thread for core in unused for thread in core)
-    if not left:
-        return None
-    return Plan(controller=tuple(sorted(left)), ranks=tuple(ranks[rank] for rank in sorted(ranks)))
 
 
 class Pinning:
@@ -138,27 +127,12 @@ class Pinning:
             return
         rank_nodes = [*(gpu.numa_node for gpu in gpus), *[None] * world_size][:world_size]
         self._plan = share_cores(numa_nodes(self._allowed), rank_nodes)
-        if isinstance(self._plan, Plan):
-            self._plan = self._try(self._plan)
         self.ranks = None if isinstance(self._plan, str) else self._plan.ranks
-
-    def _try(self, plan: Plan) -> Plan | str:
-        """Return the plan, or the reason why the kernel does not grant its CPU cores."""
-        try:
-            for cores in (*plan.ranks, plan.controller):
-                os.sched_setaffinity(0, cores)
-                if (found := os.sched_getaffinity(0)) != set(cores):
-                    return f"not pinned: of the cores {_names(cores)} the kernel gives {_names(found)}"
-        except OSError as error:
-            return f"not pinned: the kernel refuses the cores {_names(cores)}: {error.strerror}"
-        finally:
-            self.release()
-        return plan
 
     def hold(self) -> None:
         """Move this thread, and all that it starts later, to the controller's CPU cores."""
         if isinstance(self._plan, Plan):
-            with contextlib.suppress(OSError):  # `plan` has tried it; the ranks run already
+            with contextlib.suppress(OSError):  # the ranks run already
                 os.sched_setaffinity(0, self._plan.controller)
 
     def release(self) -> None:
@@ -182,7 +156,3 @@ class Pinning:
         pinned = self.ranks is not None and ranks_here <= len(self.ranks)
         cores = ranks_here * len(self.ranks[0]) if self.ranks and pinned else self._core_count
         return [f"{processes} processes share {cores} cores"] if processes > cores else []
-
-
-def _names(cores: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(cores)))

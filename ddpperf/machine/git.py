@@ -6,6 +6,7 @@ GIT_INDEX_FILE names the index of the user's commit, which a checkout would over
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -40,18 +41,16 @@ def commit(root: Path) -> str:
     return f"{name}+" if changes else name
 
 
-def git(root: Path, *arguments: str, seconds: float | None = None) -> str:
+def git(root: Path, *arguments: str, seconds: float = READ_SECONDS) -> str:
     """Run a git command on the source tree at `root`, and return what it prints.
 
-    Raises OSError with git's reason if the command fails or takes longer than `seconds`, by
-    default READ_SECONDS.
+    Raises OSError with git's reason if the command fails or takes longer than `seconds`.
     """
-    redirecting = [name for name in os.environ if name.startswith("GIT_")]
-    variables: dict[str, str | None] = {
-        name: None for name in redirecting if not name.startswith(KEPT_VARIABLES)
+    redirecting = {
+        name for name in os.environ if name.startswith("GIT_") and not name.startswith(KEPT_VARIABLES)
     }
-    variables["GIT_OPTIONAL_LOCKS"] = "0"  # `git status` would lock the index, and a commit of the user fail
-    seconds = READ_SECONDS if seconds is None else seconds
+    # Without locks, or `git status` would lock the index, and a commit of the user fail.
+    variables = dict.fromkeys(redirecting) | {"GIT_OPTIONAL_LOCKS": "0"}
     try:  # in a session of its own, so that what git has started ends, too
         ended = run_child(["git", "-C", str(root), *WITHOUT_HOOKS, *arguments], variables, seconds)
     except subprocess.TimeoutExpired as error:
@@ -70,12 +69,10 @@ def check_out(root: Path, commit: str, folder: Path) -> Path:
     add = ("worktree", "add", "--force", "--detach", str(folder), commit)
     try:
         git(root, *add, seconds=CHECKOUT_SECONDS)
-        depth = git(root, "rev-parse", "--show-cdup").count("..")
+        return folder / git(root, "rev-parse", "--show-prefix")
     except OSError:
         remove_worktree(root, folder)
         raise
-    here = root.resolve()
-    return folder / here.relative_to(here.parents[depth - 1]) if depth else folder
 
 
 def remove_worktree(root: Path, folder: Path) -> None:
@@ -85,7 +82,5 @@ def remove_worktree(root: Path, folder: Path) -> None:
     `git worktree prune` would forget them.
     """
     shutil.rmtree(folder, ignore_errors=True)
-    try:
-        git(root, "worktree", "remove", "--force", "--force", str(folder))  # twice: git may have left a lock
-    except OSError:
-        return  # there is no such worktree
+    with contextlib.suppress(OSError):  # there is no such worktree; twice, as git may have left a lock
+        git(root, "worktree", "remove", "--force", "--force", str(folder))

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 class Gpu:
     """One GPU as its driver describes it. Values that the driver does not report are None.
 
-    nvlink_bytes_per_second: of all active NVLinks together, in one direction. If the driver reports
-    no rate, it is the nominal rate of the GPU. nvlink_ends: the number of active NVLinks by what is
-    at their other end: a GPU's PCI address, "switch", "cpu" or "unknown". pcie_generation and
-    pcie_width: the highest that this GPU reaches in this machine, since an idle link is slower.
+    nvlink_bytes_per_second: the nominal rate of all active NVLinks together, in one direction.
+    nvlink_ends: the number of active NVLinks by what is at their other end: a GPU's PCI address,
+    "switch", "cpu" or "unknown". pcie_generation and pcie_width: the highest that this GPU reaches in
+    this machine, since an idle link is slower.
     """
 
     name: str

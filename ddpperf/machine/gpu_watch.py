@@ -6,11 +6,13 @@ CUDA is never initialised here.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ddpperf.machine.hardware import gpu_handles, load_nvml, query_nvml
+from ddpperf.results import units
 from ddpperf.results.notes import Note, info, warning
 
 POWER_CAP = "power cap"
@@ -60,27 +62,14 @@ class GpuState:
 
 @dataclass(frozen=True, kw_only=True)
 class Disturbance:
-    """The disturbances of one GPU in one round of a measurement, and the GPU's clock."""
+    """What disturbed one GPU in one round of a measurement, and the GPU's clock."""
 
     throttled: frozenset[str] = frozenset()
     foreign: frozenset[int] = frozenset()
     megahertz: int | None = None
 
 
-Disturbances = Mapping[int, Disturbance]  # by GPU
-
-
-@dataclass(frozen=True, kw_only=True)
-class Round:
-    """The disturbances of each GPU in one round of a measurement.
-
-    number: counts from 1, and a repeated round keeps its number. spoiled: why the round is measured
-    again.
-    """
-
-    number: int
-    disturbances: Disturbances
-    spoiled: Sequence[str] = ()
+Round = Mapping[int, Disturbance]  # by GPU
 
 
 class GpuWatch:
@@ -96,7 +85,7 @@ class GpuWatch:
         self._last = self._states()
         self._before = {gpu: state.processes for gpu, state in self._last.items()}
         self._own: set[int] = set()
-        self._rounds: list[Round] = []
+        self._rounds: list[tuple[int, Round]] = []  # with their numbers; a repeated round keeps its number
 
     def look(self, own: Collection[int], done: int) -> str:
         """Record the disturbances of the GPUs in the last round, and return reasons to repeat the round.
@@ -110,25 +99,31 @@ class GpuWatch:
         if not done:
             self._rounds = []
             return ""
-        disturbances = {}
-        for gpu, state in self._last.items():
-            why = throttled(before[gpu], state)
-            others = foreign(state.processes, self._own, self._before[gpu])
-            disturbances[gpu] = Disturbance(throttled=why, foreign=others, megahertz=state.megahertz)
-        spoiled = spoiling([*(earlier.disturbances for earlier in self._rounds), disturbances])
-        self._rounds.append(Round(number=done, disturbances=disturbances, spoiled=spoiled))
-        return "; ".join(spoiled)
+        found = {
+            gpu: Disturbance(
+                throttled=throttled(before[gpu], state),
+                foreign=foreign(state.processes, self._own, self._before[gpu]),
+                megahertz=state.megahertz,
+            )
+            for gpu, state in self._last.items()
+        }
+        self._rounds.append((done, found))
+        return "; ".join(spoiling([measured for _, measured in self._rounds]))
 
     def warnings(self) -> list[Note]:
         """Return warnings about disturbed rounds, and a note about rounds that were repeated."""
         rounds, self._rounds = self._rounds, []
-        counting = {recorded.number: recorded for recorded in rounds}  # of equal numbers the last
-        repeated = [recorded for recorded in rounds if counting[recorded.number] is not recorded]
-        notes = [*map(warning, disturbance_texts([recorded.disturbances for recorded in counting.values()]))]
-        if repeated:
-            count = "1 spoiled round was" if len(repeated) == 1 else f"{len(repeated)} spoiled rounds were"
-            reasons = dict.fromkeys(reason for recorded in repeated for reason in recorded.spoiled)
-            notes.append(info(f"{count} measured again: {'; '.join(reasons)}"))
+        everything = [measured for _, measured in rounds]
+        counting = dict(rounds)  # of equal numbers the last
+        counts = Counter(text for last in counting.values() for text in disturbances(last, everything))
+        total = units.counted(len(counting), "round")
+        notes = [warning(f"{text} during {count} of {total}") for text, count in counts.items()]
+        if repeated := [measured for number, measured in rounds if counting[number] is not measured]:
+            again = "1 spoiled round was" if len(repeated) == 1 else f"{len(repeated)} spoiled rounds were"
+            reasons = dict.fromkeys(
+                text for measured in repeated for text in disturbances(measured, everything)
+            )
+            notes.append(info(f"{again} measured again: {'; '.join(reasons)}"))
         return notes
 
     def _states(self) -> dict[int, GpuState]:
@@ -163,57 +158,40 @@ def foreign(listed: Collection[int], own: Collection[int], before: Collection[in
     return others if others != frozenset(listed) else others & frozenset(before)
 
 
-def spoiling(rounds: Sequence[Disturbances]) -> list[str]:
+def spoiling(rounds: Sequence[Round]) -> list[str]:
     """Return a sentence for each reason why the last round of a measurement must be repeated.
 
     A power cap in at least half of the rounds belongs to the work itself, since a repeated round
     has it, too.
     """
+    last = dict(rounds[-1])
+    for gpu, found in last.items():
+        if 2 * sum(POWER_CAP in measured[gpu].throttled for measured in rounds) >= len(rounds):
+            last[gpu] = replace(found, throttled=found.throttled - {POWER_CAP}, megahertz=None)
+    return disturbances(last, rounds)
+
+
+def disturbances(one: Round, rounds: Sequence[Round]) -> list[str]:
+    """Return a sentence for each disturbance of each GPU in one round of a measurement.
+
+    rounds: all rounds of the measurement, whose highest clock counts as the undisturbed one.
+    """
     texts = []
-    for gpu, last in sorted(rounds[-1].items()):
-        capped = sum(gpu in earlier and POWER_CAP in earlier[gpu].throttled for earlier in rounds)
-        expected = {POWER_CAP} if 2 * capped >= len(rounds) else set()
-        if why := sorted(last.throttled - expected):
-            texts.append(f"GPU {gpu} was throttled ({', '.join(why)})")
-        if last.foreign:
-            texts.append(f"{_processes(last.foreign)} also used GPU {gpu}")
-        highest = max(earlier[gpu].megahertz or 0 for earlier in rounds if gpu in earlier)
-        if not (last.throttled or expected) and _is_lower(last.megahertz, highest):
-            texts.append(f"GPU {gpu}'s clock was {last.megahertz} MHz, of {highest}")
+    for gpu, found in one.items():
+        highest = max(measured[gpu].megahertz or 0 for measured in rounds)
+        if found.throttled:
+            texts.append(f"GPU {gpu} was throttled ({', '.join(sorted(found.throttled))})")
+        elif found.megahertz is not None and found.megahertz < (1 - EQUAL_CLOCKS) * highest:
+            texts.append(f"GPU {gpu}'s clock was below {highest} MHz")
+        if found.foreign:
+            pids = ", ".join(map(str, sorted(found.foreign)))
+            texts.append(f"process{'es' * (len(found.foreign) > 1)} {pids} also used GPU {gpu}")
     return texts
-
-
-def _is_lower(megahertz: int | None, than: int) -> bool:
-    return megahertz is not None and megahertz < (1 - EQUAL_CLOCKS) * than
-
-
-def disturbance_texts(rounds: Sequence[Disturbances]) -> list[str]:
-    """Return a sentence for each disturbance of each GPU during a measurement's rounds."""
-    texts: list[str] = []
-    for gpu in sorted({gpu for disturbances in rounds for gpu in disturbances}):
-        found = [disturbances[gpu] for disturbances in rounds if gpu in disturbances]
-        reasons = sorted({reason for disturbance in found for reason in disturbance.throttled})
-        if reasons:
-            count = sum(bool(disturbance.throttled) for disturbance in found)
-            total = f"{len(rounds)} round{'s' * (len(rounds) > 1)}"
-            texts.append(f"GPU {gpu} was throttled ({', '.join(reasons)}) during {count} of {total}")
-        clocks = [disturbance.megahertz for disturbance in found if disturbance.megahertz is not None]
-        if not reasons and clocks and _is_lower(min(clocks), max(clocks)):
-            texts.append(f"GPU {gpu}'s clock was {min(clocks)} to {max(clocks)} MHz")
-        if pids := {pid for disturbance in found for pid in disturbance.foreign}:
-            texts.append(f"{_processes(pids)} also use{'s' * (len(pids) == 1)} GPU {gpu}")
-    return texts
-
-
-def _processes(pids: Collection[int]) -> str:
-    return f"process{'es' * (len(pids) > 1)} {', '.join(map(str, sorted(pids)))}"
 
 
 def read_state(handle: Any) -> GpuState:
     """Ask the driver for the current clocks and processes of one GPU."""
     bits = query_nvml("nvmlDeviceGetCurrentClocksEventReasons", handle)
-    if bits is None:  # drivers before 535 have another name
-        bits = query_nvml("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
     idle = bits is None or bits & IDLE
     # the clock first: the GPU may soon be idle
     megahertz = None if idle else query_nvml("nvmlDeviceGetClockInfo", handle, SM_CLOCK)

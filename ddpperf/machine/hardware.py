@@ -24,7 +24,7 @@ from ddpperf.io.secret_values import shown_value
 from ddpperf.machine.cgroup import cpu_quota
 from ddpperf.machine.git import commit
 from ddpperf.machine.gpu_description import Gpu
-from ddpperf.machine.links import CPU, SWITCH, UNKNOWN, LinkRate, data_rate, gpu_link, link_between, nvlink
+from ddpperf.machine.links import CPU, SWITCH, UNKNOWN, LinkRate, gpu_link, link_between, nvlink
 from ddpperf.specs import Spec
 
 if TYPE_CHECKING:  # the imports take numpy and psutil, and the doctor runs where they cannot be imported
@@ -110,13 +110,8 @@ def _describe(nvml: Any, handle: Any) -> Gpu:
     name = nvml.nvmlDeviceGetName(handle)
     links = range(nvml.NVML_NVLINK_MAX_LINKS)
     states = [query_nvml("nvmlDeviceGetNvLinkState", handle, link) for link in links]
-    is_known = any(state is not None for state in states)
     active = [link for link in links if states[link] == nvml.NVML_FEATURE_ENABLED]
-    first = active[0] if active else None
-    version = None if first is None else query_nvml("nvmlDeviceGetNvLinkVersion", handle, first)
-    generation, nominal = nvlink(name, version)
-    rate = _reported_nvlink_rate(nvml, handle, first) or nominal
-    ends = Counter(_nvlink_end(nvml, handle, link) for link in active)
+    generation, rate = nvlink(name)
     memory, pci = query_nvml("nvmlDeviceGetMemoryInfo", handle), query_nvml("nvmlDeviceGetPciInfo", handle)
     milliwatts = query_nvml("nvmlDeviceGetEnforcedPowerLimit", handle)
     return Gpu(
@@ -124,33 +119,16 @@ def _describe(nvml: Any, handle: Any) -> Gpu:
         uuid=nvml.nvmlDeviceGetUUID(handle),
         memory_bytes=None if memory is None else int(memory.total),
         power_limit_watts=None if milliwatts is None else milliwatts / 1e3,
-        nvlinks=len(active) if is_known else None,
+        nvlinks=len(active) if states.count(None) < len(states) else None,
         nvlink_bytes_per_second=len(active) * rate if active and rate else None,
         driver=query_nvml("nvmlSystemGetDriverVersion"),
         numa_node=None if pci is None else _numa_node(str(pci.busId)),
         nvlink_generation=generation if active else None,
-        nvlink_ends=dict(ends),
+        nvlink_ends=dict(Counter(_nvlink_end(nvml, handle, link) for link in active)),
         pci_address=None if pci is None else str(pci.busId).lower(),
         pcie_generation=query_nvml("nvmlDeviceGetMaxPcieLinkGeneration", handle),
         pcie_width=query_nvml("nvmlDeviceGetMaxPcieLinkWidth", handle),
     )
-
-
-def _reported_nvlink_rate(nvml: Any, handle: Any, link: int | None) -> float | None:
-    """Return the data rate of one NVLink as the driver reports it, by any of three fields.
-
-    link: the number of an active link. New drivers report the rate of a link by its number only.
-    """
-    if link is None:
-        return None
-    fields = [
-        nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON,
-        nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_L0,
-        (nvml.NVML_FI_DEV_NVLINK_GET_SPEED, link),
-    ]
-    values = query_nvml("nvmlDeviceGetFieldValues", handle, fields) or ()
-    rates = [value.value.uiVal for value in values if value.nvmlReturn == nvml.NVML_SUCCESS]
-    return next((data_rate(rate) for rate in rates if rate), None)
 
 
 def _nvlink_end(nvml: Any, handle: Any, link: int) -> str:
@@ -182,20 +160,24 @@ class Links:
 class Machine:
     """The device type, the GPU model and the links of the machine, on which experiments depend.
 
-    Values that are not known are None. gpu: the name of the GPUs if all have the same name.
     links: the links as the user describes them. world_sizes: the numbers of devices that the test run
-    uses. unmapped: the indices of the first two GPUs that cannot read each other's memory.
-    interface: the network interface to the other nodes; None in a run on one node.
+    uses. unmapped: the indices of the first two GPUs that cannot read each other's memory; None if
+    none are known. interface: the network interface to the other nodes; None in a run on one node.
     gpus: the GPUs in the order of the ranks; empty on the CPU, whose links have no known rate.
     """
 
     device: str = "cpu"
-    gpu: str | None = None
     links: Links = field(default_factory=Links)
     world_sizes: tuple[int, ...] = ()
     unmapped: tuple[int, int] | None = None
     interface: Interface | None = None
     gpus: tuple[Gpu, ...] = field(default=(), compare=False)
+
+    @property
+    def gpu(self) -> str | None:
+        """The name of the GPUs, or None if they have several names."""
+        names = {gpu.name for gpu in self.gpus}
+        return names.pop() if len(names) == 1 else None
 
     def link(self, world_size: int) -> LinkRate | None:
         """Return the rate of the link that the first `world_size` devices share, or None if unknown.
@@ -230,29 +212,6 @@ class Machine:
             return ""
         first, second = self.unmapped
         return f"it maps the memory of all GPUs, and GPU {first} and GPU {second} cannot read each other's"
-
-
-def machine(
-    device: str,
-    gpus: Sequence[Gpu],
-    links: Links,
-    world_sizes: tuple[int, ...] = (),
-    interface: Interface | None = None,
-) -> Machine:
-    """Return a description of the machine's device type, GPU model and links.
-
-    interface: the network interface to the other nodes of a run.
-    """
-    alike = device == "cuda" and len({gpu.name for gpu in gpus}) == 1
-    return Machine(
-        device=device,
-        gpu=gpus[0].name if alike else None,
-        links=links,
-        world_sizes=world_sizes,
-        unmapped=first_unmapped(gpus) if device == "cuda" else None,
-        interface=interface,
-        gpus=tuple(gpus) if device == "cuda" else (),
-    )
 
 
 def _numa_node(address: str) -> int | None:

@@ -16,19 +16,18 @@ if TYPE_CHECKING:
     from ddpperf.machine.gpu_description import Gpu
     from ddpperf.machine.network import Interface
 
-# Generation and rate of one NVLink; what nvmlDeviceGetNvLinkVersion returns for it, which are the
-# numbers of nvml.h's enumeration NVML_NVLINK_VERSION_*, in which 5 is version 3.1; and parts of the
-# names of GPUs that have it. A name counts more than a version, as drivers report version 5.0 of some
-# Hopper GPUs. Source: NVIDIA's data sheets, which give the sum of all links in both directions, such
-# as 900 GB/s for 18 links of an H200. GA102's white paper: 14.0625 GB/s.
-NVLINKS = (
-    (1, 20e9, (1,), ("P100",)),
-    (2, 25e9, (2, 3), ("V100",)),
-    (3, 25e9, (4, 5), ("A100", "A800")),
-    (3, 14.0625e9, (), ("A40", "A4500", "A5000", "A5500", "A6000", "RTX 3090")),
-    (4, 25e9, (6,), ("H100", "H200", "H800", "H20")),
-    (5, 50e9, (7,), ("B200", "B300")),
-)
+# Parts of the names of GPUs, with the generation and the rate of one NVLink. Source: NVIDIA's data
+# sheets, which give the sum of all links in both directions, such as 900 GB/s for 18 links of an H200.
+# GA102's white paper: 14.0625 GB/s. Drivers report rates with coding and error correction, and version
+# 5.0 for some GPUs with NVLink 4.
+NVLINKS = {
+    ("P100",): (1, 20e9),
+    ("V100", "TITAN RTX", "Quadro RTX"): (2, 25e9),
+    ("A100", "A800", "A30"): (3, 25e9),
+    ("A40", "A4500", "A5000", "A5500", "A6000", "RTX 3090"): (3, 14.0625e9),
+    ("H100", "H200", "H800", "H20"): (4, 25e9),
+    ("B100", "B200", "B300"): (5, 50e9),
+}
 # One PCIe lane by generation. Source: 2.5, 5, 8, 16, 32 and 64 GT/s, less the coding, which is 8 of
 # 10 bits for generations 1 and 2, 128 of 130 bits for 3 to 5, and 242 of 256 bytes for 6.
 PCIE_LANE_RATES = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
@@ -100,30 +99,10 @@ def link_between(
 # --- GPUs
 
 
-def nvlink(name: str, version: int | None) -> tuple[int | None, float | None]:
-    """Return the generation and the rate of one NVLink of a GPU; None for what is not known.
-
-    name: the GPU's name. version: what nvmlDeviceGetNvLinkVersion returned, if anything.
-    """
-    for generation, rate, _, names in NVLINKS:
-        if any(part in name for part in names):
-            return generation, rate
-    known = ((generation, rate) for generation, rate, versions, _ in NVLINKS if version in versions)
+def nvlink(name: str) -> tuple[int | None, float | None]:
+    """Return the generation and the rate of one NVLink of a GPU with this name, or None for both."""
+    known = (nvlink for names, nvlink in NVLINKS.items() if any(part in name for part in names))
     return next(known, (None, None))
-
-
-def data_rate(megabytes_per_second: int) -> float:
-    """Convert an NVLink's line rate in MB/s to its data rate in bytes/s, both for one direction.
-
-    For NVLink 2, 4 and 5 the line rate includes coding and error correction.
-    """
-    return {25781: 25e9, 26562: 25e9, 53125: 50e9}.get(megabytes_per_second, megabytes_per_second * 1e6)
-
-
-def pcie_rate(generation: int | None, width: int | None) -> float | None:
-    """Return the rate of a PCIe link with `width` lanes, or None if it is not known."""
-    lane = PCIE_LANE_RATES.get(generation or 0)
-    return width * lane if width and lane else None
 
 
 def gpu_link(gpus: Sequence[Gpu]) -> LinkRate | None:
@@ -148,8 +127,8 @@ def _nvlink_rate(gpu: Gpu, gpus: Sequence[Gpu]) -> LinkRate | None:
     """Return the rate of a GPU's NVLinks to these GPUs."""
     if not gpu.nvlinks or gpu.nvlink_bytes_per_second is None:
         return None
-    addresses = {other.pci_address for other in gpus}
-    links = sum(count for end, count in _ends(gpu).items() if end in (SWITCH, UNKNOWN) or end in addresses)
+    ends = {SWITCH, UNKNOWN, *(other.pci_address for other in gpus)}
+    links = sum(count for end, count in _ends(gpu).items() if end in ends)
     each = gpu.nvlink_bytes_per_second / gpu.nvlinks
     generation = "" if gpu.nvlink_generation is None else f" {gpu.nvlink_generation}"
     return LinkRate(
@@ -159,10 +138,11 @@ def _nvlink_rate(gpu: Gpu, gpus: Sequence[Gpu]) -> LinkRate | None:
 
 
 def _pcie_rate(gpu: Gpu) -> LinkRate | None:
-    if (rate := pcie_rate(gpu.pcie_generation, gpu.pcie_width)) is None:
+    lane = PCIE_LANE_RATES.get(gpu.pcie_generation or 0)
+    if lane is None or not gpu.pcie_width:
         return None
     source = f"PCIe {gpu.pcie_generation}.0 x{gpu.pcie_width}"
-    return LinkRate(bytes_per_second=rate, source=source)
+    return LinkRate(bytes_per_second=gpu.pcie_width * lane, source=source)
 
 
 def _ends(gpu: Gpu) -> Mapping[str, int]:
@@ -172,11 +152,10 @@ def _ends(gpu: Gpu) -> Mapping[str, int]:
 
 def _joined(gpus: Sequence[Gpu]) -> bool:
     """Return whether NVLinks lead from each GPU to all others, also through other GPUs."""
-    reached, others = [gpus[0]], list(gpus[1:])
-    while near := [gpu for gpu in others if any(_are_linked(gpu, known) for known in reached)]:
-        reached += near
-        others = [gpu for gpu in others if gpu not in near]
-    return not others
+    reached = [gpus[0]]
+    for known in reached:  # grows meanwhile
+        reached += [gpu for gpu in gpus if gpu not in reached and _are_linked(gpu, known)]
+    return len(reached) == len(gpus)
 
 
 def _are_linked(one: Gpu, other: Gpu) -> bool:

@@ -62,10 +62,10 @@ def find_interface(requested: str | None) -> Interface:
         if wanted in (one.name, one.address):
             return one
     names = ", ".join(f"{one.name} ({one.address})" for one in up) or "none"
-    problem = "no network interface has a default route"
-    if requested is not None:
-        problem = f"--interface {requested} is no network interface that is up"
-    raise Refused(f"{problem}, found {names}; name one with --interface")
+    problem = (
+        "the network has no default route" if requested is None else f"--interface {requested} is not up"
+    )
+    raise Refused(f"{problem}, found the network interfaces {names}; name one with --interface")
 
 
 def interface_to(address: str) -> Interface | None:

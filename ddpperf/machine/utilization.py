@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from itertools import zip_longest
 from typing import Any
 
 from ddpperf.errors import first_line
@@ -24,7 +23,6 @@ SAMPLE_SECONDS = 0.1
 MOST_CPU = 0.02  # sampling takes at most this fraction of one core; if it took more, it waits longer
 CHILDREN_SECONDS = 1.0  # how often the DataLoader workers of the ranks are searched
 MEMORY_V2 = 0x02000028  # nvmlMemory_v2, whose used memory leaves out what the driver reserves
-FEWEST_POWERS = 20  # samples whose mean power, without an energy counter, gives the energy
 TEMPERATURE_GPU = 0  # NVML_TEMPERATURE_GPU
 POWER_INSTANT = 186  # NVML_FI_DEV_POWER_INSTANT; the other power is averaged over a second on new GPUs
 
@@ -39,8 +37,6 @@ def gpu_now(handle: Any) -> dict[str, float | None]:
     """
     rates = query_nvml("nvmlDeviceGetUtilizationRates", handle)
     memory = query_nvml("nvmlDeviceGetMemoryInfo", handle, MEMORY_V2)
-    if memory is None:  # drivers before 510
-        memory = query_nvml("nvmlDeviceGetMemoryInfo", handle)
     megahertz = query_nvml("nvmlDeviceGetClockInfo", handle, SM_CLOCK)
     return {
         "gpu_utilization": None if rates is None else rates.gpu / 100,
@@ -72,15 +68,17 @@ class CpuSampler:
         self._psutil = psutil
         self._cores = cores
         self._with_children = with_children
-        self._families = [self._family(pid) for pid in processes]  # each begins with the rank
+        ranks = [self._ask(psutil.Process, pid) for pid in processes]
+        self._families = [[rank] if rank is not None else [] for rank in ranks]  # each begins with the rank
         self._searched = 0.0
         self._seconds: list[dict[int, float]] = [{} for _ in processes]  # of each rank, by process id
         self._when = 0.0
 
-    def _family(self, pid: int) -> list[Any]:
+    def _ask(self, question: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Return psutil's answer about a process, or None if the process has ended."""
         with contextlib.suppress(self._psutil.Error):
-            return [self._psutil.Process(pid)]
-        return []
+            return question(*arguments, **options)
+        return None
 
     def now(self) -> Values:
         """Return the utilization since the last call, and the memory now.
@@ -92,7 +90,9 @@ class CpuSampler:
         percents = self._psutil.cpu_percent(percpu=True)
         busy = [percents[core] / 100 for core in self._cores if core < len(percents)]
         if self._with_children and time.monotonic() - self._searched > CHILDREN_SECONDS:
-            self._search()
+            self._searched = time.monotonic()
+            for family in self._families:
+                family[1:] = (family and self._ask(family[0].children, recursive=True)) or []
         before, since = self._seconds, self._when
         self._seconds, self._when = [self._cpu_seconds(family) for family in self._families], time.monotonic()
         elapsed = self._when - since
@@ -101,39 +101,26 @@ class CpuSampler:
             "cpu_utilization": [sum(busy) / len(busy) if busy else None],
             "core_utilization": [*busy],
             "rank_cpus": [
-                _difference(earlier, later, elapsed)
-                for earlier, later in zip(before, self._seconds, strict=True)
+                _cores_used(then, now, elapsed) for then, now in zip(before, self._seconds, strict=True)
             ],
             "rank_memory_bytes": [self._resident_bytes(family) for family in self._families],
             "host_memory_bytes": [float(memory.total - memory.available)],
         }
 
-    def _search(self) -> None:
-        for family in self._families:
-            with contextlib.suppress(self._psutil.Error):
-                family[1:] = [child for rank in family[:1] for child in rank.children(recursive=True)]
-        self._searched = time.monotonic()
-
     def _cpu_seconds(self, family: Sequence[Any]) -> dict[int, float]:
-        seconds = {}
-        for process in family:
-            with contextlib.suppress(self._psutil.Error):  # it may have ended
-                times = process.cpu_times()
-                seconds[process.pid] = times.user + times.system
-        return seconds
+        answers = {process.pid: self._ask(process.cpu_times) for process in family}
+        return {pid: times.user + times.system for pid, times in answers.items() if times is not None}
 
     def _resident_bytes(self, family: Sequence[Any]) -> float | None:
-        found = []
-        for process in family:
-            with contextlib.suppress(self._psutil.Error):
-                found.append(float(process.memory_info().rss))
+        answers = [self._ask(process.memory_info) for process in family]
+        found = [float(memory.rss) for memory in answers if memory is not None]
         return sum(found) if found else None
 
 
-def _difference(before: Mapping[int, float], after: Mapping[int, float], elapsed: float) -> float | None:
-    """Return the CPU seconds per second of processes that existed before, or None if there were none."""
-    both = before.keys() & after.keys()
-    return sum(after[pid] - before[pid] for pid in both) / elapsed if both and elapsed > 0 else None
+def _cores_used(then: Mapping[int, float], now: Mapping[int, float], elapsed: float) -> float | None:
+    """Return the CPU seconds per second of processes that existed at both times, or None without one."""
+    both = then.keys() & now.keys()
+    return sum(now[pid] - then[pid] for pid in both) / elapsed if both else None
 
 
 class Sampler:
@@ -235,14 +222,15 @@ class Recorder:
         sampler = self._sampler
         samples = sampler.samples if sampler is not None and not sampler.problem else []
         rows = _rows([values for _, values in samples])
-        joules, source = self._energy(rows.get("power_watts", []))
+        counters = self._counters
+        joules = joules_per_step(self._windows, counters.update_seconds) if counters is not None else ()
         if not joules and not samples:
             return None
         began = self._windows[0].began
         times = averaged([when - began for when, _ in samples])
         return Usage(
             joules=tuple(map(rounded, joules)),
-            source=source if joules else None,
+            source=EnergySource.COUNTER if joules else None,
             seconds=tuple(round(seconds, 2) for seconds in times if seconds is not None),
             series={
                 quantity: tuple(map(averaged, of_devices))
@@ -254,25 +242,12 @@ class Recorder:
             sampler_cpu_fraction=rounded(sampler.cpu_fraction) if sampler is not None else 0.0,
         )
 
-    def _energy(self, power_watts: Sequence[Sequence[float | None]]) -> tuple[Joules, EnergySource]:
-        """Return the energy of each device in one step, and how it was determined."""
-        if self._counters is not None:
-            joules = joules_per_step(self._windows, self._counters.update_seconds)
-            return joules, EnergySource.COUNTER
-        means = [mean_of(watts) for watts in power_watts if len(watts) >= FEWEST_POWERS]
-        if not means or None in means:
-            return (), EnergySource.POWER
-        seconds = sum(window.busy_seconds for window in self._windows)
-        steps = sum(window.steps for window in self._windows)
-        return tuple(watts * seconds / steps for watts in means if watts is not None), EnergySource.POWER
-
 
 def _rows(samples: Sequence[Values]) -> dict[str, list[list[float | None]]]:
     """Return the values over time by quantity and device, without quantities that nobody reports."""
     rows = {}
     for quantity in samples[0] if samples else ():
-        columns = zip_longest(*(sample[quantity] for sample in samples))  # a CPU core may go offline
-        of_devices = [list(values) for values in columns]
+        of_devices = [list(values) for values in zip(*(sample[quantity] for sample in samples), strict=False)]
         if any(value is not None for values in of_devices for value in values):
             rows[quantity] = of_devices
     return rows

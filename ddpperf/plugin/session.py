@@ -83,9 +83,15 @@ class Session:
     @cached_property
     def machine(self) -> hardware.Machine:
         """The properties of this machine, such as its GPUs and the bandwidth of its links."""
-        options, gpus = self.options, self.inputs.gpus
-        return hardware.machine(
-            options.device, gpus, options.links, options.world_sizes, options.nodes.interface
+        options = self.options
+        gpus = self.inputs.gpus if options.device == "cuda" else ()
+        return hardware.Machine(
+            device=options.device,
+            links=options.links,
+            world_sizes=options.world_sizes,
+            unmapped=hardware.first_unmapped(gpus),
+            interface=options.nodes.interface,
+            gpus=tuple(gpus),
         )
 
     @property

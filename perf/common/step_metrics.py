@@ -8,7 +8,7 @@ from statistics import mean
 
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.results.samples import Measured
-from ddpperf.results.usage import EnergySource, Usage
+from ddpperf.results.usage import Usage
 from ddpperf.specs import EpochSpec, RunSpec, TrainingSpec
 from ddpperf.verdict.judged_work import is_launch_bound
 from perf.common.by_set import per_set
@@ -99,10 +99,6 @@ def energy_metrics(measure: Measure, measured: Measured, usages: Mapping[str, Us
     measure.metric("joules_per_step", per_set(lambda joules: joules / steps, known))
     measure.metric("joules_per_epoch", per_set(lambda joules: joules / epochs, known))
     measure.metric("images_per_joule", per_set(lambda joules: images / joules, known))
-    sources = {usages[name].source for name in known}
-    if sources != {EnergySource.COUNTER}:
-        listed = " and ".join(sorted(source for source in sources if source is not None))
-        measure.note(f"the energy comes from {listed}")
 
 
 def speedup_over(measure: Measure, name: str, step: Measured, other: TrainingSpec) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ddpperf.doctor.findings import Level, Subject
-from ddpperf.doctor.gpus import gpu_disturbances
+from ddpperf.doctor import gpus
+from ddpperf.doctor.findings import Level
 from ddpperf.machine.hardware import visible_gpus
 from tests.project import HANG_SECONDS, REPOSITORY
 
@@ -33,8 +33,7 @@ def holder() -> Iterator[subprocess.Popen[str]]:
 
 def users_of_first_gpu() -> set[str]:
     """Return the ids of the processes that the doctor names; tests before may hold the GPU here."""
-    found = {finding.subject: finding for finding in gpu_disturbances(visible_gpus())}
-    users = found[Subject.GPU_LOAD]
+    users = gpus.load(visible_gpus())
     named = re.search(r"GPUs? 0\b[^;]*?used by process ([^;]*)", users.text)
     assert (users.level is Level.WARNING) == ("busy" in users.text or "used by" in users.text)
     return set(re.findall(r"\d+", re.sub(r"\(.*?\)", "", named[1]))) if named else set()
@@ -58,7 +57,7 @@ def found_by_doctor(*options: str) -> dict[str, dict[str, str]]:
 def test_doctor_finds_gpus_links_and_ranks() -> None:
     """With more time than by default: on a machine with a slow CPU, two ranks need 10 s to start."""
     found = found_by_doctor("--seconds", "60")
-    assert str(torch.cuda.device_count()) in found[Subject.GPUS]["text"]
-    for subject in (Subject.GPUS, Subject.LINKS, Subject.TORCH, Subject.TWO_RANKS):
+    assert str(torch.cuda.device_count()) in found["GPUs"]["text"]
+    for subject in ("GPUs", "GPU links", "torch", "two ranks"):
         assert found[subject]["level"] == Level.GOOD, found[subject]
-    assert "NCCL" in found[Subject.TORCH]["text"]
+    assert "NCCL" in found["torch"]["text"]

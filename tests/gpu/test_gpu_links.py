@@ -27,7 +27,7 @@ def test_driver_describes_links_quickly() -> None:
         assert gpu.pcie_generation in PCIE_LANE_RATES
         assert gpu.pcie_width in (1, 2, 4, 8, 16)
         assert sum(gpu.nvlink_ends.values()) == (gpu.nvlinks or 0)
-        generation, rate = nvlink(gpu.name, None)
+        generation, rate = nvlink(gpu.name)
         if gpu.nvlinks and rate:
             assert gpu.nvlink_generation == generation
             assert gpu.nvlink_bytes_per_second == pytest.approx(gpu.nvlinks * rate, rel=0.01)

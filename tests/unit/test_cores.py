@@ -45,41 +45,14 @@ def span(first: int, last: int) -> tuple[int, ...]:
             (0, 1, 8, 9),
         ),
         ({0: node(0, 2), 2: node(3, 5)}, [2, 7], [(4, 5), (1, 2)], (0, 3)),  # no cores in node 7
-        ({0: [(0,), (2,), (4,), (8,), (9,), (31,)]}, [None] * 2, [(4, 8), (9, 31)], (0, 2)),
+        ({0: [(0, 8), (1, 9), (2, 10), (3, 11)]}, [None] * 2, [(2, 10), (3, 11)], (0, 1, 8, 9)),
+        ({0: [(0,), (1, 2), (3, 4)]}, [None] * 2, [(1, 2), (3, 4)], (0,)),
     ],
 )
 def test_controller_has_the_first_cores_of_each_node(
     nodes: Nodes, rank_nodes: list[int | None], ranks: list[tuple[int, ...]], controller: tuple[int, ...]
 ) -> None:
     assert share_cores(nodes, rank_nodes) == Plan(ranks=tuple(ranks), controller=controller)
-
-
-@pytest.mark.parametrize(
-    ("physical", "world_size", "ranks", "controller"),
-    [
-        (
-            [(0, 8), (1, 9), (2, 10), (3, 11)],
-            2,
-            ((2, 10), (3, 11)),
-            (0, 1, 8, 9),
-        ),  # not 3 each, with one split
-        ([(core, core + 32) for core in range(32)], 4, None, (*span(0, 3), *span(32, 35))),
-        ([(0,), (1, 2), (3, 4)], 2, ((1, 2), (3, 4)), (0,)),
-    ],
-)
-def test_hyperthreads_stay_together(
-    physical: list[tuple[int, ...]],
-    world_size: int,
-    ranks: tuple[tuple[int, ...], ...] | None,
-    controller: tuple[int, ...],
-) -> None:
-    planned = share_cores({0: physical}, [None] * world_size)
-    assert isinstance(planned, Plan)
-    assert planned.controller == controller
-    if ranks is not None:
-        assert planned.ranks == ranks
-    else:
-        assert planned.ranks[0] == (*span(4, 10), *span(36, 42))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddpperf.machine.cores import Pinning
-from ddpperf.machine.hardware import Links, Machine, machine
+from ddpperf.machine.hardware import Links, Machine
 from ddpperf.machine.network import Interface
 from ddpperf.plugin.devices import Devices
 from ddpperf.plugin.measure_fixture import Measure
@@ -97,8 +97,7 @@ def test_other_nodes_add_the_rest_of_exposed_communication(node_size: int, found
 
 
 def link_of(interface: Interface | None, device: str = "cpu", **links: Any) -> str:
-    found = machine(device, [], Links(**{"node": 2} | links), (1, 2, 4), interface).link(4)
-    return str(found)
+    return str(Machine(device=device, links=Links(**{"node": 2} | links), interface=interface).link(4))
 
 
 def test_link_between_nodes_is_the_interfaces() -> None:

@@ -1,4 +1,4 @@
-"""Pinning of ranks and controller, with a simulated kernel; a run goes on where it is impossible."""
+"""Pinning of ranks and controller, with a simulated kernel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from ddpperf.machine.gpu_description import Gpu
 from ddpperf.specs import EpochSpec, Strategy
 from tests.fake_nvml import healthy
 
-ALLOWED = os.sched_getaffinity(0)
 TWO_NODES = {0: [(core,) for core in range(8)], 1: [(core,) for core in range(8, 16)]}
 
 
@@ -87,26 +86,3 @@ def test_quota_prevents_pinning(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pinning.environment() == {
         "pinning": "not pinned: the control group has a quota of 8 of 16 cores, and no particular ones"
     }
-
-
-@pytest.mark.parametrize(
-    ("physical", "why"),
-    [
-        ([(core,) for core in span(5000, 5004)], "the kernel refuses the cores 5001, 5002: Invalid argument"),
-        (
-            [(5002,), (min(ALLOWED),), (5001,)],
-            f"of the cores {min(ALLOWED)}, 5001 the kernel gives {min(ALLOWED)}",
-        ),
-    ],
-)
-def test_refused_cores_leave_a_run_unpinned(
-    monkeypatch: pytest.MonkeyPatch, physical: list[tuple[int, ...]], why: str
-) -> None:
-    monkeypatch.setattr(cores, "numa_nodes", lambda _: {0: physical})
-    monkeypatch.setattr(cores, "core_count", lambda: len(ALLOWED))
-    pinning = Pinning()
-    pinning.plan(len(physical) // 2, [])
-    assert pinning.environment() == {"pinning": f"not pinned: {why}"}
-    assert pinning.ranks is None
-    pinning.hold()
-    assert os.sched_getaffinity(0) == ALLOWED

@@ -262,7 +262,8 @@ def test_long_steps_are_repeated_for_their_time(
         (
             ["temperature", "power brake"] * 3,
             [
-                "GPU 0 was throttled (power brake, temperature) during 3 of 3 rounds",
+                "GPU 0 was throttled (power brake) during 2 of 3 rounds",
+                "GPU 0 was throttled (temperature) during 1 of 3 rounds",
                 "3 spoiled rounds were measured again: GPU 0 was throttled (temperature); "
                 "GPU 0 was throttled (power brake)",
             ],

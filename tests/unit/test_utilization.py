@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import psutil
-import pynvml
 import pytest
 
 from ddpperf.machine import energy, utilization
@@ -82,11 +81,6 @@ def test_older_driver_has_averaged_power(monkeypatch: pytest.MonkeyPatch) -> Non
     assert gpu_now(fake)["power_watts"] is None
 
 
-def test_constants_are_those_of_nvml() -> None:
-    ours = utilization.MEMORY_V2, utilization.TEMPERATURE_GPU, utilization.POWER_INSTANT
-    assert ours == (pynvml.nvmlMemory_v2, pynvml.NVML_TEMPERATURE_GPU, pynvml.NVML_FI_DEV_POWER_INSTANT)
-
-
 # --- CPUs and ranks
 
 
@@ -104,16 +98,6 @@ def test_busy_rank_keeps_a_core_busy() -> None:
     assert memory == pytest.approx(psutil.Process().memory_info().rss, rel=0.2)
     assert len(found["core_utilization"]) <= 2
     assert all(0 <= value <= 1 for value in found["core_utilization"] if value is not None)
-
-
-def test_rank_that_ended_has_no_value() -> None:
-    sampler = cpu(NO_PROCESS, psutil.Process().pid)
-    sampler.now()
-    found = sampler.now()
-    for quantity in ("rank_cpus", "rank_memory_bytes"):
-        ended, running = found[quantity]
-        assert ended is None
-        assert running is not None
 
 
 @pytest.mark.parametrize("asked", ["cpu_times", "memory_info", "children"])
@@ -254,24 +238,6 @@ def with_samples(monkeypatch: pytest.MonkeyPatch, count: int, watts: float | Non
     recorder = Recorder(None, 2, sampler)
     meter.rounds(recorder, 1, seconds=0.1 * count, pause=0.0)
     return recorder
-
-
-def test_without_counter_power_gives_the_energy(monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = with_samples(monkeypatch, 40).usage()
-    assert usage is not None
-    assert usage.source is EnergySource.POWER
-    assert usage.joules == pytest.approx((612.5 * 4 / 4, 612.5 * 4 / 4))
-
-
-@pytest.mark.parametrize(("count", "watts"), [(utilization.FEWEST_POWERS - 1, 612.5), (40, None)])
-def test_too_few_samples_of_power_give_none(
-    monkeypatch: pytest.MonkeyPatch, count: int, watts: float | None
-) -> None:
-    usage = with_samples(monkeypatch, count, watts).usage()
-    assert usage is not None
-    assert usage.joules == ()
-    assert usage.source is None
-    assert ("power_watts" in usage.series) == (watts is not None)
 
 
 def test_first_gpus_are_those_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

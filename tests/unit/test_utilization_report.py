@@ -102,12 +102,6 @@ def test_energy_is_that_of_all_gpus(spec: TrainingSpec, steps: int, epochs: floa
     assert found["images_per_joule"] == {"A1": pytest.approx(8 * steps / 1800)}
 
 
-def test_source_besides_gpu_counters_is_said() -> None:
-    assert metrics_of(RUN, USAGE).notes == []
-    (note,) = metrics_of(RUN, replace(USAGE, source=EnergySource.POWER)).notes
-    assert note == "the energy comes from sampled power"
-
-
 # --- reports of a stored run
 
 

@@ -14,7 +14,7 @@ from ddpperf.errors import Refused
 from ddpperf.io.command import say
 from ddpperf.io.private_folders import temporary_root
 from ddpperf.machine.child_process import package_path, run_child
-from ddpperf.machine.compiler import check_inductor, compiler_reason
+from ddpperf.machine.compiler import compiler_reason
 from ddpperf.plugin.options.ab_sides import is_elsewhere, options_of_side
 from ddpperf.plugin.options.options import Options, check_images
 from ddpperf.results.samples import BASE
@@ -47,9 +47,6 @@ def check_compiler(options: Options) -> None:
     requested = {candidate.get("execution"), *(options.executions if "--executions" in options.given else ())}
     if requested.intersection(COMPILED_EXECUTIONS) and (reason := compiler_reason(options.device)):
         raise Refused(reason)
-    for option, fields in (("--spec", options.spec_fields), ("--candidate", candidate)):
-        if inductor := fields.get("inductor"):
-            check_inductor(str(inductor), option)
 
 
 def check_sides(options: Options, functions: Iterable[str] = ()) -> Options:
