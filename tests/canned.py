@@ -43,7 +43,7 @@ from ddpperf.specs import (
     TrainingSpec,
 )
 from ddpperf.workers import pool
-from ddpperf.workers.channel import Message
+from ddpperf.workers.channel import PROTOCOL, Message
 from ddpperf.workers.failures import Cause, RankFailure
 from ddpperf.workers.process_set import ProcessSet, SetOptions
 from tests.project import Finished, Project
@@ -122,8 +122,7 @@ class Canned:
     rank). kernels(spec, set name): the digest of the kernels that a step runs. spread: by which
     fraction the rounds of a set differ from each other. sampled: the names of the sets, in the
     order in which they were told to sample. asked: the ranks that each of these samples was asked
-    of, and whether the sample has an untimed step. can_skip_untimed: the names of the sides whose
-    ranks know samples without an untimed step. can_finish: the same for the command "finish".
+    of, and whether the sample has an untimed step. setup: what ranks answer to "setup".
     ended: the commands that end a measurement and the names of their sets, in order; "answer"
     stands for the answer to a command.
     """
@@ -135,8 +134,7 @@ class Canned:
         self.spread = 0.002
         self.sampled: list[str] = []
         self.asked: list[tuple[list[int], bool]] = []
-        self.can_skip_untimed = "AB"
-        self.can_finish = "AB"
+        self.setup: Message = {"port": None, "environment": ENVIRONMENT, PROTOCOL: True}
         self.ended: list[str] = []
 
     def round_seconds(self, spec: Spec, set_name: str, rank: int, round_number: int) -> float:
@@ -173,16 +171,13 @@ class CannedSet(ProcessSet):
         if command == "sample":
             self.rounds += 1
             self.canned.sampled.append(self.name)
-            self.canned.asked.append((ranks, arguments.get("untimed", True)))
+            self.canned.asked.append((ranks, arguments["untimed"]))
         return {rank: self._answer(command, rank, arguments) for rank in ranks}
 
     def _answer(self, command: str, rank: int, arguments: dict[str, Any]) -> Message:
-        able = self.side.name in self.canned.can_finish
         match command:
             case "setup":
-                known = self.side.name in self.canned.can_skip_untimed
-                answer = {"port": 0, "environment": ENVIRONMENT}
-                return answer | {"can_skip_untimed": known, "can_finish": able}
+                return self.canned.setup
             case "open":
                 return {"max_iterations": 1024}
             case "sample":
@@ -191,9 +186,7 @@ class CannedSet(ProcessSet):
             case "finish":
                 return {"counters": dict(self.canned.counters(self.spec, rank))}
             case "close":
-                kernels = self.canned.kernels(self.spec, self.name) if "kernels" in arguments else ""
-                counters = {} if able else dict(self.canned.counters(self.spec, rank))
-                return {"counters": counters, "kernels": kernels}
+                return {"kernels": self.canned.kernels(self.spec, self.name) if arguments["kernels"] else ""}
             case _:
                 return {}
 

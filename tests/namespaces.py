@@ -18,7 +18,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,74 +63,32 @@ def namespaces_reason() -> str:
 needs_namespaces = pytest.mark.usefixtures("namespaces_allowed")
 
 
-CANNOT_MOUNT = "mount namespaces need root, or a kernel that allows them to users"
-_MOUNT = 'mount -t tmpfs -o size="$1" none "$2"; shift 2; exec "$@"'
-
-
-@functools.cache
-def can_mount() -> bool:
-    """Return whether this process may give a command mounts of its own."""
-    try:
-        return (
-            subprocess.run([*mounted(Path("/dev/shm"), "64k"), "true"], capture_output=True).returncode == 0
-        )
-    except OSError:
-        return False
-
-
-def mounted(folder: Path, size: str) -> list[str]:
-    """Return a command that runs the command after it with an empty disk of a size at `folder`.
-
-    Other processes do not see that disk.
-    """
-    flags = "-m" if os.geteuid() == 0 else "-rm"
-    return ["unshare", flags, "sh", "-ec", _MOUNT, "sh", size, str(folder)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Link:
-    """A node's link: one-way delay, rate per direction, and whether frames leave and arrive."""
-
-    delay_seconds: float = 0.0
-    bytes_per_second: float = 1e12
-    outgoing: bool = True
-    incoming: bool = True
-
-
 class Nodes:
-    """Nodes that run; `names`, `addresses` and `links` have an entry for each."""
+    """Nodes that run; `names` and `addresses` have an entry for each. All links have one delay and rate."""
 
-    def __init__(self, prefix: str, count: int, switch: subprocess.Popen[str]) -> None:
+    def __init__(
+        self, prefix: str, count: int, switch: subprocess.Popen[str], delay_seconds: float, rate: float
+    ) -> None:
         self.names = [f"{prefix}{node}" for node in range(count)]
         self.addresses = [f"10.77.0.{node + 1}" for node in range(count)]
-        self.links = [Link()] * count
         # The template of a launcher that starts each rank in its node.
         variables = "RANK={rank} LOCAL_RANK={local_rank} WORLD_SIZE={ranks}"
         self.launcher = f"{shutil.which('ip', path=PATH)} netns exec {prefix}{{node}} env {variables}"
-        self._switch = switch
+        self._switch, self._delay_seconds, self._rate = switch, delay_seconds, rate
 
     def start(self, node: int, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
         """Start a command in a node, in a process group of its own; `options` are those of Popen."""
         words = [shutil.which("ip", path=PATH) or "ip", "netns", "exec", self.names[node], *command]
         return subprocess.Popen(words, start_new_session=True, text=True, **options)
 
-    def change(self, node: int, **changes: Any) -> None:
-        """Change fields of a node's link, from the next frame on."""
-        self.links[node] = link = replace(self.links[node], **changes)
-        values = [node, link.delay_seconds, link.bytes_per_second, link.outgoing, link.incoming]
+    def connect(self, node: int, connected: bool = True) -> None:
+        """Let a node's frames through in both directions from now on, or drop them."""
         assert self._switch.stdin
         assert self._switch.stdout
+        values = [node, self._delay_seconds, self._rate, connected, connected]
         self._switch.stdin.write(f"{json.dumps(values)}\n")
         self._switch.stdin.flush()
         self._switch.stdout.readline()  # the change holds from now on
-
-    def cut(self, node: int, *, outgoing: bool = True, incoming: bool = True) -> None:
-        """Drop a node's frames in one direction or in both; frames on their way may still arrive."""
-        self.change(node, outgoing=not outgoing, incoming=not incoming)
-
-    def restore(self, node: int) -> None:
-        """Let a node's frames through again."""
-        self.change(node, outgoing=True, incoming=True)
 
 
 @contextlib.contextmanager
@@ -147,7 +104,7 @@ def nodes(count: int, *, delay_seconds: float = 0.0, bytes_per_second: float = 1
         text=True,
         start_new_session=True,  # so that Ctrl-C does not reach it before the nodes
     )
-    made = Nodes(prefix, count, switch)
+    made = Nodes(prefix, count, switch, delay_seconds, bytes_per_second)
     try:
         assert switch.stdout
         if not switch.stdout.readline():
@@ -163,7 +120,7 @@ def nodes(count: int, *, delay_seconds: float = 0.0, bytes_per_second: float = 1
             ip("-n", name, "link", "set", "lo", "up")
             settings = "; ".join(f'echo "{value}" > /proc/sys/net/{key}' for key, value in SYSCTLS.items())
             ip("netns", "exec", name, "sh", "-ec", settings)
-            made.change(node, delay_seconds=delay_seconds, bytes_per_second=bytes_per_second)
+            made.connect(node)
         yield made
     finally:
         remove(made.names)

@@ -162,7 +162,7 @@ class Session:
         if nodes.launcher is None:
             return None
         launcher = Launcher(
-            nodes.launcher,
+            template=nodes.launcher,
             nodes=nodes.count,
             per_node=nodes.size if nodes.count > 1 else max(self.options.world_sizes),
             device=self.options.device,

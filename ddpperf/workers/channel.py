@@ -17,6 +17,7 @@ from typing import Any
 from ddpperf.io.terminal_text import finite_json
 
 Message = dict[str, Any]
+PROTOCOL = "can_finish"  # in each answer to "setup"; ranks of incompatible older versions do not have it
 PAUSE_SECONDS = 5.0  # the longest pause within a message
 
 
@@ -53,10 +54,7 @@ def receive(channel: Connection, seconds: float | None = None) -> Message:
         content = channel.recv_bytes()
     except BlockingIOError as error:
         raise SlowMessage(f"sent only a part of a message within {PAUSE_SECONDS:g} s") from error
-    try:
-        message = finite_json(content)
-    except ValueError as error:
-        raise ValueError(f"a message must be JSON ({error})") from error
+    message = finite_json(content)
     if not isinstance(message, dict):
         raise ValueError(f"a message must be a JSON object, got {type(message).__name__}")
     return message

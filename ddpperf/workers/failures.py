@@ -35,7 +35,7 @@ class RankFailure:
     rank: int
     cause: Cause
     what: str
-    detail: str
+    detail: str = ""
     where: str = ""
     limit: bool = False
 
@@ -48,15 +48,14 @@ class SetFailure(Exception):
     """
 
     def __init__(self, set_name: str, doing: str, failures: Sequence[RankFailure]) -> None:
-        first, *others = sorted(failures, key=lambda failure: failure.cause)
-        if first.cause is Cause.HUNG and others:
-            ranks = ", ".join(f"{failure.rank}{failure.where}" for failure in (first, *others))
-            lines = [f"ranks {ranks} of set {set_name} {first.what} ({doing})"]
-            lines += [failure.detail for failure in (first, *others)]
-        else:
-            lines = [f"rank {first.rank} of set {set_name}{first.where} {first.what} ({doing})", first.detail]
-            lines += [f"after it, rank {failure.rank}{failure.where} {failure.what}" for failure in others]
+        self.set_name = set_name
+        self.failures = tuple(sorted(failures, key=lambda failure: failure.cause))
+        first = self.failures[0]
+        count = len(self.failures) if first.cause is Cause.HUNG else 1  # all may wait for one of them
+        ranks = ", ".join(f"{failure.rank}{failure.where}" for failure in self.failures[:count])
+        lines = [f"rank{'s' * (count > 1)} {ranks} of set {set_name} {first.what} ({doing})"]
+        lines += [failure.detail for failure in self.failures[:count]]
+        others = self.failures[count:]
+        lines += [f"after it, rank {failure.rank}{failure.where} {failure.what}" for failure in others]
         texts = (shortened(line.rstrip()) for line in lines if line.strip())
         super().__init__(harmless("\n".join(texts)))
-        self.set_name = set_name
-        self.failures = (first, *others)

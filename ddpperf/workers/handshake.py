@@ -1,4 +1,4 @@
-"""TCP connections between the controller and launched ranks, on which both ends have proved a key.
+"""The handshake of the controller and a launched rank: TCP connections, a proved key, equal nodes.
 
 Neither end sends the key: each answers a random challenge with a keyed digest (HMAC), as
 `multiprocessing.connection` does. What follows is neither encrypted nor signed. On a network that
@@ -7,22 +7,24 @@ others can change, use a tunnel (docs/nodes.md).
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import os
-import secrets
+import platform
 import socket
+from importlib import metadata
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
 
-from ddpperf.errors import Refused
+import ddpperf
+from ddpperf.machine.hardware import hardware_key, visible_gpus
 from ddpperf.workers.channel import PAUSE_SECONDS, limit_pauses
 
 KEY_VARIABLE = "DDPPERF_KEY"  # holds the key where the nodes share no folder
-KEY_BYTES = 32
 HANDSHAKE_SECONDS = 5.0  # until a slow stranger is refused
-CONNECT_SECONDS = 60.0  # until the controller takes a connection: it takes one rank after the other
 LOST_SECONDS = PAUSE_SECONDS  # until a peer that acknowledges nothing counts as lost
+COMPARED_BYTES = 2**20  # at the end of the file of images, where an archive has checksums
+_PACKAGE = Path(ddpperf.__file__).parent
 _OPTIONS = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * LOST_SECONDS)),
@@ -41,11 +43,10 @@ def shake_hands(connected: socket.socket, key: bytes, seconds: float, *, asks_fi
     over. seconds: the time limit of each step. asks_first: True for the controller, False for a rank.
     Raises AuthenticationError if the other end has another key, and OSError.
     """
-    with connected:
-        connected.setblocking(True)
-        for level, option, value in _OPTIONS:
-            connected.setsockopt(level, option, value)
-        connection = Connection(os.dup(connected.fileno()))
+    connected.setblocking(True)
+    for level, option, value in _OPTIONS:
+        connected.setsockopt(level, option, value)
+    connection = Connection(connected.detach())
     limit_pauses(connection, seconds)
     steps = (deliver_challenge, answer_challenge)
     try:
@@ -60,33 +61,34 @@ def shake_hands(connected: socket.socket, key: bytes, seconds: float, *, asks_fi
     return connection
 
 
-def shut_down(connection: Connection) -> None:
-    """End a connection in both directions, even while another thread waits for its messages."""
-    with (
-        contextlib.suppress(OSError),  # it has ended, or it is closed
-        socket.socket(fileno=os.dup(connection.fileno())) as connected,
-    ):
-        connected.shutdown(socket.SHUT_RDWR)
+def machine_id() -> str:
+    """Return an identifier of this machine and its process ids, which changes at each boot."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {os.readlink('/proc/self/ns/pid')}"
 
 
-def make_key(path: Path) -> None:
-    """Write a new random key to a new file that its owner alone can read, unless KEY_VARIABLE holds one."""
-    if KEY_VARIABLE not in os.environ:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)  # of a killed run that had the same process id
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.write(secrets.token_hex(KEY_BYTES))
+def node_facts(device: str, images: str) -> dict[str, str]:
+    """Return the facts of this node that must be equal on all nodes, so that times can be compared.
 
-
-def read_key(path: Path) -> bytes:
-    """Return the key of the run, from KEY_VARIABLE or from a file; raise Refused if it is none."""
+    device: "cuda" or "cpu". images: the file of decoded images, or "" for synthetic images.
+    """
+    gpus = visible_gpus() if device == "cuda" else []
+    code = hashlib.sha256()
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        code.update(f"{path.relative_to(_PACKAGE)}\0".encode() + path.read_bytes() + b"\0")
+    found = "none"
     try:
-        key = bytes.fromhex(os.environ.get(KEY_VARIABLE) or path.read_text())
+        if images:
+            with open(images, "rb") as file:
+                file.seek(max(0, (size := os.path.getsize(images)) - COMPARED_BYTES))
+                found = f"{size} bytes, {hashlib.sha256(file.read()).hexdigest()[:12]}"
     except OSError as error:
-        advice = f"share its folder between the nodes, or set {KEY_VARIABLE} on all of them"
-        raise Refused(f"the key file {path} cannot be read ({error.strerror}); {advice}") from error
-    except ValueError:
-        key = b""
-    if len(key) != KEY_BYTES:
-        raise Refused(f"a key has {2 * KEY_BYTES} hexadecimal digits; set another {KEY_VARIABLE}")
-    return key
+        found = f"missing ({error.strerror}: {images})"
+    return {
+        "hardware": hardware_key(device, gpus),
+        "GPU driver": str(gpus[0].driver) if gpus else "none",
+        "torch": metadata.version("torch"),
+        "Python": platform.python_version(),
+        "code of ddpperf": code.hexdigest()[:12],
+        "file of images": found,
+    }

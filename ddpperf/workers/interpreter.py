@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import ddpperf
@@ -135,18 +134,31 @@ def check_side(side: Side, requested: str, device: str, functions: Sequence[str]
     Raises Refused if they cannot. requested: the options that name the interpreter and the code, for
     the message. functions: the models and other functions of the user that the ranks import.
     """
-    found = replace(_probe(side, requested, functions), root=side.root, requested=requested)
-    python, torch = found.python, found.torch
+    try:
+        ended = run_child(side.command("probe", *functions), side.variables(), PROBE_SECONDS)
+    except OSError as error:
+        why = f"cannot be started ({error.strerror}); name a Python interpreter"
+        raise Refused(f"{requested} {why}") from error
+    except subprocess.TimeoutExpired as error:
+        why = f"did not import torch and the model within {PROBE_SECONDS} s; try it by itself"
+        raise Refused(f"{requested} {why}") from error
+    try:
+        found = Found(root=side.root, requested=requested, **json.loads(ended.stdout.splitlines()[-1]))
+    except (IndexError, TypeError, ValueError):
+        errors = [f" ({line[:200]})" for line in ended.stderr.splitlines() if line.strip()]
+        how = f"ended with status {ended.returncode}{''.join(errors[-1:])}"
+        advice = f"name a Python {MIN_PYTHON} or newer that can import them by itself"
+        what = f"{how} before it had imported torch and the model; {advice}"
+        raise Refused(f"{requested} {what}") from None
     problem = ""
-    if release(python) < release(MIN_PYTHON):
-        problem = f"is Python {python}, ddpperf needs {MIN_PYTHON} or newer; name a newer interpreter"
-    elif torch and release(torch) < release(MIN_TORCH):
-        problem = f"has torch {torch}, ddpperf needs {MIN_TORCH} or newer; install one there"
+    if release(found.python) < release(MIN_PYTHON):
+        problem = f"is Python {found.python}, ddpperf needs {MIN_PYTHON} or newer; name a newer interpreter"
+    elif found.torch and release(found.torch) < release(MIN_TORCH):
+        problem = f"has torch {found.torch}, ddpperf needs {MIN_TORCH} or newer; install one there"
     elif found.missing:
         problem = f"cannot import {found.missing}, as its ranks must ({found.why}); install it there"
     elif device == "cuda" and found.cuda is None:
-        problem = f"has torch {torch}, which has no CUDA, for --device cuda; install one that has, or pass"
-        problem += " --device cpu"
+        problem = f"has torch {found.torch} without CUDA; install one with CUDA, or pass --device cpu"
     if problem:
         raise Refused(f"{requested} {problem}")
     return found
@@ -156,21 +168,3 @@ def release(version: str) -> tuple[int, int]:
     """Return the first two numbers of a version, or (0, 0) if the version has none."""
     numbers = re.match(r"(\d+)\.(\d+)", version)
     return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
-
-
-def _probe(side: Side, requested: str, functions: Sequence[str]) -> Found:
-    try:
-        ended = run_child(side.command("probe", *functions), side.variables(), PROBE_SECONDS)
-    except OSError as error:
-        why = f"cannot be started ({error.strerror}); name a Python interpreter"
-        raise Refused(f"{requested} {why}") from error
-    except subprocess.TimeoutExpired as error:
-        why = f"did not import torch and the model within {PROBE_SECONDS} s; try it by itself"
-        raise Refused(f"{requested} {why}") from error
-    for line in reversed(ended.stdout.splitlines()):
-        with contextlib.suppress(TypeError, ValueError):  # a line of a wrapper script
-            return Found(**json.loads(line))
-    errors = [line[:200] for line in ended.stderr.splitlines() if line.strip()]
-    how = f"ended with status {ended.returncode}" + "".join(f" ({line})" for line in errors[-1:])
-    advice = f"name a Python {MIN_PYTHON} or newer that can import them by itself"
-    raise Refused(f"{requested} {how} before it had imported torch and the model; {advice}")

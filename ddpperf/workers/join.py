@@ -1,6 +1,6 @@
 """Join a process set as one rank: the command that a launcher starts for each rank, on any node.
 
-    python join.py HOST:PORT KEYFILE PER_NODE
+    python join.py HOST:PORT KEYFILE PER_NODE DEVICE [IMAGES]
 
 The process reads its rank from the launcher's variables, connects to pytest twice, proves that it
 knows the key of the run, and becomes the rank's interpreter. It imports no torch. Its first
@@ -15,7 +15,6 @@ import sys
 from collections.abc import Mapping
 from multiprocessing import AuthenticationError
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # this process never imports what the rank imports
 
@@ -25,16 +24,10 @@ from ddpperf.machine.cores import Pinning
 from ddpperf.machine.hardware import visible_gpus
 from ddpperf.machine.network import interface_to
 from ddpperf.workers import channel
-from ddpperf.workers.handshake import (
-    CONNECT_SECONDS,
-    HANDSHAKE_SECONDS,
-    KEY_VARIABLE,
-    read_key,
-    shake_hands,
-)
-from ddpperf.workers.node_facts import machine_id, node_facts
+from ddpperf.workers.handshake import HANDSHAKE_SECONDS, KEY_VARIABLE, machine_id, node_facts, shake_hands
 from ddpperf.workers.worker import OWN_FOLDER_VARIABLE
 
+CONNECT_SECONDS = 60.0  # until the controller takes a connection: it takes one rank after the other
 # Rank, number of ranks and rank within the node, as launchers tell them. A launcher within a Slurm job
 # inherits Slurm's own variables, so these come last.
 PLACES = (
@@ -45,43 +38,77 @@ PLACES = (
 )
 
 
-def main(address: str, key_file: str, per_node: str) -> None:
+def main(address: str, key_file: str, per_node: str, device: str, images: str = "") -> None:
     """Join the process set at HOST:PORT, and become its rank; exit with a sentence if that fails."""
     try:
-        _join(address, read_key(Path(key_file)), int(per_node))
+        with PrivateFolder() as private:  # kept if this process becomes the rank
+            _join(address, key_file, int(per_node), device, images, private)
     except AuthenticationError:
         sys.exit(f"pytest at {address} has another key than {key_file}")
     except (OSError, EOFError, Refused) as error:
         sys.exit(f"this rank cannot join pytest at {address}: {error or type(error).__name__}")
 
 
-def _join(address: str, key: bytes, per_node: int) -> None:
+def _join(address: str, key_file: str, per_node: int, device: str, images: str, private: Path) -> None:
     host, _, port = address.rpartition(":")
-    rank, size, local_rank = place(os.environ, per_node)
-    where = host.strip("[]"), int(port)
-    hello = {"rank": rank, "size": size, "local_rank": local_rank, "host": socket.gethostname()}
-    hello |= {"pid": os.getpid(), "machine": machine_id()}
+    host = host.strip("[]")
+    try:
+        key = os.environ.pop(KEY_VARIABLE, "") or Path(key_file).read_text()
+    except OSError as error:
+        advice = f"share its folder between the nodes, or set {KEY_VARIABLE} on all of them"
+        raise Refused(f"the key file {key_file} cannot be read ({error.strerror}); {advice}") from error
+    hello = _prepared(host, per_node, device, images) | {"temporary": str(private)}
     connections = []
     for _ in range(2):  # one after the other, as pytest knows them by their order
-        connected = socket.create_connection(where, timeout=HANDSHAKE_SECONDS)
-        connections.append(shake_hands(connected, key, CONNECT_SECONDS, asks_first=False))
+        connected = socket.create_connection((host, int(port)), timeout=HANDSHAKE_SECONDS)
+        connections.append(shake_hands(connected, key.encode(), CONNECT_SECONDS, asks_first=False))
         channel.send(connections[-1], hello)
-    commands, output = connections
-    welcome = channel.receive(commands)
-    # Before the rank is pinned to some of the cores. Slow to find, and the same for all ranks of a node.
-    facts = node_facts(welcome["device"], welcome["images"]) if local_rank == 0 else {}
-    try:
-        command, environment = _prepare(welcome, rank, local_rank, where[0], per_node)
-    except (OSError, Refused) as error:
-        channel.send(commands, {"problem": str(error)})
-        return
-    told = {"facts": facts, "interface": environment["GLOO_SOCKET_IFNAME"], "temporary": command[-2]}
-    channel.send(commands, told)
-    for connection, descriptors in ((commands, [0]), (output, [1, 2])):
+    welcome = channel.receive(connections[0])
+    os.chdir(welcome["folder"])
+    if (root := welcome["root"]) is not None and not os.path.isdir(root):
+        raise Refused(f"there is no source tree {root}")  # the rank would import the installed code
+    (folder := private / welcome["set"]).mkdir()
+    variables = {
+        **welcome["environment"],
+        "GLOO_SOCKET_IFNAME": hello["interface"],
+        "NCCL_SOCKET_IFNAME": hello["interface"],
+        "RANK": str(hello["rank"]),
+        "LOCAL_RANK": str(hello["local_rank"]),
+        "TMPDIR": str(folder),
+        OWN_FOLDER_VARIABLE: "1",
+    }
+    for connection, descriptors in zip(connections, ([0], [1, 2]), strict=True):
         channel.limit_pauses(connection, 0)  # a rank may wait for its next command for hours
         for descriptor in descriptors:
             os.dup2(connection.fileno(), descriptor)
-    os.execvpe(command[0], command, environment)
+    os.set_inheritable(hold(private), True)  # or another run may remove it before the rank holds it
+    command = [*welcome["command"], str(private), str(hello["rank"])]
+    os.execvpe(command[0], command, os.environ | variables)
+
+
+def _prepared(controller: str, per_node: int, device: str, images: str) -> channel.Message:
+    """Pin this process to the rank's CPU cores, and return what the controller must know of it."""
+    rank, size, local_rank = place(os.environ, per_node)
+    if (interface := interface_to(controller)) is None:
+        raise Refused(f"no network interface leads to {controller}")
+    # Before the rank is pinned to some of the cores. Slow to find, and the same for all ranks of a node.
+    facts = node_facts(device, images) if local_rank == 0 else {}
+    pinning = Pinning()
+    pinning.plan(per_node, visible_gpus()[:per_node] if device == "cuda" else [])
+    if pinning.ranks is not None:
+        os.sched_setaffinity(0, pinning.ranks[local_rank])
+    if os.getpgid(0) != os.getpid():
+        os.setpgid(0, 0)  # the rank ends its process group when its connection ends
+    return {
+        "rank": rank,
+        "size": size,
+        "local_rank": local_rank,
+        "host": socket.gethostname(),
+        "interface": interface.name,
+        "facts": facts,
+        "pid": os.getpid(),
+        "machine": machine_id(),
+    }
 
 
 def place(variables: Mapping[str, str], per_node: int) -> tuple[int, int, int]:
@@ -92,37 +119,6 @@ def place(variables: Mapping[str, str], per_node: int) -> tuple[int, int, int]:
             return number, int(variables[size]), int(variables.get(local_rank, number % per_node))
     names = ", ".join(rank for rank, _, _ in PLACES)
     raise Refused(f"the launcher sets none of {names}, so this process does not know its rank")
-
-
-def _prepare(
-    welcome: channel.Message, rank: int, local_rank: int, controller: str, per_node: int
-) -> tuple[list[str], dict[str, str]]:
-    """Make the rank's folder, pin the rank to its CPU cores, and return its command and its variables."""
-    os.chdir(welcome["folder"])
-    if (root := welcome["root"]) is not None and not os.path.isdir(root):
-        raise Refused(f"there is no source tree {root}")  # the rank would import the installed code
-    if (interface := interface_to(controller)) is None:
-        raise Refused(f"no network interface leads to {controller}")
-    if os.getpgid(0) != os.getpid():
-        os.setpgid(0, 0)  # the rank ends its process group when its connection ends
-    pinning = Pinning()
-    pinning.plan(per_node, visible_gpus()[:per_node] if welcome["device"] == "cuda" else [])
-    if pinning.ranks is not None:
-        os.sched_setaffinity(0, pinning.ranks[local_rank])
-    private = PrivateFolder().path
-    os.set_inheritable(hold(private), True)  # or another run may remove it before the rank holds it
-    (folder := private / welcome["set"]).mkdir()
-    variables: dict[str, Any] = {
-        **welcome["environment"],
-        "GLOO_SOCKET_IFNAME": interface.name,
-        "NCCL_SOCKET_IFNAME": interface.name,
-        "RANK": str(rank),
-        "LOCAL_RANK": str(local_rank),
-        "TMPDIR": str(folder),
-        OWN_FOLDER_VARIABLE: "1",
-    }
-    kept = {name: value for name, value in os.environ.items() if name != KEY_VARIABLE}
-    return [*welcome["command"], str(private), str(rank)], kept | variables
 
 
 if __name__ == "__main__":

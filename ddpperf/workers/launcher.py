@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,9 +27,8 @@ from ddpperf.machine.network import Interface, listen
 from ddpperf.workers import channel
 from ddpperf.workers.channel import Message, SlowMessage
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure
-from ddpperf.workers.handshake import HANDSHAKE_SECONDS, make_key, read_key, shake_hands, shut_down
+from ddpperf.workers.handshake import HANDSHAKE_SECONDS, KEY_VARIABLE, node_facts, shake_hands
 from ddpperf.workers.interpreter import Side, travelling_environment
-from ddpperf.workers.node_facts import node_facts, require_equal
 from ddpperf.workers.rank_output import RankOutput
 
 JOIN = Path(__file__).with_name("join.py")
@@ -39,7 +38,6 @@ SHORT_NAMES = {
     "mpirun": "mpirun -np {ranks} --map-by ppr:{per_node}:node --bind-to none",
 }
 PLACEHOLDERS = ("nodes", "per_node", "ranks", "node", "rank", "local_rank", "address", "port")
-PREPARE_SECONDS = 60.0  # for a rank to pin itself, and to describe its node
 JOIN_SECONDS = 60.0  # from the start of a launcher until its last rank has joined
 LOOK_SECONDS = 0.1
 STRANGE = (AuthenticationError, OSError, EOFError, SlowMessage)
@@ -49,74 +47,44 @@ WORDS_LINES = 10
 
 
 @dataclass(kw_only=True)
-class Joined:
-    """A rank that has joined: its first message, and its connections for commands and for output."""
-
-    hello: Message
-    commands: Connection
-    output: Connection | None = None
-
-
 class Launcher:
     """The launcher of a run, which starts the ranks of each process set.
 
     template: the launcher's command, or one of SHORT_NAMES. interface: where this process listens.
     images: the file of decoded images, or "". key_file: a new file for the key of the run; `close`
     removes it. hosts: the name and the network interface of each node, once ranks have joined.
+    failures: of the last process sets, until one has started.
     """
 
-    def __init__(
-        self,
-        template: str,
-        *,
-        nodes: int,
-        per_node: int,
-        device: str,
-        interface: Interface,
-        images: str,
-        key_file: Path,
-    ) -> None:
-        self.template, self.nodes, self.per_node = template, nodes, per_node
-        self.device, self.interface, self.images = device, interface, images
-        self.hosts: list[dict[str, str]] = []
+    template: str
+    nodes: int
+    per_node: int
+    device: str
+    interface: Interface
+    images: str
+    key_file: Path
+    hosts: list[dict[str, str]] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
         # Both before pytest's process moves to its own cores, which its children would inherit.
-        self._cores = os.sched_getaffinity(0)
-        self._facts = node_facts(device, images)
-        self._key_file = key_file
-        self._failures: list[str] = []  # of the last process sets, until one has started
-        make_key(key_file)
-        self._key = read_key(key_file)
-
-    def start(self, set_name: str, side: Side, ranks: int, variables: dict[str, str]) -> Launch:
-        """Start the launcher for a process set. `Launch.join` then waits for the ranks.
-
-        variables: of the ranks, besides those of the side. Raises SetFailure, also if the launcher has
-        failed twice in a row.
-        """
-        if len(self._failures) > 1:
-            what = f"{self._failures[-1]}; the launcher failed twice and is not tried again"
-            raise _not_started(set_name, what)
-        welcome = {
-            "set": set_name,
-            "device": self.device,
-            "images": self.images,
-            "folder": os.getcwd(),
-            "root": None if side.root is None else str(side.root),
-            "command": side.command("rank"),
-            "environment": travelling_environment(self.device) | side.variables() | variables,
-        }
-        mine = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, self._cores)
-        try:
-            return Launch(self, ranks, welcome)
-        finally:
-            os.sched_setaffinity(0, mine)
+        self.cores = os.sched_getaffinity(0)
+        self.facts = node_facts(self.device, self.images)
+        self.key_file = self.key_file.absolute()
+        self.key = os.environ.get(KEY_VARIABLE, "")
+        if not self.key:
+            self.key = secrets.token_hex(32)
+            self.key_file.parent.mkdir(parents=True, exist_ok=True)
+            self.key_file.unlink(missing_ok=True)  # of a killed run that had the same process id
+            with open(self.key_file, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+                file.write(self.key)
 
     def commands(self, ranks: int, address: str) -> list[list[str]]:
         """Return the commands that start the ranks: one per rank, one per node, or one in all."""
         words = shlex.split(SHORT_NAMES.get(self.template, self.template))
         used = set(re.findall(r"\{(\w+)\}", self.template))
-        join = [sys.executable, "-P", str(JOIN), address, str(self._key_file.absolute()), str(self.per_node)]
+        join = [sys.executable, "-P", str(JOIN), address, str(self.key_file), str(self.per_node)]
+        join += [self.device, *filter(None, [self.images])]  # ssh would lose an empty argument
         with listen(self.interface.address) as free:  # for a launcher's own meeting of its nodes
             port = free.getsockname()[1]
         if used & {"rank", "local_rank"}:
@@ -140,120 +108,108 @@ class Launcher:
 
     def close(self) -> None:
         """Remove the key. May be called again."""
-        self._key_file.unlink(missing_ok=True)
-
-    # --- used by `Launch`
-
-    def failed(self, set_name: str, what: str, rank: int = 0, detail: str = "") -> SetFailure:
-        """Remember a failure, and return the exception for it.
-
-        what: the end of a sentence that begins with the rank. detail: what the launcher printed.
-        """
-        self._failures.append(what)
-        return _not_started(set_name, what, rank, detail)
-
-    def accept(self, listener: socket.socket) -> tuple[Connection, Message]:
-        """Accept a connection of a rank, and return it with the rank's first message."""
-        accepted, _ = listener.accept()
-        connection = shake_hands(accepted, self._key, HANDSHAKE_SECONDS, asks_first=True)
-        try:
-            return connection, channel.receive(connection, HANDSHAKE_SECONDS)
-        except BaseException:
-            connection.close()
-            raise
-
-    def succeeded(self, set_name: str, joined: Sequence[Joined]) -> None:
-        """Compare the nodes of the ranks that have joined, and remember their names.
-
-        Raises Refused if the nodes differ, and SetFailure if a rank cannot start.
-        """
-        hosts = []
-        for rank, one in enumerate(joined):
-            host = short(str(one.hello["host"]))
-            if (local := one.hello["local_rank"]) != rank % self.per_node:
-                what = f"the launcher started rank {rank} as local rank {local} on node {host}"
-                raise Refused(
-                    f"{what}; it must fill each node with {self.per_node} ranks, one node after the other"
-                )
-            try:
-                answer = channel.receive(one.commands, PREPARE_SECONDS)
-            except (OSError, EOFError, ValueError, SlowMessage) as error:
-                answer = {"problem": f"it did not prepare itself ({error or type(error).__name__})"}
-            if problem := answer.get("problem"):
-                what = f"cannot start on node {host}: {short(str(problem), 200)}"
-                raise self.failed(set_name, what, rank)
-            if rank % self.per_node == 0:
-                require_equal(host, answer["facts"], self._facts)
-                hosts.append({"name": host, "interface": str(answer["interface"])})
-            one.hello.update(answer)
-        self.hosts = self.hosts if len(self.hosts) > len(hosts) else hosts
-        self._failures.clear()
+        self.key_file.unlink(missing_ok=True)
 
 
 class Launch:
-    """The launcher's processes of one process set, what they print, and the port for its ranks."""
+    """The launcher's processes of one process set, what they print, and the port for its ranks.
 
-    def __init__(self, launcher: Launcher, ranks: int, welcome: Message) -> None:
-        self._launcher, self._ranks, self._welcome = launcher, ranks, welcome
-        self._set_name: str = welcome["set"]
+    The constructor starts the launcher, and `join` waits for the ranks. variables: of the ranks, besides
+    those of the side. Raises SetFailure if the launcher does not start, or has failed twice in a row.
+    """
+
+    def __init__(
+        self, launcher: Launcher, set_name: str, side: Side, ranks: int, variables: dict[str, str]
+    ) -> None:
+        self._launcher, self._set_name, self._ranks = launcher, set_name, ranks
+        self._welcome = {
+            "set": set_name,
+            "folder": os.getcwd(),
+            "root": None if side.root is None else str(side.root),
+            "command": side.command("rank"),
+            "environment": travelling_environment(launcher.device) | side.variables() | variables,
+        }
+        if len(launcher.failures) > 1:
+            raise self._failure(f"{launcher.failures[1]}; the launcher failed twice and is not tried again")
         self._listener = listen(launcher.interface.address)
         self._listener.settimeout(LOOK_SECONDS)
         host, port, *_ = self._listener.getsockname()
         commands = launcher.commands(ranks, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         self.name = Path(commands[0][0]).name
         self._words_end = 0.0
-        self._joined: dict[int, Joined] = {}  # by rank, until all ranks are handed over
+        self._joined: dict[int, list[tuple[Message, Connection]]] = {}  # by rank, until all have joined
         self._processes: list[subprocess.Popen[bytes]] = []
         reader, writer = os.pipe()
         self._output = RankOutput(reader)
-        with open(writer, "wb", buffering=0) as output:
-            for command in commands:
-                try:
-                    started = subprocess.Popen(
-                        command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, process_group=0
+        mine = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, launcher.cores)
+        try:
+            with open(writer, "wb", buffering=0) as out:
+                for command in commands:
+                    self._processes.append(
+                        subprocess.Popen(
+                            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, process_group=0
+                        )
                     )
-                except OSError as error:
-                    self.end()
-                    what = f"did not start: {self.name} cannot be started ({error.strerror})"
-                    raise launcher.failed(self._set_name, what) from error
-                self._processes.append(started)
+        except OSError as error:
+            self.end()
+            raise self._failure(f"did not start: {self.name} cannot be started ({error.strerror})") from error
+        finally:
+            os.sched_setaffinity(0, mine)
 
-    def join(self) -> list[Joined]:
-        """Wait until all ranks have joined, and return them in their order.
+    def join(self) -> list[tuple[Message, Connection, Connection]]:
+        """Wait until all ranks have joined, and compare their nodes.
 
+        Returns each rank's first message, and its connections for commands and for output.
         Raises SetFailure if the launcher ends before, or after JOIN_SECONDS, and Refused if the
         nodes differ.
         """
         end, refused = time.monotonic() + JOIN_SECONDS, ""
         with self._listener:
-            while missing := [rank for rank in range(self._ranks) if not self._has_joined(rank)]:
+            while missing := [rank for rank in range(self._ranks) if len(self._joined.get(rank, ())) < 2]:
                 try:
-                    connection, hello = self._launcher.accept(self._listener)
-                    self._add(connection, hello)
+                    self._accept()
                 except TimeoutError:
                     self._require_started(end, missing, refused)
                 except STRANGE as error:
                     refused = f"; a connection was refused ({type(error).__name__}: {short(str(error))})"
-        joined = [self._joined[rank] for rank in range(self._ranks)]
-        self._launcher.succeeded(self._set_name, joined)
+        hosts = []
+        for rank, joined in sorted(self._joined.items()):
+            hello = joined[0][0]
+            host = short(str(hello["host"]))
+            self._require_equal(rank, host, hello)
+            if rank % self._launcher.per_node == 0:
+                hosts.append({"name": host, "interface": str(hello["interface"])})
+            with contextlib.suppress(OSError):  # the rank has ended, which its first command reports
+                channel.send(joined[0][1], self._welcome)
+        if len(hosts) > len(self._launcher.hosts):
+            self._launcher.hosts = hosts
+        self._launcher.failures.clear()
+        ranks = [(*first, second[1]) for _, (first, second) in sorted(self._joined.items())]
         self._joined.clear()
-        return joined
+        return ranks
 
-    def _has_joined(self, rank: int) -> bool:
-        return rank in self._joined and self._joined[rank].output is not None
-
-    def _add(self, connection: Connection, hello: Message) -> None:
-        """Take a rank's first connection for its commands, and the second one for its output."""
+    def _accept(self) -> None:
+        """Accept a rank's first connection for its commands, or the second one for its output."""
+        accepted, _ = self._listener.accept()
+        connection = shake_hands(accepted, self._launcher.key.encode(), HANDSHAKE_SECONDS, asks_first=True)
+        hello = channel.receive(connection, HANDSHAKE_SECONDS)
         rank, size = int(hello["rank"]), int(hello["size"])
         if size != self._ranks or not 0 <= rank < size:
-            connection.close()
             what = f"did not start: {self.name} started rank {rank} of {size}, not of {self._ranks}"
-            raise self._launcher.failed(self._set_name, what)
-        if rank in self._joined:
-            self._joined[rank].output = connection
-        else:
-            self._joined[rank] = Joined(hello=hello, commands=connection)
-            channel.send(connection, self._welcome)
+            raise self._failure(what)
+        self._joined.setdefault(rank, []).append((hello, connection))
+
+    def _require_equal(self, rank: int, host: str, hello: Message) -> None:
+        """Raise Refused if a rank is not in its place, or if its node differs from the controller's."""
+        per_node, local = self._launcher.per_node, hello["local_rank"]
+        if local != rank % per_node:
+            what = f"the launcher started rank {rank} as local rank {local} on node {host}"
+            raise Refused(f"{what}; it must fill each node with {per_node} ranks, one node after the other")
+        for fact, value in self._launcher.facts.items() if rank % per_node == 0 else ():
+            if (other := hello["facts"].get(fact, "unknown")) != value:
+                what = f"{fact} on node {host} is {short(str(other))}, where pytest runs it is {value}"
+                raise Refused(f"{what}; all nodes of a run must be equal, so change one of the two nodes")
 
     def _require_started(self, end: float, missing: Sequence[int], refused: str) -> None:
         """Raise SetFailure if the time is over, or if the launcher's process of a missing rank has ended."""
@@ -265,7 +221,13 @@ class Launch:
             how = f"did not join within {JOIN_SECONDS:g} s"
         else:
             return
-        raise self._launcher.failed(self._set_name, how + refused, rank, "\n".join(self.words(rank)))
+        raise self._failure(how + refused, rank, "\n".join(self.words(rank)))
+
+    def _failure(self, what: str, rank: int = 0, detail: str = "") -> SetFailure:
+        """Remember that the launcher has failed, and return the exception for it."""
+        self._launcher.failures.append(what)
+        failure = RankFailure(rank=rank, cause=Cause.DIED, what=what, detail=detail)
+        return SetFailure(self._set_name, "at start", [failure])
 
     def ending(self, rank: int, seconds: float = 0.0) -> str:
         """Return how the launcher's process that started a rank has ended, or "" if it runs.
@@ -275,11 +237,6 @@ class Launch:
         process = self._processes[rank * len(self._processes) // self._ranks]
         status = wait_for_exit(process, seconds)
         return "" if status is None else describe_status(status).removesuffix(" before it answered")
-
-    def how_rank_ended(self, rank: int) -> str:
-        """Return how a rank has ended: its status, if the launcher was started for this rank alone."""
-        alone = len(self._processes) == self._ranks
-        return (alone and self.ending(rank)) or "ended"
 
     def words(self, rank: int) -> list[str]:
         """Return the last lines of the launcher, once it has ended or WORDS_SECONDS are over.
@@ -294,10 +251,8 @@ class Launch:
         """End the launcher's processes, whose ranks have ended: wait, then SIGTERM, then SIGKILL."""
         self._listener.close()
         for joined in self._joined.values():
-            for connection in (joined.commands, joined.output):
-                if connection is not None:
-                    shut_down(connection)
-                    connection.close()
+            for _, connection in joined:
+                connection.close()
         for seconds, number in ((TERM_SECONDS, signal.SIGTERM), (KILL_SECONDS, signal.SIGKILL)):
             end = time.monotonic() + seconds
             for process in self._processes:
@@ -307,11 +262,6 @@ class Launch:
         for process in self._processes:
             process.wait()
         self._output.close()
-
-
-def _not_started(set_name: str, what: str, rank: int = 0, detail: str = "") -> SetFailure:
-    failure = RankFailure(rank=rank, cause=Cause.DIED, what=what, detail=detail)
-    return SetFailure(set_name, "at start", [failure])
 
 
 def fill(word: str, values: Mapping[str, object]) -> str:

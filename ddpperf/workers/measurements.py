@@ -28,7 +28,6 @@ from ddpperf.training.step import TrainingStep
 from ddpperf.training.strategies import bucket_messages, gradient_bytes
 from ddpperf.training.whole_training import TrainingRun
 
-Report = Callable[[float], None]  # called with the fraction of a long step that is done
 KINDS: dict[type[Spec], Callable[..., Measurement]] = {
     specs.AllReduceSpec: AllReduce,
     specs.CollectiveSpec: Collective,
@@ -64,12 +63,24 @@ class Opened:
             vars(part).clear()
 
 
-def open_measurement(spec: Spec, *, rank: int, device: torch.device, report: Report) -> Opened:
-    """Build the measurement that a measurement spec describes."""
-    if isinstance(spec, specs.EpochSpec | specs.RunSpec):
-        return _open_long(spec, rank, device, report)
+def open_measurement(
+    spec: Spec, *, rank: int, device: torch.device, report: Callable[[float], None]
+) -> Opened:
+    """Build the measurement that a measurement spec describes.
+
+    report: called with the fraction of a long step that is done.
+    """
     training: MeasuredStep | None = None
     measurement: Measurement
+    if isinstance(spec, specs.EpochSpec | specs.RunSpec):
+        # The delay is in every training step: a rank that is silent during a long delay counts as hung.
+        delay = delayed(lambda: None, spec.delay_seconds, device)
+        if isinstance(spec, specs.RunSpec):
+            run = TrainingRun(spec, rank=rank, device=device, after_step=delay, report=report)
+            return Opened(spec=spec, measurement=run, step=run.step, training=run.last_step)
+        steps, training = _training(spec, rank, device)
+        epoch = TrainingEpoch(training, steps=steps, after_step=delay, report=report)
+        return Opened(spec=spec, measurement=epoch, step=epoch.step, training=training)
     if isinstance(spec, specs.BucketReplaySpec):
         measurement = BucketReplay(spec, bucket_messages(spec, rank, device), rank=rank, device=device)
     elif isinstance(spec, specs.TrainingSpec):
@@ -81,9 +92,11 @@ def open_measurement(spec: Spec, *, rank: int, device: torch.device, report: Rep
 
 
 def _training(spec: specs.TrainingSpec, rank: int, device: torch.device) -> tuple[Measurement, MeasuredStep]:
+    """Build training steps, and the measurement that runs and observes them."""
     if isinstance(spec, specs.PartsSpec):
-        parted = _parted(spec, rank, device)
-        return parted, parted.training
+        marks = PartMarks(device)
+        training = MeasuredStep(TrainingStep(spec, rank=rank, device=device, enter=marks.enter_part))
+        return PartedSteps(training, marks), training
     if isinstance(spec, specs.MessagesSpec):
         with (ledger := Ledger()):
             step = TrainingStep(spec, rank=rank, device=device, enter=ledger.enter_part)
@@ -95,24 +108,3 @@ def _training(spec: specs.TrainingSpec, rank: int, device: torch.device) -> tupl
         return training, training
     traced = TracedDataParallel if spec.strategy == "data_parallel" else TracedSteps
     return traced(training), training
-
-
-def _parted(spec: specs.PartsSpec, rank: int, device: torch.device) -> PartedSteps:
-    marks = PartMarks(device)
-    return PartedSteps(
-        MeasuredStep(TrainingStep(spec, rank=rank, device=device, enter=marks.enter_part)), marks
-    )
-
-
-def _open_long(
-    spec: specs.EpochSpec | specs.RunSpec, rank: int, device: torch.device, report: Report
-) -> Opened:
-    # The delay is in every training step: a rank that is silent during a long delay counts as hung.
-    delay = delayed(lambda: None, spec.delay_seconds, device)
-    if isinstance(spec, specs.RunSpec):
-        run = TrainingRun(spec, rank=rank, device=device, after_step=delay, report=report)
-        return Opened(spec=spec, measurement=run, step=run.step, training=run.last_step)
-    parted = _parted(spec, rank, device) if isinstance(spec, specs.EpochPartsSpec) else None
-    training = parted.training if parted else MeasuredStep(training_step(spec, rank=rank, device=device))
-    epoch = TrainingEpoch(training, steps=parted, after_step=delay, report=report)
-    return Opened(spec=spec, measurement=epoch, step=epoch.step, training=training)

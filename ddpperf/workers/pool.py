@@ -8,24 +8,17 @@ from dataclasses import replace
 from functools import partial
 from statistics import median
 from types import MappingProxyType
+from typing import Any
 
 from ddpperf import specs
 from ddpperf.instruments.kernels import digest_of_ranks
 from ddpperf.machine.utilization import Recorder
 from ddpperf.results.samples import CANDIDATE, Measured, Sample
 from ddpperf.specs import Spec
-from ddpperf.workers.channel import Message
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.process_set import Answers, ProcessSet, Progress, SetOptions
-from ddpperf.workers.rounds import (
-    ROUND_SECONDS,
-    Job,
-    Seconds,
-    calibrated,
-    choose_iterations,
-    sample_rounds,
-)
+from ddpperf.workers.rounds import ROUND_SECONDS, Job, calibrated, choose_iterations, sample_rounds
 
 WHOLE_SECONDS = 3.0  # a spec whose rounds are single long steps, such as epochs, is measured for this long
 SHARED_WHOLE_SECONDS = 1.0  # the same for each of several process sets, which take turns
@@ -88,46 +81,40 @@ class Pool:
         """Return the process sets, after starting those that are missing or have failed.
 
         most: how many of the process sets to return, all by default. They start side by side.
-        ranks: the number of ranks, if it is more than usual. Larger process sets are ended.
+        ranks: the number of ranks, if it is more than usual. Larger process sets are ended. Raises
+        ValueError for more ranks than usual on GPUs or by a launcher.
         """
-        sides, options = self.sides[:most], self._options_of(ranks)
+        options = self.options
+        if ranks > options.size:
+            if options.device != "cpu" or options.launcher is not None:
+                found = f"each process set has {options.size}"
+                advice = f"pass --world-sizes {ranks}, or measure fewer ranks"
+                raise ValueError(f"world_size={ranks} needs {ranks} ranks, but {found}; {advice}")
+            options = replace(options, size=ranks, cores=None)  # each rank would get fewer cores
         for size, place in list(self._sets):
             if size > options.size:
                 self._sets.pop((size, place)).close()
+        places = [(options.size, place) for place in range(len(self.sides[:most]))]
         started = []
         try:
-            for place, side in enumerate(sides):
-                current = self._sets.get((options.size, place))
-                if current is not None and current.dead_ranks():
+            for key in places:
+                current = self._sets.get(key)
+                if current is not None and current.alive and not current.dead_ranks():
+                    continue
+                if current is not None:
                     current.kill()
-                if current is None or not current.alive:
-                    self.sets_made += 1
-                    new = ProcessSet(f"{side.name}{self.sets_made}", side, options)
-                    self._sets[options.size, place] = new
-                    started.append(new)
-                    new.spawn()
+                side = self.sides[key[1]]
+                self.sets_made += 1
+                self._sets[key] = new = ProcessSet(f"{side.name}{self.sets_made}", side, options)
+                started.append(new)
+                new.spawn()
             for new in started:
                 new.wait_ready()
         except BaseException:
             for new in started:
                 new.kill()
             raise
-        return [self._sets[options.size, place] for place in range(len(sides))]
-
-    def _options_of(self, ranks: int) -> SetOptions:
-        """Return the options of process sets with this number of ranks, or with the usual number.
-
-        More ranks than usual are not pinned to cores, because each rank would get fewer cores. Raises
-        ValueError for more ranks than usual on GPUs or by a launcher.
-        """
-        options = self.options
-        if ranks <= options.size:
-            return options
-        if options.device != "cpu" or options.launcher is not None:
-            found = f"each process set has {options.size}"
-            advice = f"pass --world-sizes {ranks}, or measure fewer ranks"
-            raise ValueError(f"world_size={ranks} needs {ranks} ranks, but {found}; {advice}")
-        return replace(options, size=ranks, cores=None)
+        return [self._sets[key] for key in places]
 
     def measure(self, spec: Spec, candidate: Spec | None = None, ranks: int = 0) -> Measured:
         """Take the measurement that `spec` describes on every process set.
@@ -164,10 +151,10 @@ class Pool:
     def expected_seconds(self, before: Measured) -> float:
         """Return the expected seconds of the timed rounds here, from a measurement by other process sets."""
         spec, sets, parts = before.spec, len(self.sides), self._parts(before.spec)
-        seconds = median(before.all_step_seconds())
-        steps = self._iterations(spec, seconds, MOST_STEPS, parts) if spec.repeats else 1
-        turns = len(spec.turns(self.options.devices_in_turn))
-        round_seconds = spec.calls * seconds * steps * turns * sets
+        seconds = spec.calls * median(before.all_step_seconds())
+        if spec.repeats:
+            seconds *= choose_iterations(seconds, MOST_STEPS, ROUND_SECONDS[self.options.device] / parts)
+        round_seconds = seconds * len(spec.turns(self.options.devices_in_turn)) * sets
         rounds = 1 if spec.counts else self.options.rounds * parts
         if not spec.repeats:
             rounds = min(rounds, math.ceil(SHARED_WHOLE_SECONDS * sets / round_seconds))
@@ -178,23 +165,22 @@ class Pool:
         compared = len({side.name for side in self.sides}) > 1
         return spec.compared_parts[self.options.device] if compared else 1
 
-    def _iterations(self, spec: Spec, step_seconds: float, limit: int, parts: int) -> int:
-        """Return how many steps of a known length one part of a round has."""
-        round_seconds = ROUND_SECONDS[self.options.device] / parts
-        return choose_iterations(step_seconds * spec.calls, limit, round_seconds)
-
     def _measure(self, jobs: list[Job], spec: Spec, candidate: Spec | None = None) -> Measured:
         try:
-            return self._measure_on(jobs, spec, candidate)
-        except Exception:
+            measured = self._measure_on(jobs, spec, candidate)
+        except BaseException as error:
+            if not isinstance(
+                error, Exception
+            ):  # such as pytest-timeout's: answers may still be on their way
+                for process_set in self._sets.values():
+                    process_set.kill()
             raise
-        except BaseException:  # such as a timeout of pytest-timeout: answers may still be on their way
-            for process_set in self._sets.values():
-                process_set.kill()
-            raise
+        self.counted_seconds += measured.counted_seconds()
+        return measured
 
     def _measure_on(self, jobs: list[Job], spec: Spec, candidate: Spec | None) -> Measured:
-        parts = self._parts(spec) if len(jobs) > 1 else 1
+        alone = len(jobs) == 1
+        parts = 1 if alone else self._parts(spec)
         rounds = 1 if spec.counts else self.options.rounds * parts
 
         def progress(index: int, fraction: float) -> None:
@@ -202,16 +188,17 @@ class Pool:
 
         self._progress(spec, 0.0)
         limit = min(_open(jobs, partial(progress, 0)))
-        of_sides = {job[0].side.name: job for job in jobs}.values()
-        iterations = 1
-        if spec in self._step_seconds and spec.repeats:
-            iterations = self._iterations(spec, self._step_seconds[spec], limit, parts)
-        elif spec.repeats:
+        iterations, enough = 1, math.inf
+        if not spec.repeats:
+            enough = WHOLE_SECONDS if alone else SHARED_WHOLE_SECONDS * len(jobs)
+        elif spec in self._step_seconds:
+            seconds = spec.calls * self._step_seconds[spec]
+            iterations = choose_iterations(seconds, limit, ROUND_SECONDS[self.options.device] / parts)
+        else:
+            of_sides = {job[0].side.name: job for job in jobs}.values()
             iterations = max(calibrated(*job, limit, parts) for job in of_sides)
-        whole_seconds = WHOLE_SECONDS if len(jobs) == 1 else SHARED_WHOLE_SECONDS
-        enough = math.inf if spec.repeats else whole_seconds * len(jobs)
-        recorders = {live.name: self._recorder_of(live, of_set, len(jobs) == 1) for live, of_set in jobs}
-        seconds = sample_rounds(
+        recorders = {live.name: self._recorder_of(live, of_set, alone) for live, of_set in jobs}
+        durations = sample_rounds(
             jobs,
             iterations,
             rounds=rounds,
@@ -220,14 +207,22 @@ class Pool:
             progress=progress,
             recorders=recorders,
         )
-        samples = tuple(
-            replace(sample, usage=recorders[sample.set].usage()) for sample in _close(jobs, seconds)
-        )
+        ended = _close(jobs)
         for process_set, _ in jobs:
             process_set.require_alive()
-        measured = Measured(spec=spec, iterations=iterations, samples=samples, candidate_spec=candidate)
-        self.counted_seconds += measured.counted_seconds()
-        return measured
+        samples = tuple(
+            Sample(
+                set=live.name,
+                side=live.side.name,
+                torch=str(live.environment["torch"]),
+                seconds=tuple(durations[live.name]),
+                counters=_counters(ended[live.name]),
+                kernels=digest_of_ranks([answer["kernels"] for answer in ended[live.name]]),
+                usage=recorders[live.name].usage(),
+            )
+            for live, _ in jobs
+        )
+        return Measured(spec=spec, iterations=iterations, samples=samples, candidate_spec=candidate)
 
     def _recorder_of(self, process_set: ProcessSet, spec: Spec, alone: bool) -> Recorder:
         """Return the recorder of a process set's device usage; it records nothing if ranks take turns."""
@@ -274,54 +269,39 @@ def _open(jobs: list[Job], progress: Progress) -> list[int]:
     for process_set, spec in jobs:  # before the first request, since a request may fail
         process_set.leave(unless=spec.world_size if spec.grouped else 0)
     _wait([made for made, spec in jobs if spec.grouped and made.join(spec.world_size)], progress)
-    answers: dict[str, Answers] = {}
+    answers: list[Answers] = []
     # At the same time, as nothing is timed yet. But the compiler chooses kernels by timing them.
     one_by_one = any(spec.compiled for _, spec in jobs)
     for group in [[job] for job in jobs] if one_by_one else [jobs]:
-        answers |= _request(group, "open", lambda job: {"spec": specs.to_json(job[1])}, progress)
-    return [min(int(answer["max_iterations"]) for answer in answers[live.name].values()) for live, _ in jobs]
+        for process_set, spec in group:
+            process_set.ask("open", ranks=_ranks(process_set, spec), spec=specs.to_json(spec))
+        answers += _wait([process_set for process_set, _ in group], progress)
+    return [min(int(answer["max_iterations"]) for answer in of_set.values()) for of_set in answers]
 
 
-def _close(jobs: list[Job], seconds: Mapping[str, list[Seconds]]) -> list[Sample]:
-    """End the measurement on all process sets and return their samples.
+def _close(jobs: list[Job]) -> dict[str, list[dict[str, Any]]]:
+    """End the measurement on all process sets.
 
-    seconds: for each process set, by its name, the durations of its rounds.
+    Returns, by the names of the process sets, the counters and the digest of the kernels of each rank.
     """
-    able = [job for job in jobs if job[0].can_finish]
-    finished: dict[str, Answers] = {}
-    for job in able:  # one by one, because some counters are times
-        finished |= _request([job], "finish")
     compared = len(jobs) > 1 and not jobs[0][0].options.time_only
-
-    def arguments(job: Job) -> Message:
-        return {"kernels": True} if compared and job[0].can_finish else {}
-
-    # Older versions' ranks finish now, so they also close one by one. The base is first, so that a failure
-    # of both sides is that of the base.
-    groups = [*([able] if able else []), *([job] for job in jobs if not job[0].can_finish)]
-    closed: dict[str, Answers] = {}
-    for group in sorted(groups, key=lambda group: group[0][0].side.name):
-        closed |= _request(group, "close", arguments)
-    return [
-        _sample_of(live, finished.get(live.name, {}), closed[live.name], seconds[live.name])
-        for live, _ in jobs
-    ]
+    finished = [
+        live.request("finish", ranks=_ranks(live, spec)) for live, spec in jobs
+    ]  # counters can be times
+    for live, spec in jobs:
+        live.ask("close", ranks=_ranks(live, spec), kernels=compared)
+    closed = _wait([live for live, _ in jobs], None)
+    return {
+        live.name: [last[rank] | first[rank] for rank in sorted(first)]
+        for (live, _), first, last in zip(jobs, finished, closed, strict=True)
+    }
 
 
-def _request(
-    jobs: list[Job],
-    command: str,
-    arguments: Callable[[Job], Message] = lambda job: {},
-    progress: Progress = None,
-) -> dict[str, Answers]:
-    """Send a command to several process sets at the same time, and return their answers by their names.
-
-    arguments: of the command, for a process set and its spec.
-    """
-    for job in jobs:
-        job[0].ask(command, ranks=_ranks(*job), **arguments(job))
-    sets = [process_set for process_set, _ in jobs]
-    return dict(zip([made.name for made in sets], _wait(sets, progress), strict=True))
+def _counters(ranks: list[dict[str, Any]]) -> dict[str, tuple[float, ...]]:
+    """Return the counters that all ranks have, with a value for each rank."""
+    counters = [rank["counters"] for rank in ranks]
+    names = [name for name in counters[0] if all(name in of_rank for of_rank in counters)]
+    return {name: tuple(of_rank[name] for of_rank in counters) for name in names}
 
 
 def _wait(sets: Sequence[ProcessSet], progress: Progress) -> list[Answers]:
@@ -335,21 +315,6 @@ def _wait(sets: Sequence[ProcessSet], progress: Progress) -> list[Answers]:
     if failures:
         raise min(failures, key=lambda failure: failure.set_name[:1])
     return answers
-
-
-def _sample_of(process_set: ProcessSet, finished: Answers, closed: Answers, seconds: list[Seconds]) -> Sample:
-    """Return a process set's sample, from its ranks' answers to "finish" and to "close"."""
-    ranks = sorted(closed)
-    counters = [(finished.get(rank) or closed[rank])["counters"] for rank in ranks]
-    names = [name for name in counters[0] if all(name in of_rank for of_rank in counters)]
-    return Sample(
-        set=process_set.name,
-        side=process_set.side.name,
-        torch=str(process_set.environment["torch"]),
-        seconds=tuple(seconds),
-        counters={name: tuple(of_rank[name] for of_rank in counters) for name in names},
-        kernels=digest_of_ranks([closed[rank].get("kernels", "") for rank in ranks]),
-    )
 
 
 def _ranks(process_set: ProcessSet, spec: Spec) -> list[int]:

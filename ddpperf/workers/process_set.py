@@ -16,22 +16,16 @@ from pathlib import Path
 
 from ddpperf.errors import short
 from ddpperf.io.private_folders import PrivateFolder
-from ddpperf.workers.channel import Message, SlowMessage, receive
+from ddpperf.workers.channel import PROTOCOL, Message, SlowMessage, receive
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure
-from ddpperf.workers.hangs import FREE_SPACE, explained, seen_in, write_report
+from ddpperf.workers.hangs import COLLECTIVE, FREE_SPACE, explained, seen_in, write_report
 from ddpperf.workers.interpreter import Side, rank_environment
 from ddpperf.workers.launcher import Launch, Launcher
-from ddpperf.workers.rank_handles import (
-    EXIT_SECONDS,
-    AnyRank,
-    LaunchedRank,
-    LocalRank,
-    end_ranks,
-    wait_for_stacks,
-)
+from ddpperf.workers.rank_handles import EXIT_SECONDS, RankHandle, end_ranks, launched_rank, start_rank
 from ddpperf.workers.worker import DEADLINE_VARIABLE
 
 START_SECONDS = 120  # to import torch on a busy machine and to make a CUDA context
+STACKS_SECONDS = 0.5  # from the deadline of a command until all ranks have printed their stacks
 GATHER_SECONDS = 0.2  # how long to wait for more failures after the first one
 GROUP_GRACE_SECONDS = 300  # process groups time out later than commands: the controller reports a hang first
 MOST_SUMMARY_LETTERS = 200  # of an error that a rank reports
@@ -75,87 +69,68 @@ class ProcessSet:
     """The ranks of one process set, and the commands that the controller process sends to them.
 
     If one rank fails, all ranks are killed. `spawn` starts the ranks and `wait_ready` waits until
-    all have their devices, so that several process sets start side by side.
+    all have their devices, so that several process sets start side by side. environment: the
+    versions of Python and torch in rank 0, once the ranks are ready.
     """
 
     def __init__(self, name: str, side: Side, options: SetOptions) -> None:
         self.name = name
         self.side = side
         self.options = options
-        self.ranks: list[AnyRank] = []
+        self.ranks: list[RankHandle] = []
         self.alive = True
+        self.environment: Message = {}
         self._folder = PrivateFolder()  # for temporary files
         self._launch: Launch | None = None
-        self._setup: Message = {}  # rank 0's answer to "setup"
+        self._network: Message = {}  # where ranks on several nodes find each other
         self._group_size = 0
-        self._pending: tuple[str, list[AnyRank]] = ("", [])  # the last command, and to whom
-
-    @property
-    def environment(self) -> Message:
-        """The versions of Python and torch in rank 0, or an empty dict before `wait_ready`."""
-        return dict(self._setup.get("environment", {}))
-
-    @property
-    def can_skip_untimed(self) -> bool:
-        """Whether the ranks support rounds without an untimed step; ranks of older versions do not."""
-        return bool(self._setup.get("can_skip_untimed"))
-
-    @property
-    def can_finish(self) -> bool:
-        """Whether the ranks support the command "finish"; ranks of older versions finish when they close."""
-        return bool(self._setup.get("can_finish"))
-
-    @property
-    def _network(self) -> Message:
-        """The data with which ranks on several nodes find each other: the address of rank 0."""
-        if self._launch is None:
-            return {}
-        with socket.socket(fileno=os.dup(self.ranks[0].connection.fileno())) as connected:
-            return {"address": connected.getpeername()[0]}
+        self._pending: tuple[str, list[RankHandle]] = ("", [])  # the last command, and to whom
 
     # --- starting
 
     def spawn(self) -> None:
         """Start the processes of the ranks."""
-        options = self.options
+        options, side = self.options, self.side
         variables = {DEADLINE_VARIABLE: f"{options.deadline_seconds:g}"}
-        with self._start_failures():
+        with self._killed_on_error():
             if options.launcher is not None:
-                self._launch = options.launcher.start(self.name, self.side, options.size, variables)
+                self._launch = Launch(options.launcher, self.name, side, options.size, variables)
                 return
-            if self.side.root is not None and not self.side.root.is_dir():  # the installed code would run
-                raise FileNotFoundError(errno.ENOENT, "no such source tree", str(self.side.root))
-            (folder := self._folder.path / self.name).mkdir()
-            variables |= rank_environment(options.device) | self.side.variables() | {"TMPDIR": str(folder)}
-            for rank in range(options.size):
-                of_rank = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-                command = self.side.command("rank", str(self._folder.path), str(rank))
-                self.ranks.append(LocalRank(rank, command, variables | of_rank, self._log(rank)))
+            try:
+                if side.root is not None and not side.root.is_dir():  # the installed code would run
+                    raise FileNotFoundError(errno.ENOENT, "no such source tree", str(side.root))
+                (folder := self._folder.path / self.name).mkdir()
+                variables |= rank_environment(options.device) | side.variables() | {"TMPDIR": str(folder)}
+                for rank in range(options.size):
+                    of_rank = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                    command = side.command("rank", str(self._folder.path), str(rank))
+                    self.ranks.append(start_rank(rank, command, variables | of_rank, self._log(rank)))
+            except OSError as error:
+                what = f"could not be started: {error.filename or side.python}: {error.strerror}"
+                failure = RankFailure(rank=len(self.ranks), cause=Cause.DIED, what=what)
+                raise self._failure("start", [failure]) from error
         self.ask("setup", device=options.device, cores=options.cores)
 
     def wait_ready(self) -> None:
         """Wait until all ranks of a process set have prepared their devices."""
         if self._launch is not None:
-            with self._start_failures():
-                for rank, joined in enumerate(self._launch.join()):
-                    self.ranks.append(LaunchedRank(rank, joined, self._launch, self._log(rank)))
+            with self._killed_on_error():
+                for rank, (hello, *connections) in enumerate(self._launch.join()):
+                    self.ranks.append(launched_rank(rank, self._launch, hello, connections, self._log(rank)))
+                with socket.socket(fileno=os.dup(self.ranks[0].connection.fileno())) as connected:
+                    self._network = {"address": connected.getpeername()[0]}
             self.ask("setup", device=self.options.device, cores=None, **self._network)
-        self._setup = self.answers(deadline_seconds=START_SECONDS)[0]
+        answer = self.answers(deadline_seconds=START_SECONDS)[0]
+        if PROTOCOL not in answer:
+            what = "runs an older ddpperf, which cannot be compared; save a new baseline, or name newer code"
+            with self._killed_on_error():
+                raise self._failure("setup", [RankFailure(rank=0, cause=Cause.DIED, what=what)])
+        self.environment = answer["environment"]
+        self._network["port"] = answer["port"]
 
     def _log(self, rank: int) -> Path | None:
         folder = self.options.log_folder
         return folder and folder / f"{self.name}-rank{rank}.log"
-
-    @contextlib.contextmanager
-    def _start_failures(self) -> Iterator[None]:
-        """Kill the process set if a rank cannot be started, and raise SetFailure."""
-        with self._killed_on_error():
-            try:
-                yield
-            except OSError as error:
-                what = f"could not be started: {error.filename or self.side.python}: {error.strerror}"
-                failure = RankFailure(rank=len(self.ranks), cause=Cause.DIED, what=what, detail="")
-                raise self._failure("start", [failure]) from error
 
     # --- commands
 
@@ -219,7 +194,7 @@ class ProcessSet:
         """The process ids of the ranks on this machine, by rank."""
         return {rank.rank: rank.pid for rank in self.ranks if rank.pid is not None}
 
-    def dead_ranks(self) -> list[AnyRank]:
+    def dead_ranks(self) -> list[RankHandle]:
         """Return the ranks whose processes have ended."""
         return [rank for rank in self.ranks if rank.is_dead()]
 
@@ -237,11 +212,14 @@ class ProcessSet:
         if self._group_size == world_size:
             return False
         self.leave()
-        port, name = self._setup.get("port"), f"group{uuid.uuid4().hex}"
-        timeout = self.options.deadline_seconds + GROUP_GRACE_SECONDS
-        ranks = range(world_size)
-        arguments = {"port": port, "name": name, "world_size": world_size, "timeout_seconds": timeout}
-        self.ask("join", ranks=ranks, **arguments, **self._network)
+        self.ask(
+            "join",
+            ranks=range(world_size),
+            name=f"group{uuid.uuid4().hex}",
+            world_size=world_size,
+            timeout_seconds=self.options.deadline_seconds + GROUP_GRACE_SECONDS,
+            **self._network,
+        )
         self._group_size = world_size
         return True
 
@@ -290,26 +268,24 @@ class ProcessSet:
     def _failure(self, command: str, failures: list[RankFailure]) -> SetFailure:
         return SetFailure(self.name, f"at {command}", failures)
 
-    def _hangs(self, ranks: Sequence[AnyRank], deadline_seconds: float) -> list[RankFailure]:
-        hint = "if a rank is only slow, for example because it compiles, pass a longer --deadline"
+    def _hangs(self, ranks: Sequence[RankHandle], deadline_seconds: float) -> list[RankFailure]:
+        """Explain what each rank does, and write all their stacks to a file."""
+        end = time.monotonic() + STACKS_SECONDS
+        while time.monotonic() < end and not all(COLLECTIVE in rank.report() for rank in self.ranks):
+            time.sleep(0.02)
+        reports = {f"{rank.rank}{rank.where}": rank.report() for rank in self.ranks}
+        lines = explained([seen_in(name, report) for name, report in reports.items()])
+        lines.append(write_report(self.options.log_folder or self.options.hang_folder, self.name, reports))
+        lines.append("if a rank is only slow, for example because it compiles, pass a longer --deadline")
         what = f"did not answer within {deadline_seconds:g} s"
-        detail = "\n".join([*self._explained(), hint])
         first, *others = sorted(ranks, key=lambda rank: rank.rank)  # the first one explains all ranks
         return [
-            first.failure(Cause.HUNG, what, detail),
+            first.failure(Cause.HUNG, what, "\n".join(lines)),
             *(rank.failure(Cause.HUNG, what) for rank in others),
         ]
 
-    def _explained(self) -> list[str]:
-        """Return lines on what each rank does, and write all their stacks to a file."""
-        wait_for_stacks(self.ranks)
-        reports = {f"{rank.rank}{rank.where}": rank.report() for rank in self.ranks}
-        seen = [seen_in(name, report) for name, report in reports.items()]
-        folder = self.options.log_folder or self.options.hang_folder
-        return [*explained(seen), write_report(folder, self.name, reports)]
 
-
-def _answer_of(rank: AnyRank) -> Message | RankFailure:
+def _answer_of(rank: RankHandle) -> Message | RankFailure:
     """Return a rank's answer, or its failure if it has ended or cannot answer."""
     try:
         if rank.is_dead() and not rank.connection.poll():

@@ -1,7 +1,4 @@
-"""The commands that a rank carries out for the controller process.
-
-Arguments and answers are plain JSON values.
-"""
+"""The commands that a rank carries out for the controller process."""
 
 from __future__ import annotations
 
@@ -24,18 +21,18 @@ from ddpperf.instruments.kernels import digest, kernel_names
 from ddpperf.machine.network import listen
 from ddpperf.measuring.clock import keep_busy, seconds_of, synchronize
 from ddpperf.measuring.compile_and_capture import forbid_compiling, forget_compiled, require_none_new
-from ddpperf.workers.channel import Message
+from ddpperf.workers.channel import PROTOCOL, Message
 from ddpperf.workers.gpu_pace import GpuPace
 from ddpperf.workers.measurements import Opened, open_measurement
 
 WARMUP_ITERATIONS = {"cpu": 2, "cuda": 10}
 BUSY_SECONDS = 2e-3  # longer than a slow CPU takes to launch the graphs of a round of collective calls
-COMMANDS = ("setup", "ping", "join", "leave", "open", "sample", "finish", "close", "exit")
 
 
 class Rank:
     """A rank's device, process group and open measurement, which last from one command to the next.
 
+    Each public method is a command; its arguments and its answer are plain JSON values.
     report: called now and then with the fraction of a long command that is done. folder: the private
     folder of the process set, in which ranks of one node meet to form process groups.
     """
@@ -52,7 +49,6 @@ class Rank:
         self.device = torch.device("cpu")
         self.store: dist.TCPStore | None = None
         self.opened: Opened | None = None
-        self.finished = False  # whether `finish` has returned the counters of what is open
         self.communicator_seconds = 0.0
         self.compiled_graphs = 0
         self.pace: GpuPace | None = None
@@ -66,13 +62,6 @@ class Rank:
         `GpuPace.restore` then takes 0.7 s (four H100s).
         """
         return torch.cuda.Stream(self.device)
-
-    def run(self, command: str, arguments: Message) -> Message:
-        """Carry out a command of the controller and return the answer."""
-        if command not in COMMANDS:
-            raise ValueError(f"a rank knows the commands {', '.join(COMMANDS)}, got {command}")
-        answer: Message = getattr(self, command)(**arguments)
-        return answer
 
     def setup(self, device: str, cores: list[list[int]] | None, address: str = "") -> Message:
         """Choose this rank's device, pin the rank to its CPU cores, and return library versions.
@@ -100,8 +89,7 @@ class Rank:
             "backend": "nccl" if cuda else "gloo",
             "threads": torch.get_num_threads(),
         }
-        able = {"can_skip_untimed": True, "can_finish": True}  # older versions' ranks do not say so
-        return {"port": port, "environment": environment} | able
+        return {"port": port, "environment": environment, PROTOCOL: True}
 
     def _start_store(self, address: str) -> int:
         # A bound socket: no race for the port, and no other interface. Without it the store listens on all.
@@ -111,10 +99,6 @@ class Rank:
         self.store = dist.TCPStore(address, port, None, True, wait_for_workers=False, master_listen_fd=fd)
         return port
 
-    def ping(self) -> Message:
-        """Return an empty answer, so that the controller knows that this rank responds."""
-        return {}
-
     def join(
         self, port: int | None, name: str, world_size: int, timeout_seconds: float, address: str = ""
     ) -> Message:
@@ -122,8 +106,6 @@ class Rank:
 
         address, port: where rank 0's TCP store listens; empty on one node.
         """
-        if self.rank == 0:
-            self._forget_earlier_groups(name)
         began = time.perf_counter()
         dist.init_process_group(
             "nccl" if self.device.type == "cuda" else "gloo",
@@ -151,16 +133,6 @@ class Rank:
             assert port is not None
             self.store = dist.TCPStore(address, port, None, False, wait_for_workers=False)
         return dist.PrefixStore(name, self.store)
-
-    def _forget_earlier_groups(self, name: str) -> None:
-        """Delete the files of earlier groups, as torch does unless all ranks leave at the same moment.
-
-        That of `name` stays, because other ranks may have begun to form this group.
-        """
-        if self.folder is not None:
-            for path in self.folder.glob("group" + "[0-9a-f]" * 32):  # what a model stores there stays
-                if path.name != name:
-                    path.unlink(missing_ok=True)
 
     def leave(self) -> Message:
         """End torch's process group, together with the other ranks of the group."""
@@ -233,23 +205,21 @@ class Rank:
         counters |= self.opened.measurement.finish()
         if spec.grouped:
             counters["communicator_seconds"] = self.communicator_seconds
-        self.finished = True
         return {"counters": counters}
 
     def close(self, kernels: bool = False) -> Message:
-        """Free the measurement's memory. Return its counters, unless `finish` has returned them.
+        """Free the measurement's memory.
 
-        kernels: whether to return a digest of the kernels of a training step too.
+        kernels: whether to return a digest of the kernels of a training step, and not "".
         """
         assert self.opened is not None
-        spec, training, kernel_digest = self.opened.spec, self.opened.training, ""
-        inject(spec.fault, self.rank, "close")
-        answer = {"counters": {}} if self.finished else self.finish()
+        training, kernel_digest = self.opened.training, ""
+        inject(self.opened.spec.fault, self.rank, "close")
         if kernels and training is not None:
             training.begin_epoch()  # the first step of an epoch always runs the same kernels
             kernel_digest = digest(kernel_names(training.step, self.device))
         self._drop_measurement()
-        return answer | {"kernels": kernel_digest}
+        return {"kernels": kernel_digest}
 
     def exit(self) -> Message:
         """End torch's process group, if there is one, so that this process can exit."""
@@ -261,7 +231,7 @@ class Rank:
         if self.opened is None:
             return
         self.opened.close()
-        self.opened, self.finished = None, False
+        self.opened = None
         forget_compiled()
         gc.collect()  # frees reference cycles: a model's memory and a loader's processes
         gc.freeze()  # the next collection skips the objects of torch and its compiler

@@ -20,56 +20,47 @@ from ddpperf.io.private_folders import remove_folder, remove_tensors
 from ddpperf.machine.child_process import describe_exit, kill_group, members_of, wait_for_end, wait_for_exit
 from ddpperf.workers.channel import Message, limit_pauses, send
 from ddpperf.workers.failures import Cause, RankFailure
-from ddpperf.workers.handshake import shut_down
-from ddpperf.workers.hangs import COLLECTIVES, STATE
-from ddpperf.workers.launcher import Joined, Launch
-from ddpperf.workers.node_facts import machine_id
+from ddpperf.workers.handshake import machine_id
+from ddpperf.workers.hangs import STATE
+from ddpperf.workers.launcher import Launch
 from ddpperf.workers.rank_output import RankOutput
 
-STACKS_SECONDS = 0.5
 EXIT_SECONDS = 5
 LOG_TAIL_LINES = 20
 NETWORK_LOST = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
-class AnyRank:
+class RankHandle:
     """A rank: the connection to it, and what it prints.
 
-    where: " on node b" if a launcher has started the rank, or "". pid: its process id, or None if it
-    runs on another machine.
+    source: the rank's process if this process has started it, or else the launch that has started it, on
+    any node. A launched rank ends when its connection ends. where: " on node b" for a launched rank.
+    pid: the rank's process id, or None if it runs on another machine. folder: the private folder of a
+    launched rank, which is removed in the end if the rank runs on this machine.
     """
 
     def __init__(
-        self, rank: int, connection: Connection, output: RankOutput, *, pid: int | None, where: str = ""
+        self,
+        rank: int,
+        connection: Connection,
+        output: RankOutput,
+        source: subprocess.Popen[bytes] | Launch,
+        *,
+        pid: int | None,
+        where: str = "",
+        folder: Path | None = None,
     ) -> None:
-        self.rank, self.connection, self.output = rank, connection, output
-        self.pid, self.where = pid, where
+        self.rank, self.connection, self.output, self.source = rank, connection, output, source
+        self.pid, self.where, self._folder = pid, where, folder
+        self._hangup = select.poll()
+        self._hangup.register(connection.fileno(), select.POLLRDHUP)
         self._commanded = 0  # how much the rank had printed before its last command
 
     def is_dead(self) -> bool:
         """Return whether the rank's process has ended."""
-        raise NotImplementedError
-
-    def how_it_ended(self, error: int) -> tuple[str, list[str]]:
-        """Return how the rank's process ended, as a phrase, and further lines on it.
-
-        error: the number of the error that the connection had, or 0. What the rank had started is then
-        killed, as it would keep the rank's output open.
-        """
-        raise NotImplementedError
-
-    def wait(self, seconds: float) -> None:
-        """Wait at most `seconds` until the rank's process has ended."""
-        raise NotImplementedError
-
-    def kill(self) -> None:
-        """Kill the rank's process and all processes that it started, without waiting."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Close the connection to a rank that was killed, and stop reading what it prints."""
-        self.output.close()
-        self.connection.close()
+        if isinstance(self.source, Launch):
+            return bool(self._hangup.poll(0)) or bool(self.source.ending(self.rank))
+        return wait_for_exit(self.source) is not None
 
     def command(self, message: Message) -> None:
         """Send a command. If the rank is dead, the error is ignored; `is_dead` reports the death later."""
@@ -84,127 +75,125 @@ class AnyRank:
         )
 
     def death(self, error: int = 0) -> RankFailure:
-        """Return how the rank's process ended, with the last lines that it printed."""
-        what, more = self.how_it_ended(error)
+        """Return how the rank's process ended, with the last lines that it and its launcher printed.
+
+        error: the number of the error that the connection had, or 0.
+        """
+        source, words = self.source, []
+        if isinstance(source, Launch):
+            with socket.socket(fileno=os.dup(self.connection.fileno())) as connected:
+                error = error or connected.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if error in NETWORK_LOST:
+                what = f"was lost: its node or the network does not answer ({os.strerror(error)})"
+            else:
+                lines = source.words(self.rank)
+                words = [f"{source.name} printed:", *lines] if lines else []
+                ending = source.ending(self.rank)
+                what = f"ended, and {source.name} {ending}" if ending else "ended"
+        else:
+            what = describe_exit(source)
+            kill_group(source)  # what the rank has started would keep its output open
         lines = self.output.end().splitlines()[-LOG_TAIL_LINES:]
-        detail = [f"the end of rank {self.rank}'s output:", *lines] if lines else []
-        return self.failure(Cause.DIED, what, "\n".join(detail + more))
+        printed = [f"the end of rank {self.rank}'s output:", *lines] if lines else []
+        return self.failure(Cause.DIED, what, "\n".join(printed + words))
 
     def report(self) -> str:
         """Return the state of the rank's process, and what it has printed since its last command.
 
         After the deadline of a command, a rank prints its stacks and its collectives.
         """
-        state = _state(self.pid) if self.pid is not None else "not on this machine"
+        state = "on another machine"
+        if self.pid is not None:
+            try:
+                state = psutil.Process(self.pid).status()  # such as "sleeping" or "stopped"
+            except psutil.Error:
+                state = "ended"
         return f"{STATE}{state}\n{self.output.since(self._commanded)}"
 
+    def wait(self, seconds: float) -> None:
+        """Wait at most `seconds` until the rank's process has ended."""
+        if isinstance(self.source, Launch):
+            self.output.wait(seconds)
+        else:
+            wait_for_exit(self.source, seconds)
 
-class LocalRank(AnyRank):
-    """A rank that the controller starts on this machine.
+    def kill(self) -> None:
+        """Kill the rank's process and all processes that it started, without waiting."""
+        if not isinstance(self.source, Launch):
+            kill_group(self.source)
+        elif not self.connection.closed:
+            with (
+                contextlib.suppress(OSError),  # the connection has ended
+                socket.socket(fileno=os.dup(self.connection.fileno())) as connected,
+            ):
+                connected.shutdown(socket.SHUT_RDWR)
 
-    The constructor raises OSError if the process cannot be started. command: what runs the rank.
+    def close(self) -> None:
+        """Reap a killed process, whose id is then free, and close the connection to the rank."""
+        if not isinstance(self.source, Launch):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.source.wait(timeout=EXIT_SECONDS)
+        self.output.close()
+        self.connection.close()
+        if self._folder is not None and self.pid is not None:
+            remove_folder(self._folder)
+
+
+def start_rank(
+    rank: int, command: Sequence[str], environment: Mapping[str, str], log: Path | None
+) -> RankHandle:
+    """Start a rank on this machine, or raise OSError if its process cannot be started.
+
     environment: its variables. log: the file for everything that the process prints, or None.
     """
-
-    def __init__(
-        self, rank: int, command: Sequence[str], environment: Mapping[str, str], log: Path | None
-    ) -> None:
-        ours, theirs = socket.socketpair()
-        for end in (ours, theirs):
-            end.setblocking(True)  # whatever socket.setdefaulttimeout says: both wait for messages
-        reader, writer = os.pipe()
-        with ours, theirs, open(writer, "wb", buffering=0) as output:
-            read = RankOutput(reader, log)
-            try:
-                self.process = subprocess.Popen(
-                    command,
-                    stdin=theirs.fileno(),  # a wrapper of an interpreter passes it on
-                    stdout=output,
-                    stderr=output,
-                    env=environment,
-                    process_group=0,  # Ctrl-C reaches the controller alone, killpg the rank's children too
-                )
-            except BaseException:
-                output.close()
-                read.close()
-                raise
-            super().__init__(rank, Connection(ours.detach()), read, pid=self.process.pid)
-            limit_pauses(self.connection)
-
-    def is_dead(self) -> bool:
-        return wait_for_exit(self.process) is not None
-
-    def how_it_ended(self, error: int) -> tuple[str, list[str]]:
-        what = describe_exit(self.process)
-        self.kill()
-        return what, []
-
-    def wait(self, seconds: float) -> None:
-        wait_for_exit(self.process, seconds)
-
-    def kill(self) -> None:
-        kill_group(self.process)
-
-    def close(self) -> None:
-        """Reap the killed process, whose id is then free, and close the connection to it."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout=EXIT_SECONDS)
-        super().close()
+    ours, theirs = socket.socketpair()
+    for end in (ours, theirs):
+        end.setblocking(True)  # whatever socket.setdefaulttimeout says: both wait for messages
+    reader, writer = os.pipe()
+    with ours, theirs, open(writer, "wb", buffering=0) as output:
+        read = RankOutput(reader, log)
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=theirs.fileno(),  # a wrapper of an interpreter passes it on
+                stdout=output,
+                stderr=output,
+                env=environment,
+                process_group=0,  # Ctrl-C reaches the controller alone, killpg the rank's children too
+            )
+        except BaseException:
+            output.close()
+            read.close()
+            raise
+        connection = Connection(ours.detach())
+    limit_pauses(connection)
+    return RankHandle(rank, connection, read, process, pid=process.pid)
 
 
-class LaunchedRank(AnyRank):
-    """A rank that a launcher has started, on any node. It ends when its connections end."""
-
-    def __init__(self, rank: int, joined: Joined, launch: Launch, log: Path | None) -> None:
-        assert joined.output is not None
-        here = joined.hello["machine"] == machine_id()
-        super().__init__(
-            rank,
-            joined.commands,
-            RankOutput(os.dup(joined.output.fileno()), log),
-            pid=joined.hello["pid"] if here else None,
-            where=f" on node {short(str(joined.hello['host']))}",
-        )
-        self._launch, self._output = launch, joined.output
-        self._temporary = Path(joined.hello["temporary"])
-        self._ends = select.poll()
-        self._ends.register(self.connection.fileno(), select.POLLRDHUP)
-
-    def is_dead(self) -> bool:
-        return bool(self._ends.poll(0)) or bool(self._launch.ending(self.rank))
-
-    def how_it_ended(self, error: int) -> tuple[str, list[str]]:
-        with socket.socket(fileno=os.dup(self.connection.fileno())) as connected:
-            error = error or connected.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if error in NETWORK_LOST:
-            return f"was lost: its node or the network does not answer ({os.strerror(error)})", []
-        launch, was_connected = self._launch, not self._ends.poll(0)
-        words = launch.words(self.rank)
-        what = launch.how_rank_ended(self.rank)
-        if was_connected:
-            what = f"was lost: {launch.name} {launch.ending(self.rank) or 'runs'}"
-        return what, [f"{launch.name} printed:", *words] if words else []
-
-    def wait(self, seconds: float) -> None:
-        self.output.wait(seconds)
-
-    def kill(self) -> None:
-        shut_down(self.connection)
-        shut_down(self._output)
-
-    def close(self) -> None:
-        super().close()
-        self._output.close()
-        if self.pid is not None:  # a killed rank leaves its folder; on other nodes the next run removes it
-            remove_folder(self._temporary)
+def launched_rank(
+    rank: int, launch: Launch, hello: Message, connections: Sequence[Connection], log: Path | None
+) -> RankHandle:
+    """Return the handle of a rank that has joined. connections: for its commands and for its output."""
+    commands, output = connections
+    with output:
+        read = RankOutput(os.dup(output.fileno()), log)
+    return RankHandle(
+        rank,
+        commands,
+        read,
+        launch,
+        pid=hello["pid"] if hello["machine"] == machine_id() else None,
+        where=f" on node {short(str(hello['host']))}",
+        folder=Path(hello["temporary"]),
+    )
 
 
-def end_ranks(ranks: Sequence[AnyRank]) -> None:
+def end_ranks(ranks: Sequence[RankHandle]) -> None:
     """Kill ranks and what they started, wait for their ends, and remove their shared memory.
 
     May be called again.
     """
-    processes = [rank.process for rank in ranks if isinstance(rank, LocalRank)]
+    processes = [rank.source for rank in ranks if not isinstance(rank.source, Launch)]
     groups = {process.pid for process in processes if process.returncode is None}  # an id may be reused
     started = members_of(groups)
     for rank in ranks:
@@ -216,19 +205,3 @@ def end_ranks(ranks: Sequence[AnyRank]) -> None:
     for rank in ranks:
         rank.close()
     remove_tensors({*started, *groups})
-
-
-def wait_for_stacks(ranks: Sequence[AnyRank]) -> None:
-    """Wait until each rank has printed its stacks and collectives, at most STACKS_SECONDS."""
-    end = time.monotonic() + STACKS_SECONDS
-    while time.monotonic() < end and not all(COLLECTIVES in rank.report() for rank in ranks):
-        time.sleep(0.02)
-
-
-def _state(process: int) -> str:
-    """Return the state of a process in words, such as "sleeping" or "stopped"."""
-    try:
-        state = str(psutil.Process(process).status())
-    except psutil.Error:
-        return "ended"
-    return {"disk-sleep": "uninterruptible", "zombie": "ended", "tracing-stop": "stopped"}.get(state, state)

@@ -30,16 +30,12 @@ class RankOutput:
         self._end = bytearray()  # at least the last END_BYTES
         self._lock = threading.Lock()
         self._log: BinaryIO | None = None
-        try:
-            self._stop = os.eventfd(0)
-            if log is not None:
-                log.unlink(missing_ok=True)  # not overwritten: a FIFO would block
-                self._log = log.open("xb")
-            self._thread = threading.Thread(target=self._read, args=[reader], daemon=True)
-            self._thread.start()
-        except BaseException:
-            os.close(reader)
-            raise
+        if log is not None:
+            log.unlink(missing_ok=True)  # not overwritten: a FIFO would block
+            self._log = log.open("xb", buffering=0)
+        self._stop = os.eventfd(0)
+        self._thread = threading.Thread(target=self._read, args=[reader], daemon=True)
+        self._thread.start()
 
     def _read(self, reader: int) -> None:
         ready = select.poll()
@@ -47,22 +43,20 @@ class RankOutput:
         ready.register(self._stop, select.POLLIN)
         with contextlib.suppress(OSError):  # a connection was cut
             while self._stop not in dict(ready.poll()) and (printed := os.read(reader, CHUNK_BYTES)):
-                begin = self.printed
+                self._write(printed[: max(0, BEGINNING_BYTES - self.printed)])
                 with self._lock:
                     self.printed += len(printed)
                     self._end += printed
                     if len(self._end) > 2 * END_BYTES:
                         del self._end[:-END_BYTES]
-                if begin < BEGINNING_BYTES:
-                    self._write(printed[: BEGINNING_BYTES - begin])
         os.close(reader)
 
     def _write(self, printed: bytes | bytearray) -> None:
         if self._log is None or self.problem:
             return
         try:
-            self._log.write(printed)
-            self._log.flush()
+            while printed:
+                printed = printed[self._log.write(printed) :]
         except OSError as error:
             self.problem = f"{self._log.name} cannot be written ({error.strerror})"
 
@@ -95,5 +89,4 @@ class RankOutput:
                 self._write(b"\n(ddpperf dropped %d bytes here)\n" % dropped)
             if (rest := min(END_BYTES, self.printed - BEGINNING_BYTES)) > 0:
                 self._write(self._end[-rest:])
-            with contextlib.suppress(OSError):  # of a network file system, after the last write
-                self._log.close()
+            self._log.close()

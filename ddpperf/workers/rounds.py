@@ -62,15 +62,11 @@ def sample_rounds(
     so far, and the fraction of the next round that is done. recorders: for each process set, what
     records the energy and the utilization of its devices in its rounds.
     """
-    processes = [pid for process_set, _ in jobs for pid in process_set.pids.values()]
+    processes = [pid for live, _ in jobs for pid in live.pids.values()]
     kept: list[dict[str, Seconds]] = []
-    # On a CPU the caches of a process set that is measured alone stay warm from round to round.
-    alone = len(jobs) == 1
     sides = [live.side.name for live, _ in jobs]
     is_balanced = sides == sides[::-1]
-    can_be_warm = all(live.options.device == "cpu" and live.can_skip_untimed for live, _ in jobs)
-    warm = False
-    again = 0
+    warm, again = False, 0
     kept_seconds = again_seconds = 0.0
     check(processes, 0)
     progress(0, 0.0)
@@ -79,24 +75,21 @@ def sample_rounds(
         # The order is A B, B A, ..., or A B B A in every round, so that drift affects base and candidate
         # alike. Reversing A B B A would let the first process set follow itself, and never one of B.
         order = jobs if is_balanced or index % 2 == 0 else jobs[::-1]
-        report = partial(progress, index)
         taken = {}
         for live, spec in order:
-            has_untimed = spec.repeats and not warm
-            with recorders[live.name].round(iterations + has_untimed):
-                taken[live.name] = sample(live, spec, iterations, report, warm=warm)
+            with recorders[live.name].round(iterations + (spec.repeats and not warm)):
+                taken[live.name] = sample(live, spec, iterations, partial(progress, index), warm=warm)
         lasted = sum(map(max, taken.values()))
-        spoiled = check(processes, index + 1)
-        if spoiled and again < rounds and again_seconds < enough_seconds:
-            again += 1
-            again_seconds += lasted
+        if check(processes, index + 1) and again < rounds and again_seconds < enough_seconds:
+            again, again_seconds = again + 1, again_seconds + lasted
             continue
         kept.append(taken)
-        shortest = min(map(max, taken.values())) / iterations
-        warm = can_be_warm and (alone or shortest >= LONG_STEP_SECONDS)
         kept_seconds += lasted
+        # On a CPU the caches of a process set that is measured alone stay warm from round to round.
+        shortest = min(map(max, taken.values())) / iterations
+        warm = live.options.device == "cpu" and (len(jobs) == 1 or shortest >= LONG_STEP_SECONDS)
         progress(index + 1, 0.0)
-    return {process_set.name: [taken[process_set.name] for taken in kept] for process_set, _ in jobs}
+    return {live.name: [taken[live.name] for taken in kept] for live, _ in jobs}
 
 
 def sample(
@@ -108,8 +101,9 @@ def sample(
     """
     answers: Answers = {}
     turns = spec.turns(process_set.options.devices_in_turn)
-    # Other versions' ranks do not know the argument "untimed".
-    arguments = {"iterations": iterations} | ({"untimed": False} if warm and len(turns) == 1 else {})
+    untimed = not warm or len(turns) > 1
     for ranks in turns:
-        answers |= process_set.request("sample", ranks=ranks, progress=progress, **arguments)
+        answers |= process_set.request(
+            "sample", ranks=ranks, progress=progress, iterations=iterations, untimed=untimed
+        )
     return tuple(answers[rank]["seconds"] for rank in sorted(answers))

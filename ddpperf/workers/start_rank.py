@@ -48,11 +48,10 @@ def probe(package: str, *functions: str) -> dict[str, Any]:
     Each function is the name of a model, or `package.module:function`. Where an import fails, the
     result says which module is `missing` and `why`.
     """
-    named = [name.split(":") for name in functions if ":" in name]
     folders: dict[str, str] = {}
-    python = ".".join(str(number) for number in sys.version_info[:3])
-    found: dict[str, Any] = {"python": python, "folders": folders}
-    for wanted, function in [("ddpperf", ""), ("torch", ""), *named]:
+    found: dict[str, Any] = {"python": ".".join(map(str, sys.version_info[:3])), "folders": folders}
+    for name in ["ddpperf:", "torch:", *(name for name in functions if ":" in name)]:
+        wanted, _, function = name.partition(":")
         try:
             module = import_package(package) if wanted == "ddpperf" else importlib.import_module(wanted)
             if wanted == "torch":

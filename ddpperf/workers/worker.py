@@ -23,12 +23,11 @@ from pathlib import Path
 from ddpperf.errors import CannotTrain
 from ddpperf.io.private_folders import hold, remove_folder
 from ddpperf.workers import channel
-from ddpperf.workers.hangs import COLLECTIVES
+from ddpperf.workers.hangs import COLLECTIVE
 
 OWN_FOLDER_VARIABLE = "DDPPERF_OWN_FOLDER"  # set if the rank shares its private folder with no other rank
 DEADLINE_VARIABLE = "DDPPERF_DEADLINE_SECONDS"  # of a command: the rank then prints its stacks
-COLLECTIVES_SECONDS = 0.1  # from the stacks to the collectives
-LAST_COLLECTIVES = 20
+COLLECTIVE_SECONDS = 0.1  # from the stacks to the collective
 MOST_LETTERS = 2**16  # of an error, whose message may be as long as a tensor
 EXPLAINED = (CannotTrain, FloatingPointError)  # errors whose message needs no traceback
 LIMITS = (RuntimeError, MemoryError, OverflowError)  # raised for too little memory or too small indices
@@ -53,21 +52,21 @@ def main(folder: str, rank: int) -> None:
 
 
 class Watchdog:
-    """Prints the stacks of all threads and the last collectives, if a command takes too long.
+    """Prints the stacks of all threads and the pending collective, if a command takes too long.
 
     faulthandler prints the stacks, even while C code holds the interpreter's lock.
     """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._timer = threading.Timer(0, print_collectives)
+        self._timer = threading.Timer(0, print_collective)
 
     def begin(self) -> None:
         """Begin to wait for the end of a command."""
         self.end()
         if self._seconds:
             faulthandler.dump_traceback_later(self._seconds, file=sys.stderr)
-            self._timer = threading.Timer(self._seconds + COLLECTIVES_SECONDS, print_collectives)
+            self._timer = threading.Timer(self._seconds + COLLECTIVE_SECONDS, print_collective)
             self._timer.daemon = True
             self._timer.start()
 
@@ -77,40 +76,30 @@ class Watchdog:
         self._timer.cancel()
 
 
-def print_collectives() -> None:
-    """Print the last collectives to stderr, as the last line of a report on a hang."""
-    try:
-        found = collectives()
-    except (KeyError, TypeError, ValueError, RuntimeError):  # this torch's record has another form
-        found = {}
-    os.write(2, f"\n{COLLECTIVES}{json.dumps(found)}\n".encode())
+def print_collective() -> None:
+    """Print the collective that this rank waits in to stderr, as the last line of a report on a hang."""
+    found: channel.Message = {}
+    with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError, RuntimeError):
+        found = pending_collective()  # torch's record may have another form
+    os.write(2, f"\n{COLLECTIVE}{json.dumps(found)}\n".encode())
 
 
-def collectives() -> channel.Message:
-    """Return the collective that this rank waits in, and its last ones, from torch's flight recorder.
+def pending_collective() -> channel.Message:
+    """Return the collective that this rank waits in, or {}, from torch's flight recorder.
 
-    torch records the collectives of gloo and NCCL by default. The result is {} if this torch has no
-    such record.
+    torch records the collectives of gloo and NCCL by default.
     """
-    torch = sys.modules.get("torch._C._distributed_c10d")
-    entries = []
+    torch, entries = sys.modules["torch._C._distributed_c10d"], []
     for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):  # of gloo; of NCCL
         if (dump := getattr(torch, name, None)) is not None:
             entries += json.loads(dump(includeCollectives=True, onlyActive=False)).get("entries", [])
-    if not entries:
-        return {}
     entries.sort(key=lambda entry: entry["time_created_ns"])
-    ours = [entry for entry in entries if entry["pg_id"] == entries[-1]["pg_id"]]
-    pending = [entry for entry in ours if not entry["retired"] and entry["state"] != "completed"]
-    return {
-        "pending": _described(pending[0]) if pending else {},
-        "last": [_described(entry) for entry in ours[-LAST_COLLECTIVES:]],
-    }
-
-
-def _described(entry: channel.Message) -> channel.Message:
-    name = entry["profiling_name"].partition(":")[2] or entry["profiling_name"]
-    return {"name": name, "number": entry["collective_seq_id"], "sizes": entry["input_sizes"]}
+    for entry in entries:
+        is_over = entry["retired"] or entry["state"] == "completed"
+        if entry["pg_id"] == entries[-1]["pg_id"] and not is_over:
+            name = entry["profiling_name"].partition(":")[2] or entry["profiling_name"]
+            return {"name": name, "number": entry["collective_seq_id"], "sizes": entry["input_sizes"]}
+    return {}
 
 
 def _serve(connection: Connection, rank: int, folder: Path) -> None:
@@ -128,7 +117,7 @@ def _serve(connection: Connection, rank: int, folder: Path) -> None:
         command = message.pop("command")
         watchdog.begin()
         try:
-            answer = state.run(command, message)
+            answer = getattr(state, command)(**message)
         except Exception as error:
             answer = {"error": describe(error)}
         watchdog.end()

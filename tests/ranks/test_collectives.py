@@ -27,12 +27,8 @@ def test_collective_passes_its_check(two_ranks: Pool, kind: CollectiveKind) -> N
 @pytest.mark.parametrize("algorithm", ["backend", *OWN_ALGORITHMS])
 @pytest.mark.parametrize("in_place", [True, False])
 def test_all_reduce_passes_its_check(two_ranks: Pool, algorithm: Algorithm, in_place: bool) -> None:
-    assert (
-        two_ranks.measure(
-            AllReduceSpec(world_size=2, nbytes=4 * 100, algorithm=algorithm, in_place=in_place)
-        ).iterations
-        >= 1
-    )
+    spec = AllReduceSpec(world_size=2, nbytes=4 * 100, algorithm=algorithm, in_place=in_place)
+    assert two_ranks.measure(spec).iterations >= 1
 
 
 @pytest.mark.slow

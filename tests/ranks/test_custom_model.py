@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ddpperf.specs import FUNCTIONS_VARIABLE, EpochSpec, TrainingSpec
+from ddpperf.specs import FUNCTIONS_VARIABLE, TrainingSpec
 from ddpperf.training.check_model import check
-from ddpperf.training.epoch import TrainingEpoch
 from ddpperf.training.measured_step import MeasuredStep
-from ddpperf.training.models import custom_model
 from ddpperf.training.step import TrainingStep
 
 Name = Callable[[str], str]
@@ -51,13 +49,6 @@ def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Name:
     return write
 
 
-def test_a_custom_model_is_its_functions_result(named: Name) -> None:
-    module, make_batch, loss = custom_model(named(SOURCE))
-    assert isinstance(module, nn.Linear)
-    assert [tuple(part.shape) for part in make_batch(7)] == [(7, 5), (7, 1)]
-    assert loss(torch.ones(2, 1), torch.zeros(2, 1)).item() == 1
-
-
 def test_a_step_uses_the_models_batch_and_loss(named: Name) -> None:
     name = named(SOURCE)
     spec = TrainingSpec(model=name, world_size=1, per_rank_batch_size=3, strategy="single")
@@ -71,14 +62,6 @@ def test_a_step_uses_the_models_batch_and_loss(named: Name) -> None:
     expected = (steps[0].model(inputs) - targets).square().mean().item()
     MeasuredStep(steps[0]).step()
     assert steps[0].loss.item() == pytest.approx(expected)
-
-
-def test_an_epoch_repeats_the_models_batch(named: Name) -> None:
-    name = named(SOURCE)
-    spec = EpochSpec(model=name, world_size=1, per_rank_batch_size=3, strategy="single", epoch_images=30)
-    epoch = TrainingEpoch(MeasuredStep(TrainingStep(spec, rank=0, device=torch.device("cpu"))))
-    epoch.step()
-    assert epoch.training.steps == 10
 
 
 def first_weight(step: TrainingStep) -> Tensor:

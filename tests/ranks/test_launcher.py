@@ -42,7 +42,7 @@ HANG_SECONDS = 3.0
 
 def launcher_of(template: str, folder: Path) -> Launcher:
     return Launcher(
-        template,
+        template=template,
         nodes=1,
         per_node=2,
         device="cpu",
@@ -86,9 +86,16 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("template", "words", "what"),
     [
-        (EACH_RANK, "", "was killed by SIGKILL"),
-        pytest.param(TORCHRUN, "exitcode  : -9", "ended", marks=pytest.mark.slow),
-        pytest.param(MPIRUN, "exited on signal 9 (Killed)", "ended", marks=pytest.mark.slow),
+        (EACH_RANK, "", "ended, and env was killed by SIGKILL"),
+        pytest.param(
+            TORCHRUN, "exitcode  : -9", "ended, and python.* exited with status 1", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            MPIRUN,
+            "exited on signal 9 (Killed)",
+            "ended, and mpirun exited with status 137",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["each rank", "torchrun", "mpirun"],
 )
@@ -109,7 +116,7 @@ def test_killed_rank_is_named_first_with_its_launchers_words(
         assert os.sched_getaffinity(live.pids[0]) == allowed
         os.kill(live.pids[1], signal.SIGKILL)
         began = time.monotonic()
-        with pytest.raises(SetFailure, match=rf"rank 1 of set A1 on node \S+ {what} \(at ") as caught:
+        with pytest.raises(SetFailure, match=rf"rank 1 on node \S+ of set A1 {what} \(at ") as caught:
             pool.measure(TWO)
         assert time.monotonic() - began < 8
         assert words in str(caught.value)
@@ -132,7 +139,7 @@ def test_srun_starts_ranks_and_says_who_was_killed(tmp_path: Path) -> None:
         assert pool.measure(TWO).samples
         assert len(launcher.hosts) == 2
         os.kill(pool.live_sets()[0].pids[1], signal.SIGKILL)
-        with pytest.raises(SetFailure, match=r"(?s)rank 1 of set A1 on node \S+ ended .*task 1: Killed"):
+        with pytest.raises(SetFailure, match=r"(?s)rank 1 on node \S+ of set A1 ended.*task 1: Killed"):
             pool.measure(TWO)
     launcher.close()
 
@@ -147,7 +154,7 @@ def test_hanging_rank_is_explained_by_its_stacks(marked: Marked, tmp_path: Path)
         pool.live_sets()
         with pytest.raises(SetFailure, match="did not answer within 3 s") as caught:
             pool.measure(fault)
-    assert "is late: rank 0 on node" in str(caught.value)
+    assert " is late for barrier number " in str(caught.value)
     (report,) = tmp_path.glob("hang-*")
     assert "in inject" in report.read_text()
     marked.assert_nothing_left(5)
@@ -159,7 +166,7 @@ def test_killed_launcher_ends_its_ranks(marked: Marked, tmp_path: Path) -> None:
         assert live._launch is not None
         live._launch._processes[1].kill()
         wait_until(live.dead_ranks, 1, lambda: "the launcher's end was not noticed")
-        with pytest.raises(SetFailure, match=r"rank 1 .* was lost: sh was killed by SIGKILL"):
+        with pytest.raises(SetFailure, match=r"rank 1 .* ended, and sh was killed by SIGKILL"):
             live.require_alive()
     marked.assert_nothing_left(5)
 
@@ -248,7 +255,7 @@ from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.launcher import Launcher
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
-launcher = Launcher(sys.argv[1], nodes=2, per_node=1, device="cpu", interface=find_interface("eth0"),
+launcher = Launcher(template=sys.argv[1], nodes=2, per_node=1, device="cpu", interface=find_interface("eth0"),
                     images="", key_file=Path(sys.argv[2]))
 with Pool(SetOptions(size=2, device="cpu", rounds=2, deadline_seconds=60, launcher=launcher)) as pool:
     for spec in [AllReduceSpec(world_size=2, nbytes=1024)] * 2:
@@ -260,7 +267,7 @@ with Pool(SetOptions(size=2, device="cpu", rounds=2, deadline_seconds=60, launch
             while idle:
                 live.require_alive()
                 time.sleep(0.1)
-            live.request("ping")
+            live.request("leave")
         except SetFailure as failure:
             print(json.dumps([str(failure), time.monotonic() - began]), flush=True)
             sys.stdin.readline()
@@ -286,13 +293,13 @@ def test_lost_network_is_named_and_the_next_set_starts(state: str, marked: Marke
         sets, hosts = json.loads(controller.stdout.readline())
         assert sets == 1
         assert [host["interface"] for host in hosts] == ["eth0", "eth0"]
-        made.cut(1)
+        made.connect(1, False)
         tell(state)
         failure, seconds = json.loads(controller.stdout.readline())
-        assert failure.startswith("rank 1 of set A1 on node ")
+        assert failure.startswith("rank 1 on node ")
         assert "was lost: its node or the network does not answer (" in failure
         assert 3 < seconds < 8
-        made.restore(1)
+        made.connect(1)
         tell("")
         assert json.loads(controller.stdout.readline())[0] == 1
         controller.communicate("\n\n")
@@ -321,7 +328,7 @@ def test_template_starts_once_a_rank_a_node_or_a_set(
     assert len(found) == len(commands)
     for command, begin in zip(found, commands, strict=True):
         assert command.startswith(begin)
-        assert command.endswith(f"join.py 10.0.0.1:5 {tmp_path}/key 2")
+        assert command.endswith(f"join.py 10.0.0.1:5 {tmp_path}/key 2 cpu")
 
 
 @pytest.mark.parametrize(
@@ -347,6 +354,3 @@ def test_key_is_private_or_comes_from_a_variable(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("DDPPERF_KEY", "ab" * 32)
     launcher_of("srun", tmp_path)
     assert not (tmp_path / "key").exists()
-    monkeypatch.setenv("DDPPERF_KEY", "short")
-    with pytest.raises(Refused, match="a key has 64 hexadecimal digits; set another DDPPERF_KEY"):
-        launcher_of("srun", tmp_path)

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from ddpperf.instruments.kernels import other_kernels
-from ddpperf.specs import AllReduceSpec, CopySpec, Fault, FaultCommand, FaultKind, TrainingSpec, to_json
+from ddpperf.specs import AllReduceSpec, CopySpec, Fault, FaultCommand, FaultKind, Spec, TrainingSpec, to_json
 from ddpperf.workers.failures import Cause, SetFailure
 from ddpperf.workers.interpreter import Side, rank_environment
 from ddpperf.workers.pool import Pool
@@ -37,17 +37,13 @@ def with_fault(kind: FaultKind, command: FaultCommand = "sample") -> AllReduceSp
 # --- what sets answer
 
 
-def test_raw_seconds_come_back_by_round_and_rank(two_ranks: Pool) -> None:
-    (sample,) = two_ranks.measure(SMALL).samples
+@pytest.mark.parametrize("spec", [SMALL, SINGLE])
+def test_raw_seconds_come_back_by_round_and_rank(two_ranks: Pool, spec: Spec) -> None:
+    """Also of a single-device step, which each rank measures in turn."""
+    (sample,) = two_ranks.measure(spec).samples
     assert [len(ranks) for ranks in sample.seconds] == [2, 2]
     assert sample.torch == two_ranks.environment()["torch"]
     assert sample.set.startswith(sample.side)
-
-
-def test_single_step_is_measured_on_every_rank(two_ranks: Pool) -> None:
-    two_ranks.measure(SMALL)
-    (sample,) = two_ranks.measure(SINGLE).samples
-    assert [len(ranks) for ranks in sample.seconds] == [2, 2]
 
 
 def test_ddp_ranks_have_different_losses_and_no_kernels(two_ranks: Pool) -> None:
@@ -63,11 +59,9 @@ def test_all_ranks_of_a_group_report_kernels(two_ranks: Pool) -> None:
         live.answers()
     live.request("open", spec=to_json(dataclasses.replace(SINGLE, world_size=2, strategy="ddp")))
     live.request("sample", iterations=1)
-    assert live.can_finish
     finished = live.request("finish")
     assert all(answer["counters"]["communicator_seconds"] > 0 for answer in finished.values())
     answers = live.request("close", kernels=True)
-    assert all(answer["counters"] == {} for answer in answers.values())
     assert all(re.fullmatch("[0-9a-f]{12}", answer["kernels"]) for answer in answers.values())
     live.request("open", spec=to_json(SMALL))
     assert {answer["kernels"] for answer in live.request("close", kernels=True).values()} == {""}
@@ -76,23 +70,8 @@ def test_all_ranks_of_a_group_report_kernels(two_ranks: Pool) -> None:
 def test_ranks_of_one_node_meet_in_a_private_folder(two_ranks: Pool) -> None:
     two_ranks.measure(SMALL)
     (live,) = two_ranks.live_sets()
-    assert live._setup["port"] is None, "a TCP store's keys can be read and written by all users"
+    assert live._network == {"port": None}, "a TCP store's keys can be read and written by all users"
     assert stat.S_IMODE(live._folder.path.stat().st_mode) == 0o700
-
-
-def test_files_of_earlier_groups_are_removed(two_ranks: Pool) -> None:
-    """torch leaves the file of a group if all ranks leave the group at the same moment."""
-    two_ranks.measure(SMALL)
-    (live,) = two_ranks.live_sets()
-    folder = live._folder.path
-    stale, of_a_model = folder / f"group{'0' * 32}", folder / "groups"  # the folder is the ranks' TMPDIR
-    stale.touch()
-    of_a_model.mkdir()
-    two_ranks.measure(dataclasses.replace(SINGLE, strategy="ddp"))
-    assert not stale.exists()
-    assert of_a_model.is_dir()
-    of_a_model.rmdir()
-    (_,) = folder.glob("group*")
 
 
 def test_default_socket_timeout_does_not_reach_ranks() -> None:
@@ -176,12 +155,12 @@ def test_hang_is_explained_and_its_stacks_are_kept(impatient: Pool) -> None:
     place = r"at workers/rank_commands\.py:\d+ in"
     assert re.fullmatch(rf"rank 0: (sleeping|running), waits in barrier number \d+, {place} sample", of_0)
     assert re.fullmatch(rf"rank 1: sleeping, waits in no collective, {place} inject", of_1)
-    assert re.fullmatch(r"rank 1 is late: rank 0 waits for it in barrier number \d+", late)
+    assert re.fullmatch(r"rank 1 is late for barrier number \d+", late)
     assert "pass a longer --deadline" in hint
     kept = Path(stacks.removeprefix("the stacks of all ranks are in ")).read_text()
     stacks_of_0, stacks_of_1 = kept.split("report of rank 1:")
     assert " in barrier" in stacks_of_0
-    assert '"name": "all_reduce"' in stacks_of_0, "the collectives before"
+    assert '"name": "barrier"' in stacks_of_0
     assert "in inject" in stacks_of_1
 
 
@@ -194,7 +173,7 @@ def test_stopped_rank_is_named_late_within_two_seconds(impatient: Pool) -> None:
         impatient.measure(SMALL)
     assert time.monotonic() - began < HANG_SECONDS + 2
     assert "\nrank 1: stopped, and printed no stacks\n" in str(caught.value)
-    assert "\nrank 1 is late: rank 0 waits for it in " in str(caught.value)
+    assert "\nrank 1 is late for " in str(caught.value)
 
 
 @pytest.mark.slow
@@ -267,17 +246,6 @@ def test_two_sides_run_their_own_code_in_turn(
     assert [name for _, name in last] == ["A1", "B2", "B2", "A1", "A1", "B2"]
 
 
-def test_interpreter_without_torch_shows_its_output(one: Side, tmp_path: Path) -> None:
-    bare = dataclasses.replace(one, environment={"PYTHONPATH": str(tmp_path)})
-    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('no torch here')")
-    words = r"exited with status 1 before it answered \(at setup\)(.|\n)*no torch here"
-    with (
-        Pool(SetOptions(size=2, device="cpu", rounds=1, deadline_seconds=60), sides=(bare,)) as pool,
-        pytest.raises(SetFailure, match=words),
-    ):
-        pool.measure(SMALL)
-
-
 PRINTS_MUCH = r"""
 for number in range(20):
     print("x" * 900_000)
@@ -294,7 +262,9 @@ def test_flood_of_a_rank_makes_a_short_harmless_message(one: Side, tmp_path: Pat
     options = SetOptions(size=1, device="cpu", rounds=1, deadline_seconds=60, log_folder=tmp_path / "logs")
     with (
         Pool(options, sides=(side,)) as pool,
-        pytest.raises(SetFailure, match=r"exited with status 1(.|\n)*no torch here") as caught,
+        pytest.raises(
+            SetFailure, match=r"exited with status 1 before .* \(at setup\)(.|\n)*no torch"
+        ) as caught,
     ):
         pool.live_sets()
     message = str(caught.value)
@@ -340,7 +310,7 @@ def test_death_is_seen_though_a_child_keeps_the_connection(one: Side, tmp_path: 
         live.ranks[0].death()
         assert time.monotonic() - began < DRAIN_SECONDS, "it waited for the child to close its output"
         with pytest.raises(SetFailure, match="rank 0 of set A1 was killed by SIGKILL"):
-            live.request("ping")
+            live.request("leave")
 
 
 CONTROLLER = """

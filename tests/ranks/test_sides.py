@@ -18,7 +18,7 @@ from ddpperf.errors import Refused
 from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.plugin.options.slow_checks import check_sides, lacking_side, with_functions
 from ddpperf.workers import interpreter as probing_module
-from ddpperf.workers.interpreter import Side
+from ddpperf.workers.interpreter import Side, check_side
 from tests.command_line import reader
 from tests.project import REPOSITORY, Marked
 
@@ -168,8 +168,7 @@ def test_probe_imports_the_same_modules_as_ranks(
     rank = subprocess.run(
         command, env=os.environ | side.variables(), capture_output=True, text=True, check=True
     )
-    folders = probing_module._probe(side, "the root", ["mine:make"]).folders
-    assert folders == {
+    assert check_side(side, "the root", "cpu", ["mine:make"]).folders == {
         "ddpperf": str(side.root),
         "torch": str(at / "good"),
         "mine": str(Path(rank.stdout.strip()).parent),
@@ -228,5 +227,5 @@ def test_environment_that_cannot_run_ranks_is_refused(
 def test_torch_without_cuda_is_refused_on_gpus_only(read: Read, at: Path) -> None:
     assert read("--candidate plain", device="cpu")
     assert read("--candidate good", device="cuda")
-    sentence = f"--candidate {at}/plain has torch 2.12.0+cpu, which has no CUDA, for --device cuda; install"
+    sentence = f"--candidate {at}/plain has torch 2.12.0+cpu without CUDA; install"
     assert refusal(read, "--candidate plain", device="cuda").startswith(sentence)

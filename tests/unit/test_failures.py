@@ -7,14 +7,11 @@ import subprocess
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ddpperf.errors import CannotTrain
 from ddpperf.machine.child_process import describe_exit
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure
 from ddpperf.workers.worker import describe
-from tests.generated import BOUNDED
 
 DIED = RankFailure(rank=3, cause=Cause.DIED, what="was killed by SIGKILL", detail="last words\n")
 RAISED = RankFailure(rank=2, cause=Cause.RAISED, what="raised ValueError: no", detail="Traceback 2")
@@ -45,42 +42,10 @@ def test_first_noticed_is_named_of_equal_causes() -> None:
     assert str(failure).startswith("rank 5 of set A1 ended (at sample)\n")
 
 
-@pytest.mark.parametrize(
-    ("ranks", "lines"),
-    [
-        ((0,), ["rank 0 of set A1 gave no answer (at sample)", "stacks 0"]),
-        ((0, 1), ["ranks 0, 1 of set A1 gave no answer (at sample)", "stacks 0", "stacks 1"]),
-    ],
-)
-def test_hung_ranks_are_named_together_with_stacks(ranks: tuple[int, ...], lines: list[str]) -> None:
-    hung = [
-        RankFailure(rank=rank, cause=Cause.HUNG, what="gave no answer", detail=f"stacks {rank}")
-        for rank in ranks
-    ]
+def test_hung_ranks_are_named_together_with_stacks() -> None:
+    hung = [RankFailure(rank=rank, cause=Cause.HUNG, what="hung", detail=f"stacks {rank}") for rank in (0, 1)]
+    lines = ["ranks 0, 1 of set A1 hung (at sample)", "stacks 0", "stacks 1"]
     assert str(SetFailure("A1", "at sample", hung)).splitlines() == lines
-
-
-@BOUNDED
-@given(
-    st.lists(
-        st.builds(
-            RankFailure,
-            rank=st.integers(0, 7),
-            cause=st.sampled_from(Cause),
-            what=st.just("fell"),
-            detail=st.text(max_size=3),
-        ),
-        min_size=1,
-        max_size=8,
-        unique_by=lambda failure: failure.rank,
-    )
-)
-def test_every_failed_rank_is_named(failures: list[RankFailure]) -> None:
-    failure = SetFailure("A1", "at sample", failures)
-    first_line = str(failure).splitlines()[0]
-    assert {each.rank for each in failure.failures} == {each.rank for each in failures}
-    assert str(min(failures, key=lambda each: each.cause).rank) in first_line
-    assert all(str(each.rank) in str(failure) for each in failures)
 
 
 def captured(error: Exception) -> CannotTrain:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from typing import Any
 
 import pytest
@@ -22,41 +21,9 @@ from perf.test_comm_split import exposed_by_link
 LINK = Interface(name="eth0", address="10.0.0.1", link="eth10", bytes_per_second=1.25e9)
 LOOPBACK = Interface(name="lo", address="127.0.0.1", link="lo")
 TWO_OF_TWO = Machine(interface=LINK, links=Links(node=2), world_sizes=(1, 2, 4))
-ALONE = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
 DDP = TrainingSpec(world_size=4, per_rank_batch_size=2, strategy="ddp")
 HERE = {"name": "a", "interface": "eth0", "link": "eth10", "ranks": 2}
 OTHER = {"name": "b", "interface": "eth1"}
-Rounds = tuple[tuple[float, ...], ...]
-
-
-def rounds(*ranks: float, spread: float = 0.002, seed: int = 0) -> Rounds:
-    """Seconds of ten rounds, of ranks with these medians."""
-    noise = random.Random(seed)
-    return tuple(tuple(noise.gauss(rank, spread * rank) for rank in ranks) for _ in range(10))
-
-
-def document(
-    *measurements: tuple[Spec, Rounds], nodes: list[dict[str, Any]] | None, device: str = "cpu"
-) -> dict[str, Any]:
-    """A stored run whose tests measured these specs."""
-    benchmarks = []
-    for number, (spec, seconds) in enumerate(measurements):
-        sample = Sample(set="A1", side="A", torch="2.11", seconds=seconds)
-        measured = Measured(spec=spec, iterations=1, samples=(sample,))
-        stored = {**measured.to_json(), "references": {}, "notes": [], "metrics": {}}
-        fullname = f"perf/test_scaling.py::test_weak_scaling[{number}]"
-        benchmarks.append({"fullname": fullname, "extra_info": {"ddpperf": stored}})
-    environment: dict[str, Any] = {"commit": "nogit", "torch": "2.11"}
-    return {
-        "benchmarks": benchmarks,
-        "ddpperf": {
-            "hardware_key": "2xcpu2-eth10",
-            "environment": environment if nodes is None else environment | {"nodes": nodes},
-            "options": {"rounds": 10, "device": device},
-            "outcomes": {test["fullname"]: {"kind": "passed", "reason": ""} for test in benchmarks},
-            "verdict": {"status": "PASS", "reasons": ["good"]},
-        },
-    }
 
 
 # --- exposed communication by link
@@ -160,13 +127,22 @@ def test_work_of_one_machine_is_skipped_across_nodes(fields: dict[str, Any], rea
 # --- the summary
 
 
-def test_nodes_are_named_with_their_link() -> None:
-    found = document((DDP, rounds(1, 1, 1, 1)), nodes=[HERE, OTHER])
+@pytest.mark.parametrize("nodes", [[HERE, OTHER], []])
+def test_nodes_are_named_with_their_link(nodes: list[dict[str, Any]]) -> None:
+    stored = canned(1.0, DDP).to_json() | {"references": {}, "notes": [], "metrics": {}}
+    test = "perf/test_scaling.py::test_weak_scaling[0]"
+    found: dict[str, Any] = {
+        "benchmarks": [{"fullname": test, "extra_info": {"ddpperf": stored}}],
+        "ddpperf": {
+            "hardware_key": "2xcpu2-eth10",
+            "environment": {"commit": "nogit", "torch": "2.11"} | ({"nodes": nodes} if nodes else {}),
+            "options": {"rounds": 10, "device": "cpu"},
+            "outcomes": {test: {"kind": "passed", "reason": ""}},
+            "verdict": {"status": "PASS", "reasons": ["good"]},
+        },
+    }
     lines = " ".join(line.strip() for line in summary_lines(found))
-    assert "nodes       node 0 (a), node 1 (b): 2 ranks each, connected by eth10; machine checks" in lines
-    assert "pytest perf/ --nodes 2 --launcher CMD --benchmark-compare" in next_step(found["ddpperf"])
-
-
-def test_run_without_nodes_has_no_line() -> None:
-    lines = summary_lines(document((ALONE, rounds(1.0)), nodes=None))
-    assert not any(line.startswith("nodes") for line in lines)
+    line = "nodes       node 0 (a), node 1 (b): 2 ranks each, connected by eth10; machine checks"
+    assert (line in lines) is bool(nodes)
+    command = "pytest perf/ --nodes 2 --launcher CMD --benchmark-compare"
+    assert (command in next_step(found["ddpperf"])) is bool(nodes)

@@ -30,8 +30,8 @@ def test_replicates_are_separate_sets(canned: Canned) -> None:
 
 
 def test_replicates_of_sides_start_in_mirrored_order(canned: Canned) -> None:
-    with pool_of(1, sides=SIDES, replicates=2) as pool:
-        assert [live.name for live in pool.live_sets()] == ["A1", "B2", "B3", "A4"]
+    with pool_of(1, sides=SIDES, replicates=2, sets_made=3) as pool:
+        assert [live.name for live in pool.live_sets()] == ["A4", "B5", "B6", "A7"]
 
 
 def test_candidate_sets_measure_the_candidate_spec(canned: Canned) -> None:
@@ -74,6 +74,12 @@ def test_more_ranks_get_larger_sets_until_needed(canned: Canned) -> None:
         assert pool.live_sets()[0].options.cores == [(0, 1), (2, 3)]
 
 
+def test_older_code_is_refused_at_once(canned: Canned) -> None:
+    canned.setup = {"port": None, "environment": {}}
+    with pool_of(1) as pool, pytest.raises(SetFailure, match="set A1 runs an older ddpperf"):
+        pool.measure(SINGLE)
+
+
 def test_failed_set_is_replaced_under_a_new_name(canned: Canned) -> None:
     with pool_of(2) as pool:
         with pytest.raises(SetFailure, match="rank 1 of set A1 was killed by SIGKILL"):
@@ -101,12 +107,6 @@ def test_base_is_named_where_both_sides_fail(canned: Canned) -> None:
     with pool_of(1, sides=SIDES[::-1]) as pool, pytest.raises(SetFailure, match="of set A2 ") as failed:
         pool.measure(failing)
     assert failed.value.set_name == "A2"
-
-
-def test_pool_continues_the_names_of_another(canned: Canned) -> None:
-    with pool_of(1, sets_made=3) as pool:
-        assert [live.name for live in pool.live_sets()] == ["A4"]
-        assert pool.sets_made == 4
 
 
 def test_measuring_alone_ends_other_sets(canned: Canned) -> None:
@@ -144,19 +144,13 @@ def test_set_with_other_kernels_is_named(canned: Canned) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sides", "time_only", "can_finish", "kernels"),
-    [
-        (SIDES[:1], False, "AB", [False]),
-        (SIDES, True, "AB", [False, False]),
-        (SIDES, False, "A", [True, False]),
-    ],
-    ids=["one process set", "only times", "older ranks"],
+    ("sides", "time_only", "kernels"),
+    [(SIDES[:1], False, [False]), (SIDES, True, [False, False]), (SIDES, False, [True, True])],
 )
-def test_who_is_not_asked_for_kernels(
-    canned: Canned, sides: tuple[Side, ...], time_only: bool, can_finish: str, kernels: list[bool]
+def test_kernels_are_listed_where_process_sets_are_compared(
+    canned: Canned, sides: tuple[Side, ...], time_only: bool, kernels: list[bool]
 ) -> None:
-    """Ranks of older versions do not know the argument."""
-    canned.kernels, canned.can_finish = lambda spec, name: "a" * 12, can_finish
+    canned.kernels = lambda spec, name: "a" * 12
     with pool_of(1, sides=sides, time_only=time_only) as pool:
         assert [bool(sample.kernels) for sample in pool.measure(SINGLE).samples] == kernels
 
@@ -200,16 +194,6 @@ def test_expected_seconds_count_the_devices_in_turn(canned: Canned, time_only: b
         pool.options = replace(pool.options, time_only=time_only)
         expected = measured.counted_seconds() * turns / 4
         assert pool.expected_seconds(measured) == pytest.approx(expected, rel=0.01)
-
-
-@pytest.mark.parametrize("nbytes", [2**24, 2**26, 2**28])
-def test_expected_seconds_count_the_parts_of_a_round(canned: Canned, nbytes: int) -> None:
-    """A part of a round has at least one call, so parts of long calls together are longer."""
-    call = AllReduceSpec(world_size=2, nbytes=nbytes)
-    with pool_of(2) as alone, pool_of(2, sides=SIDES) as compared:
-        before, measured = alone.measure(call), compared.measure(call)
-        for known in (before, measured):
-            assert compared.expected_seconds(known) == pytest.approx(measured.counted_seconds(), rel=0.05)
 
 
 def test_known_step_times_need_no_trial_rounds(canned: Canned) -> None:

@@ -78,12 +78,6 @@ def opened(calls: list[str]) -> Rank:
 OPENING = ["built", "start", f"warm up {rank.WARMUP_ITERATIONS['cpu']}"]
 
 
-@pytest.mark.parametrize("command", ["run", "device", "_drop_measurement", "__init__"])
-def test_unknown_command_is_refused(command: str) -> None:
-    with pytest.raises(ValueError, match=f"a rank knows the commands setup, .*, got {command}"):
-        Rank(0).run(command, {})
-
-
 def test_opening_warms_up(opened: Rank, calls: list[str]) -> None:
     assert calls == OPENING
 
@@ -131,7 +125,6 @@ def test_gpu_is_busy_while_graphs_of_collective_calls_are_launched(
     assert calls == [*OPENING, "start", "barrier", *busy, *steps]
 
 
-@pytest.mark.parametrize("with_finish", [True, False], ids=["finished", "closed"])
 @pytest.mark.parametrize(
     ("spec", "before_rounds"),
     [
@@ -143,7 +136,6 @@ def test_gpu_is_busy_while_graphs_of_collective_calls_are_launched(
 def test_the_pace_is_that_of_the_rounds(
     spec: TrainingSpec,
     before_rounds: list[str] | None,
-    with_finish: bool,
     calls: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -171,13 +163,8 @@ def test_the_pace_is_that_of_the_rounds(
     else:
         assert opening[-1] == "restore"
         assert sampling[: sampling.index("start")] == before_rounds
-    if with_finish:
-        counters = mine.run("finish", {})["counters"]
-        assert mine.close()["counters"] == {}
-    else:  # as an older version of ddpperf asks
-        counters = mine.close()["counters"]
     slowdown = {} if before_rounds is None else {"graph_slowdown": 1.25}
-    assert counters == Recorder.counters | slowdown
+    assert mine.finish()["counters"] == Recorder.counters | slowdown
     assert calls == ["slowdown"] * bool(slowdown) + ["finish"]
 
 
@@ -193,7 +180,6 @@ def test_compiling_within_a_round_is_an_error(opened: Rank, monkeypatch: pytest.
 def test_epoch_has_no_untimed_epoch_before_it(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     class Epoch(Recorder):
         def __init__(self, *_: Any, report: Callable[[float], None], **__: Any) -> None:
-            super().__init__()
             self.report = report
 
         def step(self) -> None:
@@ -212,15 +198,7 @@ def test_epoch_has_no_untimed_epoch_before_it(calls: list[str], monkeypatch: pyt
 def test_delay_is_in_every_step_of_an_epoch() -> None:
     """With one long delay at its end, the rank would count as hung."""
     mine = Rank(0)
-    spec = EpochSpec(
-        world_size=1,
-        per_rank_batch_size=2,
-        strategy="single",
-        epoch_images=6,
-        input="device",
-        delay_seconds=0.1,
-    )
-    mine.open(specs.to_json(spec))
+    mine.open(specs.to_json(dataclasses.replace(EPOCH, input="device", delay_seconds=0.1)))
     assert mine.opened is not None
     assert isinstance(mine.opened.measurement, TrainingEpoch)
     training = mine.opened.measurement.training
@@ -246,15 +224,14 @@ def test_delayed_measurement_is_slower_by_its_delay() -> None:
     assert mine.sample(3)["seconds"] < 0.01, "the next one is not delayed"
 
 
-def test_closing_checks_and_returns_the_counters(opened: Rank, calls: list[str]) -> None:
+def test_closing_frees_the_memory_at_once(opened: Rank) -> None:
     """A model under DDP has reference cycles, and the next measurement needs its memory."""
     assert opened.opened is not None
     recorder = opened.opened.measurement
     state, gone = vars(recorder), weakref.ref(recorder)
     state["itself"] = recorder
     del recorder
-    assert opened.close(kernels=True) == {"counters": {"loss": 0.5}, "kernels": ""}, "it is no training"
-    assert calls[-1] == "finish"
+    assert opened.close(kernels=True) == {"kernels": ""}, "it is no training"
     assert gone() is None
     assert state == {}, "at once, not when a collector finds it"
 
@@ -284,29 +261,23 @@ def test_kernels_are_those_of_one_step(spec: TrainingSpec, monkeypatch: pytest.M
         assert steps == [True]
     assert len(digests) == 1
     assert re.fullmatch("[0-9a-f]{12}", *digests)
-    mine.open(specs.to_json(spec))
-    mine.sample(1)
-    steps.clear()
-    assert mine.close()["kernels"] == ""
-    assert steps == []
 
 
-def slow_down(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, seconds: float) -> None:
-    """Make a function of a module sleep before it runs."""
-    function = getattr(module, name)
+def slower(function: Callable[..., Any], seconds: float) -> Callable[..., Any]:
+    """Return a function that sleeps before it calls another one."""
 
     def slow(*positional: Any, **named: Any) -> Any:
         time.sleep(seconds)
         return function(*positional, **named)
 
-    monkeypatch.setattr(module, name, slow)
+    return slow
 
 
 @pytest.mark.usefixtures("calls")
 def test_forming_a_group_is_a_counter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It counts until the group's first barrier, which completes the communicator."""
-    slow_down(monkeypatch, dist, "init_process_group", 0.1)
-    slow_down(monkeypatch, dist, "barrier", 0.2)
+    for name, seconds in (("init_process_group", 0.1), ("barrier", 0.2)):
+        monkeypatch.setattr(dist, name, slower(getattr(dist, name), seconds))
     mine = Rank(0, folder=tmp_path)
     assert mine.setup("cpu", None)["port"] is None, "no port is open on one node"
     gc.unfreeze()
@@ -314,11 +285,11 @@ def test_forming_a_group_is_a_counter(monkeypatch: pytest.MonkeyPatch, tmp_path:
     mine.join(None, "one", 1, 10)
     took = time.perf_counter() - began
     mine.open(specs.to_json(dataclasses.replace(SINGLE, strategy="ddp")))
-    counters = mine.close()["counters"]
+    counters = mine.finish()["counters"]
     assert counters.keys() == {"loss", "communicator_seconds"}
     assert 0.3 < counters["communicator_seconds"] <= took
     mine.open(specs.to_json(SINGLE))
-    assert mine.close() == {"counters": {"loss": 0.5}, "kernels": ""}, "one alone has none"
+    assert mine.finish()["counters"] == {"loss": 0.5}, "one alone has none"
     mine.exit()
 
 
