@@ -76,7 +76,8 @@ class Launcher:
             self.key = secrets.token_hex(32)
             self.key_file.parent.mkdir(parents=True, exist_ok=True)
             self.key_file.unlink(missing_ok=True)  # of a killed run that had the same process id
-            with open(self.key_file, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+            descriptor = os.open(self.key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(descriptor, "w", encoding="utf-8") as file:
                 file.write(self.key)
 
     def commands(self, ranks: int, address: str) -> list[list[str]]:
