@@ -165,15 +165,15 @@ class Launch:
         Raises SetFailure if the launcher ends before, or after JOIN_SECONDS, and Refused if the
         nodes differ.
         """
-        end, refused = time.monotonic() + JOIN_SECONDS, ""
+        end = time.monotonic() + JOIN_SECONDS
         with self._listener:
             while missing := [rank for rank in range(self._ranks) if len(self._joined.get(rank, ())) < 2]:
                 try:
                     self._accept()
                 except TimeoutError:
-                    self._require_started(end, missing, refused)
-                except STRANGE as error:
-                    refused = f"; a connection was refused ({type(error).__name__}: {short(str(error))})"
+                    self._require_started(end, missing)
+                except STRANGE:
+                    continue  # no rank of this run: it closes the connection
         hosts = []
         for rank, joined in sorted(self._joined.items()):
             hello = joined[0][0]
@@ -212,7 +212,7 @@ class Launch:
                 what = f"{fact} on node {host} is {short(str(other))}, where pytest runs it is {value}"
                 raise Refused(f"{what}; all nodes of a run must be equal, so change one of the two nodes")
 
-    def _require_started(self, end: float, missing: Sequence[int], refused: str) -> None:
+    def _require_started(self, end: float, missing: Sequence[int]) -> None:
         """Raise SetFailure if the time is over, or if the launcher's process of a missing rank has ended."""
         ended = [rank for rank in missing if self.ending(rank)]
         rank = [*ended, *missing][0]
@@ -222,7 +222,7 @@ class Launch:
             how = f"did not join within {JOIN_SECONDS:g} s"
         else:
             return
-        raise self._failure(how + refused, rank, "\n".join(self.words(rank)))
+        raise self._failure(how, rank, "\n".join(self.words(rank)))
 
     def _failure(self, what: str, rank: int = 0, detail: str = "") -> SetFailure:
         """Remember that the launcher has failed, and return the exception for it."""

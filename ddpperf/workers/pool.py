@@ -41,10 +41,9 @@ class Pool:
     follows. For other specs, trial rounds find the number.
     progress: called with a spec and the fraction of its measurement that is done.
     check_round: called before the first round and after each round, with the process ids of all
-    ranks and the number of rounds done. It returns why the last round is spoiled, or an empty
-    string. A spoiled round is measured again.
-    recorder: called with a spec, the process ids of the ranks that measure it, and whether a single
-    process set measures. It returns what records the energy and the utilization of the devices.
+    ranks and the number of rounds done. It returns why the last round is spoiled, or "".
+    recorder: called with a spec, the process ids of its ranks, and whether a single process set
+    measures. It returns what records the energy and the utilization of the devices.
     """
 
     def __init__(
@@ -226,11 +225,10 @@ class Pool:
 
     def _recorder_of(self, process_set: ProcessSet, spec: Spec, alone: bool) -> Recorder:
         """Return the recorder of a process set's device usage; it records nothing if ranks take turns."""
-        turns = spec.turns(self.options.devices_in_turn)
-        if self.options.time_only or len(turns) > 1:
+        ranks, *others = spec.turns(self.options.devices_in_turn)
+        if self.options.time_only or others:
             return Recorder()
-        processes = [pid for rank, pid in process_set.pids.items() if rank in turns[0]]
-        return self._recorder(spec, processes, alone)
+        return self._recorder(spec, [pid for rank, pid in process_set.pids.items() if rank in ranks], alone)
 
     def _replace_sets_that_cannot_map(self, size: int, ranks: int) -> None:
         """End the process sets in which fewer than `size` ranks have mapped GPU memory.

@@ -168,16 +168,16 @@ class ProcessSet:
             for connected in [*ready, *dead]:
                 assert isinstance(connected, Connection)
                 answer = _answer_of(waiting[connected])
-                if isinstance(answer, RankFailure):
-                    failures.append(answer)
-                elif "progress" in answer:
+                if isinstance(answer, dict) and "progress" in answer:
                     end = end if failures else time.monotonic() + deadline_seconds
                     if progress is not None:
                         progress(answer["progress"])
                     continue
+                rank = waiting.pop(connected)
+                if isinstance(answer, RankFailure):
+                    failures.append(answer)
                 else:
-                    answers[waiting[connected].rank] = answer
-                del waiting[connected]
+                    answers[rank.rank] = answer
             if failures:
                 end = min(end, time.monotonic() + GATHER_SECONDS)
         if failures:
@@ -278,11 +278,9 @@ class ProcessSet:
         lines.append(write_report(self.options.log_folder or self.options.hang_folder, self.name, reports))
         lines.append("if a rank is only slow, for example because it compiles, pass a longer --deadline")
         what = f"did not answer within {deadline_seconds:g} s"
-        first, *others = sorted(ranks, key=lambda rank: rank.rank)  # the first one explains all ranks
-        return [
-            first.failure(Cause.HUNG, what, "\n".join(lines)),
-            *(rank.failure(Cause.HUNG, what) for rank in others),
-        ]
+        first = min(ranks, key=lambda rank: rank.rank)  # explains all ranks
+        details = {first: "\n".join(lines)}
+        return [rank.failure(Cause.HUNG, what, details.get(rank, "")) for rank in ranks]
 
 
 def _answer_of(rank: RankHandle) -> Message | RankFailure:

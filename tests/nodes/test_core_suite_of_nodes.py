@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.namespaces import needs_namespaces
-from tests.nodes.suite import run_on_nodes
+from tests.namespaces import INTERFACE, needs_namespaces, nodes
+from tests.project import REPOSITORY, UNWANTED
 
 SUITE_SECONDS = 600
 
@@ -16,16 +20,23 @@ SUITE_SECONDS = 600
 @needs_namespaces
 @pytest.mark.parametrize("count", [2, 4])
 def test_core_suite_passes_on_nodes(count: int, tmp_path: Path) -> None:
-    stored, output = run_on_nodes(
-        tmp_path,
-        ["perf/", "--rounds=2"],
-        count=count,
-        node_size=1,
-        seconds=SUITE_SECONDS,
-        delay_seconds=1e-4,
-        bytes_per_second=1e9 / 8,
-    )
+    report = tmp_path / "run.json"
+    variables = {key: value for key, value in os.environ.items() if not key.startswith(UNWANTED)}
+    options = f"perf/ --rounds=2 --nodes={count} --node-size=1 --interface={INTERFACE}".split()
+    with nodes(count, delay_seconds=1e-4, bytes_per_second=1e9 / 8) as made:
+        options += ["--launcher", made.launcher, f"--benchmark-json={report}"]
+        run = made.start(
+            0,
+            [sys.executable, "-m", "pytest", *options],
+            cwd=REPOSITORY,
+            env=variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        output, _ = run.communicate(timeout=SUITE_SECONDS)
+    assert run.returncode == 0, output
     assert "PASS: " in output
+    stored = json.loads(report.read_text())
     assert len(stored["ddpperf"]["environment"]["nodes"]) == count
     names = [test["name"] for test in stored["benchmarks"]]
     assert f"test_weak_scaling[{count}x1rank-b32]" in names

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -10,8 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpperf.machine import gpu_watch
-from ddpperf.machine.gpu_watch import GpuState, GpuWatch
 from ddpperf.machine.utilization import Recorder
 from ddpperf.specs import AllReduceSpec, EpochSpec, Fault, SamplerSpec, Spec, TrainingSpec
 from ddpperf.workers import pool as pool_module
@@ -102,6 +99,15 @@ def test_no_process_set_of_one_side_alone_follows_itself(
     assert "".join(canned.sampled).startswith(rounds.replace(" ", ""))
 
 
+def test_steps_of_one_device_can_be_measured_on_the_first_only(canned: Canned) -> None:
+    step = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
+    for time_only, ranks in ((False, [[0], [1]] * 2), (True, [[0]] * 2)):
+        with pool_of(2, rounds=2, time_only=time_only) as pool:
+            measured = pool.measure(step)
+        assert [asked for asked, _ in canned.asked][-len(ranks) :] == ranks
+        assert len(measured.samples[0].seconds[0]) == len(ranks) // 2
+
+
 def test_calls_are_compared_in_short_turns_on_a_cpu(canned: Canned) -> None:
     call = AllReduceSpec(world_size=2, nbytes=2**24)
     for sides, rounds in (((Side(name="A"),), 2), ((Side(name="A"), Side(name="B")), 8)):
@@ -188,12 +194,6 @@ def pool(canned: Canned, checks: Checks) -> Iterator[Pool]:
         yield pool
 
 
-def test_rounds_of_two_sets_alternate(pool: Pool, canned: Canned) -> None:
-    first, second = pool.measure(LISTING).samples
-    assert [(first.set, first.side), (second.set, second.side)] == [("A1", "A"), ("B2", "B")]
-    assert canned.sampled[-6:] == ["A1", "B2", "B2", "A1", "A1", "B2"]
-
-
 def test_spoiled_round_is_repeated_by_all_sets(pool: Pool, checks: Checks, canned: Canned) -> None:
     checks.answer = lambda processes, done: "hot" if checks.done == [0, 1, 2] else ""
     canned.spread = 0.1
@@ -223,43 +223,6 @@ def test_long_steps_are_repeated_for_their_time(
     measured = pool.measure(EPOCH)
     assert checks.done == [0, 1, 1]
     assert [len(sample.seconds) for sample in measured.samples] == [1, 1]
-
-
-@pytest.mark.parametrize(
-    ("reasons", "notes"),
-    [
-        (
-            ["temperature", "", "temperature", ""],
-            ["2 spoiled rounds were measured again: GPU 0 was throttled (temperature)"],
-        ),
-        (
-            ["", "power cap", "power cap", ""],
-            ["GPU 0 was throttled (power cap) during 2 of 3 rounds"],
-        ),
-        (
-            ["temperature", "power brake"] * 3,
-            [
-                "GPU 0 was throttled (power brake) during 2 of 3 rounds",
-                "GPU 0 was throttled (temperature) during 1 of 3 rounds",
-                "3 spoiled rounds were measured again: GPU 0 was throttled (temperature); "
-                "GPU 0 was throttled (power brake)",
-            ],
-        ),
-    ],
-)
-def test_gpu_watch_warns_of_rounds_that_count(
-    pool: Pool, checks: Checks, reasons: list[str], notes: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    states = deque(  # the first two: when the watch is made, and before the first round
-        GpuState(monotonic_seconds=at, reasons=frozenset({reason} - {""}))
-        for at, reason in enumerate(["", "temperature", *reasons, *[""] * 6])
-    )
-    monkeypatch.setattr(gpu_watch, "gpu_handles", lambda uuids: {0: states})
-    monkeypatch.setattr(gpu_watch, "read_state", lambda handle: handle.popleft())
-    watch = GpuWatch(["GPU-a"])
-    checks.answer = watch.look
-    pool.measure(LISTING)
-    assert [note.text for note in watch.warnings()] == notes
 
 
 # --- the end of a measurement
