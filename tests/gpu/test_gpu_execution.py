@@ -155,7 +155,8 @@ def test_a_measurement_frees_its_memory() -> None:
     for _ in range(3):
         rank.open(to_json(replace(SPEC, execution="graph", precision="bf16")))
         rank.sample(1)
-        peaks.append(rank.close()["counters"]["peak_memory_bytes"])
+        peaks.append(rank.finish()["counters"]["peak_memory_bytes"])
+        rank.close()
         assert torch.cuda.memory_allocated() <= before
     assert peaks[0] == peaks[1] == peaks[2]
 

@@ -130,7 +130,8 @@ def counted(spec: EpochPartsSpec) -> tuple[dict[str, float], float]:
     before = torch.cuda.current_stream()
     rank.open(to_json(spec))
     seconds = rank.sample(1)["seconds"]
-    counters = rank.close()["counters"]
+    counters = rank.finish()["counters"]
+    rank.close()
     torch.cuda.set_stream(before)
     return counters, seconds
 
