@@ -1,4 +1,4 @@
-"""Run child processes that have a time limit and that die with their parent."""
+"""Run child processes that have limits on time and output and that die with their parent."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from ddpperf.io.private_folders import PrivateFolder
 
 LIBC = ctypes.CDLL(None)
 PR_SET_PDEATHSIG = 1
+MAX_PRINTED_BYTES = 2**26  # a child that prints more is killed
+KEPT_BYTES = 2**20  # the most that is read of what a process printed
 POLL_SECONDS = 0.1
 END_SECONDS = 1.0
 LOOK_SECONDS = 0.005  # how often an awaited process is looked at
@@ -28,20 +30,24 @@ def run_child(
     seconds: float,
     on_line: Callable[[str], None] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command in a child process with a time limit.
+    """Run a command in a child process with limits on its time and its output.
 
     variables: added to this process's environment; None removes one. on_line: called with each line
     of the child's output while it runs. The child gets its own temporary folder. At the end, the
-    folder is removed and all processes that the child started are killed. Raises OSError if the
-    command cannot be started and subprocess.TimeoutExpired after `seconds`, counted from the last line
-    for `on_line`. That exception has the output so far.
+    folder is removed and all processes that the child started are killed. At most the last MiB of
+    each output is returned. Raises OSError if the command cannot be started and
+    subprocess.TimeoutExpired after `seconds`, counted from the last line for `on_line`. That
+    exception has the output so far.
     """
-    environment = os.environ | dict(variables)
     with PrivateFolder() as folder:
-        environment["TMPDIR"] = str(folder)
         # files instead of pipes: a grandchild would hold a pipe open
         output, errors = folder / "output", folder / "errors"
-        with output.open("wb") as out, errors.open("wb") as err, output.open(errors="replace") as reader:
+        environment = os.environ | dict(variables) | {"TMPDIR": str(folder)}
+        with (
+            output.open("wb") as out,
+            errors.open("wb") as err,
+            output.open(encoding="utf-8", errors="replace") as reader,
+        ):
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -60,14 +66,14 @@ def run_child(
                         for line in lines:
                             on_line(line)
                             deadline = time.monotonic() + seconds
-                    if running and time.monotonic() > deadline:
-                        raise subprocess.TimeoutExpired(command, seconds, output.read_text(errors="replace"))
+                    if output.stat().st_size + errors.stat().st_size > MAX_PRINTED_BYTES:
+                        kill_group(process)
+                    elif running and time.monotonic() > deadline:
+                        raise subprocess.TimeoutExpired(command, seconds, end_of(output))
             finally:
                 kill_group(process)
                 status = process.wait()
-        return subprocess.CompletedProcess(
-            command, status, output.read_text(errors="replace"), errors.read_text(errors="replace")
-        )
+        return subprocess.CompletedProcess(command, status, end_of(output), end_of(errors))
 
 
 def package_path() -> str:
@@ -117,11 +123,11 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
 
 def members_of(groups: Collection[int]) -> list[int]:
     """Return the ids of the live processes in some process groups."""
+    entries: list[str] = []
     with contextlib.suppress(OSError):  # no descriptor is free: the groups must be killed all the same
-        return [
-            int(name) for name in os.listdir("/proc") if name.isdecimal() and _group_of(int(name)) in groups
-        ]
-    return []
+        entries = os.listdir("/proc") if groups else []
+    processes = (int(entry) for entry in entries if entry.isdecimal())
+    return [process for process in processes if _group_of(process) in groups]
 
 
 def wait_for_end(processes: Collection[int]) -> None:
@@ -141,19 +147,27 @@ def _group_of(process: int) -> int | None:
     return None if state in "ZX" else int(group)
 
 
+def end_of(log: Path) -> str:
+    """Return the text of a log file, but at most its last MiB."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - KEPT_BYTES))
+        return file.read().decode(errors="replace")
+
+
 def describe_exit(process: subprocess.Popen[bytes]) -> str:
     """Return a phrase that says how a child process ended after it closed its connection.
 
     The exit status may come up to `LATE_SECONDS` later.
     """
-    if (status := wait_for_exit(process, LATE_SECONDS)) is None:
+    status = wait_for_exit(process, LATE_SECONDS)
+    if status is None:
         return "closed its connection before it answered, but runs on"
     return describe_status(status)
 
 
 def describe_status(status: int) -> str:
     """Return a phrase that explains a process's exit status, which is negative for a signal."""
-    if status >= 0:
-        return f"exited with status {status} before it answered"
-    names = {number.value: number.name for number in signal.Signals}
-    return f"was killed by {names.get(-status, f'signal {-status}')}"
+    if status < 0:
+        names = {number.value: number.name for number in signal.Signals}
+        return f"was killed by {names.get(-status, f'signal {-status}')}"
+    return f"exited with status {status} before it answered"

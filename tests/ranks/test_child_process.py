@@ -85,6 +85,13 @@ def test_time_limit_kills_all_that_the_child_started(marked: Marked) -> None:
     wait_until(lambda: not marked.processes(), 2, lambda: f"left running: {marked.processes()}")
 
 
+def test_child_that_prints_too_much_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_process, "MAX_PRINTED_BYTES", 10_000)
+    finished = run_child(["yes"], {}, 60)
+    assert finished.returncode == -9
+    assert 10_000 < len(finished.stdout) <= child_process.KEPT_BYTES
+
+
 def test_ended_child_is_not_reaped_before_its_group() -> None:
     """The id of a group is free for a stranger once its leader is reaped and its members have ended."""
     child = subprocess.Popen(["sh", "-c", "sleep 60 & exit 3"], process_group=0)
