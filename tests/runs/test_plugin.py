@@ -49,6 +49,7 @@ def test_stored_durations_are_those_of_the_ranks(
     assert header["outcomes"] == {"perf/test_it.py::test_all_reduce": {"kind": "passed", "reason": ""}}
     assert header["verdict"]["status"] == "PASS"
     runs = map(str, project.root.glob(".ddpperf/runs/*/*.json"))
+    monkeypatch.chdir(project.root / ".ddpperf")  # where no conftest.py would be imported
     monkeypatch.setattr("sys.argv", ["pytest-benchmark", "compare", *runs])
     pytest_benchmark.main()
     compared = "".join(capfd.readouterr())
