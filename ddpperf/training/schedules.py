@@ -6,7 +6,6 @@ be copied, so that they only make the lists.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -27,21 +26,13 @@ CYCLES = 2  # number of triangles in the schedule cyclic
 def rates_of(spec: TrainingSpec) -> list[float]:
     """Return the learning rate of each training step that a training spec describes.
 
-    For a spec without a training recipe, these are the steps of one epoch, after which the learning
-    rates repeat.
+    For a spec without a training recipe, these are the steps of one epoch, along half a cosine. The
+    learning rates repeat in each epoch (SGDR, Loshchilov and Hutter 2017).
     """
     if isinstance(spec, RunSpec):
         warm_up = sum(spec.epoch_steps[: spec.warmup_epochs])
         return scheduled_rates(spec.schedule, spec.rate, steps=sum(spec.epoch_steps), warm_up=warm_up)
-    return cosine_rates(PEAK_RATE, spec.steps_per_epoch)
-
-
-def cosine_rates(peak: float, steps: int) -> list[float]:
-    """Return the learning rate of each step of an epoch, along half a cosine from `peak` towards 0.
-
-    SGDR (Loshchilov and Hutter 2017), equation 5, with a restart at every epoch.
-    """
-    return [peak / 2 * (1 + math.cos(math.pi * step / steps)) for step in range(steps)]
+    return scheduled_rates("cosine", PEAK_RATE, steps=spec.steps_per_epoch, warm_up=0)
 
 
 def scheduled_rates(name: ScheduleName, peak: float, *, steps: int, warm_up: int) -> list[float]:

@@ -18,15 +18,15 @@ from ddpperf.data.inputs import DeviceInput
 from ddpperf.measuring.clock import synchronize
 from ddpperf.measuring.repeated_work import Measurement
 from ddpperf.specs import RunSpec
-from ddpperf.training.averaging import AveragedWeights
 from ddpperf.training.epoch import reported
-from ddpperf.training.evaluation import STATISTICS_IMAGES, Evaluation, average_buffers, recompute_statistics
+from ddpperf.training.evaluation import AveragedWeights, Evaluation, average_buffers
 from ddpperf.training.measured_step import CAPTURE_WARMUP, MeasuredStep
 from ddpperf.training.model_and_data import data_path, epoch_batches
 from ddpperf.training.step import TrainingStep
 from ddpperf.training.strategies import require_equal_parameters
 
 Epoch = dict[str, float]
+STATISTICS_IMAGES = 4096  # over all ranks, for recomputing BatchNorm's statistics
 
 
 class StepRecord:
@@ -202,7 +202,9 @@ class TrainingRun(Measurement):
         seconds = time.perf_counter() - began
         module, autocast = self.evaluated, self.training.autocast
         if spec.recompute_statistics:
-            recompute_statistics(module, self._next_batches(epoch), autocast)
+            # After a few dozen steps the running statistics are still far from those of the parameters.
+            with autocast():
+                torch.optim.swa_utils.update_bn(self._next_batches(epoch), module)
         if spec.grouped:
             average_buffers(module, spec.world_size)
         test_loss, test_accuracy = self.evaluation(module, autocast)

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from ddpperf.data.cache import prepare
-from ddpperf.errors import Refused
 from ddpperf.io.private_folders import PREFIX, remove_abandoned_folders
 from tests.images import images_in
 from tests.project import Marked, wait_until
@@ -40,16 +39,6 @@ def test_controller_decodes_and_reads_without_torch(images: Path, tmp_path: Path
     assert second[0].startswith("Data(name='imagefolder'")
     assert len(second) == 1
     marked.assert_nothing_left()
-
-
-def test_decoder_that_fails_to_import_is_refused(
-    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "torch.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    sentence = r"were not decoded: RuntimeError: operator torchvision::nms does not exist$"
-    with pytest.raises(Refused, match=sentence):
-        prepare(f"imagefolder:{images}", tmp_path / "data", pytest.fail)
 
 
 def test_next_run_removes_what_a_killed_controller_left(images: Path, tmp_path: Path, marked: Marked) -> None:

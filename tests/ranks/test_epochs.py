@@ -144,37 +144,11 @@ def test_parts_of_an_epoch_add_up(pool: Pool, world_size: int, workers: int) -> 
     parts = parts_of(sample, world_size)
     assert set(parts) == set(PARTS) - ({"gradient_sync"} if world_size == 1 else set())
     assert all(seconds > 0 for by_rank in parts.values() for seconds in by_rank)
-    assert_wait_is_loading(pool, spec)
-
-
-def assert_wait_is_loading(pool: Pool, spec: EpochPartsSpec, tries: int = 5) -> None:
-    """Loading begins at the end of the previous step. Another process may run before the wait begins."""
-    for _ in range(tries):
-        (sample,) = pool.measure(spec).samples
-        waited, loading = (
-            sample.counters["loading_wait_seconds"],
-            parts_of(sample, spec.world_size)["loading"],
-        )
-        assert all(0 < wait <= whole for wait, whole in zip(waited, loading, strict=True))
-        if waited == pytest.approx(loading, rel=0.1):
-            return
-    pytest.fail(f"in {tries} measurements, waits such as {waited} are less than loading, such as {loading}")
 
 
 def loading(marked: Marked) -> list[str]:
     """The processes of the fork servers: one a rank, and those that load."""
     return [command for command in marked.processes().values() if "forkserver" in command]
-
-
-def test_the_ranks_are_looked_at_before_the_first_round_and_after_each(
-    pool: Pool, told: Told, marked: Marked
-) -> None:
-    pool.measure(SMALL)
-    (live,) = pool.live_sets()
-    ranks = [*live.pids.values()]
-    assert sorted(ranks) == sorted(marked.ranks())
-    assert told.looks == [(ranks, 0), (ranks, 1), (ranks, 2)]
-    assert told.progress == [(SMALL, 0.0), (SMALL, 0.0), (SMALL, 0.5), (SMALL, 1.0)]
 
 
 def test_a_delayed_epoch_is_slower_by_the_delays_of_its_steps(pool: Pool) -> None:

@@ -19,8 +19,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from ddpperf.specs import FLOAT32_BYTES, LOW_LATENCY_BYTES
-
 pytest.importorskip("triton")
 CALLS = 7
 BLOCK = 128  # elements for each thread block
@@ -187,17 +185,6 @@ def test_kernel_sends_16_bytes_before_it_waits(phases: int, N: int, small: bool,
         results = ROWS
     # Besides the result, one number is stored: that of the slot.
     assert len(places(r"st\.global\.b32", ptx)) == 1 + 4 * results * (not aligned)
-
-
-@pytest.mark.parametrize("N", [2, 3, 8, 64])
-def test_places_in_the_largest_mailbox_fit_into_32_bits(N: int) -> None:
-    """The kernel computes with them."""
-    from ddpperf.collectives.low_latency import choose, layout
-
-    for nbytes in (2**17, LOW_LATENCY_BYTES):
-        count = nbytes // FLOAT32_BYTES
-        _, _, elements = layout(*choose(count, N), count, N)
-        assert nbytes < elements < 2**31
 
 
 def places(pattern: str, ptx: str) -> list[int]:

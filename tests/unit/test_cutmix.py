@@ -11,7 +11,7 @@ from torch import Tensor
 from ddpperf.data.images import Images
 from ddpperf.data.inputs import DeviceImages, DeviceInput, normalized
 from ddpperf.specs import RunSpec
-from ddpperf.training.model_and_data import augmentation_of, epoch_batches, make_task
+from ddpperf.training.model_and_data import augmentation_of, epoch_batches
 
 COUNT, HEIGHT, WIDTH = 1024, 7, 9
 IMAGES = Images(
@@ -78,13 +78,6 @@ def test_labels_are_the_visible_fractions() -> None:
     torch.testing.assert_close(probabilities.sum(1), torch.ones(COUNT))
 
 
-def test_mean_rectangle_is_below_half_of_an_image() -> None:
-    plain, _ = epoch(WHOLE)
-    mixed, _ = epoch(dataclasses.replace(WHOLE, cutmix=1.0))
-    hidden = (mixed != plain).any(1).float().mean().item()
-    assert 0.25 < hidden < 0.5  # a uniform fraction is half on average, less what lies outside
-
-
 def test_last_epochs_have_no_random_crops() -> None:
     spec = dataclasses.replace(SPEC, epochs=3, uncropped_epochs=1)
     originals = normalized(IMAGES.pixels, torch.channels_last)
@@ -103,13 +96,3 @@ def test_padding_bounds_the_random_crop() -> None:
     plan = images.plan(torch.arange(COUNT), torch.Generator().manual_seed(0))
     assert (tuple(plan[1:3].amin(1).tolist()), tuple(plan[1:3].amax(1).tolist())) == (first, last)
     assert images.padded.shape == (COUNT, HEIGHT + 2, WIDTH + 2, 3)
-
-
-def test_run_trains_with_its_augmentation() -> None:
-    spec = dataclasses.replace(SPEC, per_rank_batch_size=64, epoch_images=64, cutmix=1.0, crop_padding=2)
-    source = make_task(spec, 0, CPU).input
-    source.begin(0)
-    source.load()
-    _, labels = source.take()
-    assert labels.shape[0] == 64
-    assert labels.ndim == 2

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ddpperf.instruments.data_parallel_trace import RANGES, mark_parts
 from ddpperf.measuring.trace import trace_of
-from ddpperf.specs import EpochSpec, TraceSpec, TrainingSpec, measured_as
+from ddpperf.specs import EpochSpec, TrainingSpec
 from ddpperf.training.data_parallel import SeparateReplicas, training_step
 from ddpperf.training.models import MODELS
 from ddpperf.training.step import TrainingStep
@@ -84,13 +84,6 @@ def test_trace_has_a_range_for_each_part() -> None:
     assert {name: names.count(name) for name in RANGES} == dict.fromkeys(RANGES, 1) | {"ScatterBackward": 0}
 
 
-def test_only_the_trace_has_ranges() -> None:
-    for spec, ranged in ((SPEC, False), (measured_as(TraceSpec, SPEC), True)):
-        opened = open_measurement(spec, rank=0, device=CPU, report=lambda fraction: None)
-        assert opened.training is not None
-        assert ("replicate" in vars(opened.training.training.model)) == ranged
-
-
 # --- without communication
 
 
@@ -104,13 +97,6 @@ def test_separate_replicas_compute_their_own_gradients() -> None:
     assert_equal(list(step.replicas[1].parameters()), before)
     first = zip(step.replicas[0].parameters(), before, strict=True)
     assert not any(torch.equal(updated, initial) for updated, initial in first)
-
-
-def test_gradients_of_separate_replicas_do_not_add_up() -> None:
-    step = step_of(SPEC.no_sync())
-    assert isinstance(step, SeparateReplicas)
-    trained(trained(step))
-    assert_equal(gradients(step.replicas[1]), gradients_of(step, slice(4, 8)))
 
 
 def test_separate_replicas_accumulate_gradients() -> None:

@@ -6,13 +6,10 @@ from itertools import count
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.nn.parallel import _functions as of_torch
 
 from ddpperf.instruments.data_parallel_trace import RANGE, RANGES, seconds_by_part
 from ddpperf.specs import DATA_PARALLEL_PARTS
-from tests.generated import BOUNDED
 
 Event = dict[str, Any]
 MAIN, BACKWARD = 1, 2  # threads
@@ -110,55 +107,8 @@ def test_kernels_without_a_launch_are_counted() -> None:
     assert found["compute_seconds"] * 1e6 == pytest.approx(40)
 
 
-def test_a_trace_without_kernels_has_no_parts() -> None:
-    step = Timeline()
-    step.range("scatter", 0, 10)
-    assert seconds_by_part(step.events) == {}
-
-
 def test_nodes_are_those_of_torchs_functions() -> None:
     names = {f"{function.__name__}Backward" for function in (of_torch.Broadcast, of_torch.Gather)}
     assert {*names, f"{of_torch.Scatter.__name__}Backward"} == {
         name for name in RANGES if not name.startswith(RANGE)
     }
-
-
-operations = st.lists(
-    st.tuples(
-        st.sampled_from((*DATA_PARALLEL_PARTS, "compute", "copy")), st.integers(0, 30), st.integers(1, 10)
-    ),
-    min_size=1,
-    max_size=12,
-)
-
-
-@BOUNDED
-@given(operations)
-def test_seconds_are_those_of_their_units(work: list[tuple[str, int, int]]) -> None:
-    """Each operation is launched in a range of its own; ranges follow each other before all work."""
-    step = Timeline()
-    units: dict[str, set[int]] = {part: set() for part in (*DATA_PARALLEL_PARTS, "compute", "copy")}
-    for place, (part, begin, lasted) in enumerate(work):
-        thread = BACKWARD if part == "reduce" else MAIN
-        if part in DATA_PARALLEL_PARTS:
-            step.range(part, 10 * place - 1000, 5, thread)
-        step.work(
-            10 * place - 998,
-            begin,
-            lasted,
-            thread=thread,
-            category="gpu_memcpy" if part == "copy" else "kernel",
-        )
-        units[part] |= set(range(begin, begin + lasted))
-    talks = set().union(*(units[part] for part in DATA_PARALLEL_PARTS))
-    expected = {f"{part}_seconds": len(found) for part, found in units.items()}
-    everything = talks | units["compute"] | units["copy"]
-    expected |= {
-        "comm_seconds": len(talks),
-        "exposed_comm_seconds": len(talks - units["compute"]),
-        "traced_step_seconds": max(everything) + 1 - min(everything),
-        "idle_seconds": max(everything) + 1 - min(everything) - len(everything),
-        "idle_in_comm_seconds": 0,  # no range lies between the first and the last kernel
-        "unassigned_operations": 0,
-    }
-    assert step.microseconds() == pytest.approx(expected, abs=1e-6)

@@ -18,7 +18,7 @@ from ddpperf.training import epoch as epochs
 from ddpperf.training.epoch import TrainingEpoch
 from ddpperf.training.measured_step import MeasuredStep
 from ddpperf.training.models import MODELS, Loss
-from ddpperf.training.schedules import PEAK_RATE, cosine_rates
+from ddpperf.training.schedules import PEAK_RATE, scheduled_rates
 from ddpperf.training.step import TrainingStep
 
 IMAGES = 22
@@ -86,14 +86,6 @@ def test_an_epoch_trains_every_image_once(input: str) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_drop_last_leaves_out_the_last_batch() -> None:
-    watched = Watched(drop_last=True)
-    watched.epoch.step()
-    assert (watched.updates, [len(batch) for batch in watched.labels]) == (5, [4] * 5)
-    assert len(set(watched.images())) == 20
-
-
-@pytest.mark.usefixtures("small")
 def test_the_first_epoch_is_the_warm_up() -> None:
     watched, expected = Watched(), Watched()
     watched.epoch.warm_up(2)
@@ -118,18 +110,6 @@ def test_equal_batches_need_a_short_warm_up() -> None:
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize(("steps", "done"), [(2, 2), (10, 6)])
-def test_a_fixed_batch_needs_a_short_warm_up(steps: int, done: int) -> None:
-    watched = Watched(input="fixed")
-    epoch = watched.epoch
-    epoch.warm_up(steps)
-    assert epoch.training.steps == done
-    epoch.step()
-    assert epoch.training.steps == done + 6
-    assert len({tuple(batch) for batch in watched.labels}) == 1
-
-
-@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("input", ["fixed", "device"])
 def test_a_timed_epoch_has_the_whole_schedule(input: str) -> None:
     epoch, rates = epoch_of(input=input), list[float]()
@@ -139,7 +119,7 @@ def test_a_timed_epoch_has_the_whole_schedule(input: str) -> None:
     )
     epoch.step()
     epoch.step()
-    assert rates == cosine_rates(PEAK_RATE, 6) * 2
+    assert rates == scheduled_rates("cosine", PEAK_RATE, steps=6, warm_up=0) * 2
 
 
 @pytest.fixture

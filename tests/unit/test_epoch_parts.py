@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable
 from itertools import count, cycle
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-from ddpperf.data.inputs import Batch, Input, TransformedImages
+from ddpperf.data.inputs import Batch, Input
 from ddpperf.instruments import step_parts as parts
 from ddpperf.instruments.step_parts import PartedSteps, PartMarks
 from ddpperf.specs import PARTS, EpochPartsSpec
@@ -129,12 +126,6 @@ def test_parts_add_up_to_the_gpus_epoch(gpu: Gpu) -> None:
     assert STEPS * sum(seconds(counters).values()) == pytest.approx(epoch)
 
 
-def test_other_inputs_have_no_loading(gpu: Gpu) -> None:
-    counters = on_gpu(gpu, 10.0, dataclasses.replace(SPEC, input="device"))
-    assert {"loading_seconds", "loading_wait_seconds"}.isdisjoint(counters)
-    assert counters["data_seconds"] > SPENT["data"]  # what the GPU waits for, as in PartsSpec
-
-
 @pytest.mark.parametrize("steps", [1, STEPS])
 @pytest.mark.parametrize("rounds", [3, 4])
 def test_parts_are_those_of_the_median_epoch(rounds: int, steps: int, gpu: Gpu) -> None:
@@ -176,52 +167,3 @@ def test_events_of_a_graph_are_read_before_its_replay(gpu: Gpu) -> None:
 
 
 # --- a real DataLoader on a CPU
-
-
-class Sleeps(nn.Module):
-    """A model whose forward pass takes the time of loading half a batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3 * 32 * 32, 10)
-
-    def forward(self, images: torch.Tensor) -> Any:
-        if self.training:
-            time.sleep(2 * SLEEP_SECONDS)
-        return self.linear(images.flatten(1))
-
-
-def epoch_of(spec: EpochPartsSpec) -> TrainingEpoch:
-    marks = PartMarks(CPU)
-    steps = PartedSteps(MeasuredStep(TrainingStep(spec, rank=0, device=CPU, enter=marks.enter_part)), marks)
-    epoch = TrainingEpoch(steps.training, steps=steps)
-    epoch.warm_up(2)
-    return epoch
-
-
-@pytest.fixture
-def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Make the data set sleep, and return the seconds that each image really took."""
-    pytest.importorskip("torchvision")
-    slept: list[float] = []
-    read = TransformedImages.__getitem__
-
-    def slow(images: TransformedImages, index: int) -> Batch:
-        began = time.perf_counter()
-        time.sleep(SLEEP_SECONDS)
-        image = read(images, index)
-        slept.append(time.perf_counter() - began)
-        return image
-
-    monkeypatch.setattr(TransformedImages, "__getitem__", slow)
-    monkeypatch.setattr(model_and_data, "build", lambda _: Sleeps())
-    return slept
-
-
-def test_slow_data_set_is_found_in_loading(slept: list[float]) -> None:
-    epoch = epoch_of(SPEC)
-    slept.clear()
-    counters = measured(epoch)
-    assert counters["loading_seconds"] == pytest.approx(sum(slept) / STEPS, rel=0.1)
-    waited = counters["loading_wait_seconds"]  # loading begins earlier, at the end of the previous step
-    assert sum(slept) / STEPS <= waited <= counters["loading_seconds"]

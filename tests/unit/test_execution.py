@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 import torch
 import torch._dynamo
@@ -116,22 +114,3 @@ def test_compiling_new_code_after_the_warm_up_is_an_error() -> None:
     ):
         require_none_new(before)
     forget_compiled()
-
-
-@pytest.mark.parametrize("graphs", [0, 1])
-def test_compiled_code_is_discarded_if_there_is_any(graphs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU, torch's reset takes 2.5 s the first time, even if nothing was compiled."""
-    made: list[None] = []
-    monkeypatch.setitem(torch._dynamo.utils.counters, "stats", Counter(unique_graphs=graphs))
-    monkeypatch.setattr(torch._dynamo, "reset", lambda: made.append(None))
-    forbid_compiling()
-    forget_compiled()
-    assert len(made) == graphs
-    assert not torch._dynamo.config.error_on_recompile
-
-
-def test_an_unknown_compiler_option_is_refused() -> None:
-    with pytest.raises(
-        CannotTrain, match=r"inductor=bogus cannot be switched on \(Unexpected optimization option bogus"
-    ):
-        compiled(small_model, "bogus")

@@ -115,25 +115,6 @@ def test_ranks_and_epochs_have_different_crops(ways: Tensor) -> None:
     assert all(len(set(each)) > 1 for each in taken.values()), "nor have all images of an epoch the same"
 
 
-def test_repeated_epoch_is_the_same() -> None:
-    before = torch.get_rng_state()
-    again, other = epoch_of(device_input(), 1), device_input()
-    epoch_of(other, 7)
-    assert equal(again, epoch_of(other, 1))
-    assert torch.equal(torch.get_rng_state(), before), "the model's own random numbers are left alone"
-
-
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_batch_has_the_requested_memory_format(memory_format: torch.memory_format) -> None:
-    batches = epoch_of(device_input(memory_format=memory_format), 0)
-    assert [len(images) for images, _ in batches] == [5, 5, 2]
-    assert all(
-        images.is_contiguous(memory_format=memory_format) and images.dtype == torch.float32
-        for images, _ in batches
-    )
-    assert equal(batches, epoch_of(device_input(), 0))
-
-
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_normalized_equals_torchvision(memory_format: torch.memory_format) -> None:
     functional = pytest.importorskip("torchvision").transforms.functional

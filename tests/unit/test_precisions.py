@@ -31,14 +31,6 @@ def test_gpus_train_every_precision_with_two_batches(pytester: pytest.Pytester) 
     assert {spec.world_size for spec in found} == {1}
 
 
-def test_trainings_follow_the_plain_recipe(pytester: pytest.Pytester) -> None:
-    chosen = options(pytester, gpus=1)
-    plain = test_precision.plain_recipe("cuda")
-    bf16 = [spec for spec in trainings(chosen) if spec.precision == "bf16"]
-    assert bf16[0] == plain.spec(chosen)
-    assert (bf16[1].rate, bf16[1].epochs) == (bf16[0].rate, bf16[0].epochs)
-
-
 def test_cpus_without_bf16_instructions_skip_it(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,11 +39,6 @@ def test_cpus_without_bf16_instructions_skip_it(
     assert {spec.precision for spec in trainings(chosen)} == {"fp32"}
     cases: list[Any] = list(test_precision.trainings(chosen))
     assert [case.id for case in cases if not isinstance(case.values[0], RunSpec)] == ["b16-bf16", "b64-bf16"]
-
-
-def test_custom_models_are_not_trained_whole(pytester: pytest.Pytester) -> None:
-    chosen = options(pytester, "--model", "tests.models:tiny", gpus=0)
-    assert not trainings(chosen)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from ddpperf.specs import ScheduleName
-from ddpperf.training.schedules import PEAK_RATE, Schedule, cosine_rates, scheduled_rates
+from ddpperf.training.schedules import Schedule, scheduled_rates
 from perf.common.recipes import SCALES
 
 STEPS = 5
+RATES = scheduled_rates("cosine", 0.01, steps=STEPS, warm_up=0)
 
 TRIANGLE = [0.2, 0.6 + 0.2, 1.4, 2.0, 1.4, 0.8]
 # From 2 in step 2 of 10 to 8e-6 in step 9, along half a cosine
@@ -64,11 +65,7 @@ def test_larger_batches_have_larger_rates() -> None:
     assert {name: scale(64) for name, scale in SCALES.items()} == {"linear": 64, "sqrt": 8}
 
 
-# --- cosine rates, and what sets them
-
-
-def test_cosine_rates_are_half_a_cosine() -> None:
-    assert cosine_rates(2.0, 3) == pytest.approx([2.0, 1.5, 0.5])
+# --- what sets the rates
 
 
 class Trained:
@@ -77,8 +74,7 @@ class Trained:
     def __init__(self, *, captured: bool) -> None:
         self.parameters = [torch.nn.Parameter(torch.zeros(3)) for _ in range(2)]
         self.optimizer = torch.optim.SGD([{"params": [each]} for each in self.parameters], lr=7.0)
-        rates = cosine_rates(PEAK_RATE, STEPS)
-        self.schedule = Schedule(self.optimizer, rates, torch.device("cpu") if captured else None)
+        self.schedule = Schedule(self.optimizer, RATES, torch.device("cpu") if captured else None)
 
     def epoch(self, steps: int = STEPS) -> list[float]:
         """Train some steps, and return the rate of each."""
@@ -97,7 +93,7 @@ class Trained:
 
 @pytest.mark.parametrize("captured", [False, True])
 def test_each_epoch_repeats_the_rates(captured: bool) -> None:
-    trained, expected = Trained(captured=captured), cosine_rates(PEAK_RATE, STEPS)
+    trained, expected = Trained(captured=captured), RATES
     for _ in range(2):
         assert trained.epoch() == pytest.approx(expected, rel=1e-6)
     assert trained.epoch(steps=2) == pytest.approx(expected[:2], rel=1e-6)

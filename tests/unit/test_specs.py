@@ -15,7 +15,6 @@ from ddpperf.specs import (
     Model,
     SamplerSpec,
     Spec,
-    Strategy,
     TrainingSpec,
     format_bytes,
     from_json,
@@ -87,11 +86,6 @@ def test_different_specs_have_different_ids(one: Spec, other: Spec) -> None:
     assert (one.id == other.id) == (one == other)
 
 
-def test_an_id_names_what_differs_from_the_defaults() -> None:
-    spec = TrainingSpec(**TRAINING, precision="bf16")
-    assert spec.id == "training_step world_size=4 strategy=ddp precision=bf16 per_rank_batch_size=128"
-
-
 @BOUNDED
 @given(training_specs() | epoch_specs())
 def test_one_device_drops_communication_and_delays(spec: TrainingSpec) -> None:
@@ -123,20 +117,6 @@ def test_one_device_drops_communication_and_delays(spec: TrainingSpec) -> None:
 )
 def test_ranks_of_a_larger_set_take_turns(spec: Spec, turns: list[list[int]], grouped: bool) -> None:
     assert (spec.turns(6), spec.grouped) == (turns, grouped)
-
-
-@pytest.mark.parametrize(("strategy", "processes", "batch"), [("ddp", 4, 128), ("data_parallel", 1, 512)])
-def test_data_parallel_has_one_process(strategy: Strategy, processes: int, batch: int) -> None:
-    spec = TrainingSpec(**TRAINING | {"strategy": strategy})
-    assert (spec.processes, spec.process_batch_size, spec.global_batch_size) == (processes, batch, 512)
-
-
-@pytest.mark.parametrize(
-    ("changes", "processes"),
-    [({}, 4), ({"strategy": "data_parallel"}, 1), ({"input": "dataloader", "loader_workers": 2}, 12)],
-)
-def test_busy_processes_include_loaders(changes: dict[str, Any], processes: int) -> None:
-    assert EpochSpec(**TRAINING | changes).busy_processes == processes
 
 
 @pytest.mark.parametrize(

@@ -146,20 +146,6 @@ def test_a_rounds_first_step_is_left_out(clock: Clock) -> None:
     assert seconds(training.finish()) == SPENT | {"data": 0.0, "optimizer": 0.0}
 
 
-def test_all_steps_count_without_an_untimed_step(clock: Clock) -> None:
-    """On a CPU only the first round has an untimed step, and all rounds have equally many timed ones."""
-    training = parted(SINGLE)
-    training.warm_up(2)
-    for untimed in (1, 0, 0):
-        training.start_round()
-        for number in range(untimed + 2):
-            if number == untimed:
-                training.begin_timed()
-            training.step()
-        training.end_round(untimed + 2)
-    assert [steps for steps, _ in training.rounds] == [2, 2, 2]
-
-
 @pytest.mark.parametrize(
     ("rounds", "forward"),
     [
@@ -176,10 +162,6 @@ def test_trial_rounds_are_left_out(rounds: list[tuple[int, float]], forward: flo
     nothing = dict.fromkeys((*PARTS, "loading_wait"), 0.0)
     training.rounds = [(steps, nothing | {"forward": seconds}) for steps, seconds in rounds]
     assert training.finish()["forward_seconds"] == forward
-
-
-def test_one_process_has_no_gradient_sync(clock: Clock) -> None:
-    assert "gradient_sync_seconds" not in trained(SINGLE)
 
 
 @pytest.mark.usefixtures("group")
