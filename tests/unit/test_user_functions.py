@@ -48,6 +48,16 @@ def made(line: str) -> str:
     return f"import torch\ndef make(rank, world_size, batch_size, device):\n    {line}\n"
 
 
+@pytest.mark.parametrize("name", ["", "make", "own:", "own make:x", "own:make:x"])
+def test_wrong_function_name_is_refused(name: str) -> None:
+    for make in (
+        lambda: CustomStepSpec(function=name, world_size=1, per_rank_batch_size=4),
+        lambda: CustomCollectiveSpec(function=name, world_size=2, nbytes=64),
+    ):
+        with pytest.raises(ValueError, match=r"^function must be package\.module:function, got "):
+            make()
+
+
 def test_unlisted_function_is_not_imported(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     write("raise SystemExit('it was imported')")
     monkeypatch.setenv(FUNCTIONS_VARIABLE, "own_functions:other,resnet18")
@@ -71,6 +81,16 @@ def test_step_trains_with_its_arguments(write: Write) -> None:
     ]  # fmt: skip
 
 
+def test_ranks_begin_with_one_seed(write: Write) -> None:
+    write(made("weight = torch.randn(3); return lambda: weight.sum()"))
+    losses = []
+    for rank in (0, 1):
+        step = CustomStep(STEP, rank=rank, device=CPU)
+        step.step()
+        losses.append(step.loss.item())
+    assert losses[0] == losses[1]
+
+
 @pytest.mark.parametrize("value", ["nan", "inf"])
 def test_step_without_a_finite_loss_fails(write: Write, value: str) -> None:
     write(made(f"return lambda: torch.tensor(float('{value}'))"))
@@ -84,8 +104,12 @@ def test_step_without_a_finite_loss_fails(write: Write, value: str) -> None:
     ("line", "found"),
     [
         ("return None", "must return a function, got a value of type NoneType; return a function that"),
-        ("return lambda: 0.5", "must return a real tensor with one element, got float (); return the loss"),
-        ("return lambda: torch.ones(3)", "with one element, got Tensor (3,); return the loss"),
+        ("return lambda: None", "must return a real tensor with one element, got a value of type NoneType;"),
+        ("return lambda: 0.5", "must return a real tensor with one element, got a value of type float;"),
+        (
+            "return lambda: torch.ones(3)",
+            "got a value of type Tensor of shape (3,), torch.float32; return the loss",
+        ),
     ],
 )
 def test_wrong_step_is_one_sentence(write: Write, line: str, found: str) -> None:
@@ -112,6 +136,19 @@ def test_result_must_be_there_when_the_function_returns(write: Write) -> None:
     )
     with pytest.raises(ArithmeticError, match=r" is wrong: after 1 steps element 0 is -1\.0 where 1\.0 was"):
         timed("all_gather")
+
+
+@pytest.mark.parametrize(
+    ("change", "got"),
+    [
+        (".double()", r"torch\.float64 of shape \(16,\)"),
+        ("[:8]", r"torch\.float32 of shape \(8,\)"),
+    ],
+)
+def test_changed_buffer_is_one_sentence(write: Write, change: str, got: str) -> None:
+    write(f"def make(buffer):\n    buffer.data = buffer.data{change}\n")
+    with pytest.raises(CannotTrain, match=rf"must keep a float32 buffer of shape \(16,\), got {got};"):
+        timed("all_reduce")
 
 
 def timed(kind: CustomKind) -> None:
