@@ -21,13 +21,20 @@ PROTOCOL = "can_finish"  # in each answer to "setup"; ranks of incompatible olde
 PAUSE_SECONDS = 5.0  # the longest pause within a message
 
 
+def socket_of(connection: Connection) -> socket.socket:
+    """Return a new socket object for a connection's socket; closing it leaves the connection open."""
+    connected = socket.socket(fileno=os.dup(connection.fileno()))
+    connected.setblocking(True)  # socket.setdefaulttimeout of other code has made it non-blocking
+    return connected
+
+
 def limit_pauses(connection: Connection, seconds: float = PAUSE_SECONDS) -> None:
     """Let each read and write raise BlockingIOError after `seconds`; 0 means no limit.
 
     So a peer that stopped within a message, or a cut network, does not block this process for ever.
     """
     limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
-    with socket.socket(fileno=os.dup(connection.fileno())) as connected:
+    with socket_of(connection) as connected:
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
-import socket
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +14,7 @@ from pathlib import Path
 
 from ddpperf.errors import short
 from ddpperf.io.private_folders import PrivateFolder
-from ddpperf.workers.channel import PROTOCOL, Message, SlowMessage, receive
+from ddpperf.workers.channel import PROTOCOL, Message, SlowMessage, receive, socket_of
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure
 from ddpperf.workers.hangs import COLLECTIVE, FREE_SPACE, explained, seen_in, write_report
 from ddpperf.workers.interpreter import Side, rank_environment
@@ -117,7 +115,7 @@ class ProcessSet:
             with self._killed_on_error():
                 for rank, (hello, *connections) in enumerate(self._launch.join()):
                     self.ranks.append(launched_rank(rank, self._launch, hello, connections, self._log(rank)))
-                with socket.socket(fileno=os.dup(self.ranks[0].connection.fileno())) as connected:
+                with socket_of(self.ranks[0].connection) as connected:
                     self._network = {"address": connected.getpeername()[0]}
             self.ask("setup", device=self.options.device, cores=None, **self._network)
         answer = self.answers(deadline_seconds=START_SECONDS)[0]

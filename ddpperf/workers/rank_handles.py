@@ -18,7 +18,7 @@ import psutil
 from ddpperf.errors import short
 from ddpperf.io.private_folders import remove_folder, remove_tensors
 from ddpperf.machine.child_process import describe_exit, kill_group, members_of, wait_for_end, wait_for_exit
-from ddpperf.workers.channel import Message, limit_pauses, send
+from ddpperf.workers.channel import Message, limit_pauses, send, socket_of
 from ddpperf.workers.failures import Cause, RankFailure
 from ddpperf.workers.handshake import machine_id
 from ddpperf.workers.hangs import STATE
@@ -81,7 +81,7 @@ class RankHandle:
         """
         source, words = self.source, []
         if isinstance(source, Launch):
-            with socket.socket(fileno=os.dup(self.connection.fileno())) as connected:
+            with socket_of(self.connection) as connected:
                 error = error or connected.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if error in NETWORK_LOST:
                 what = f"was lost: its node or the network does not answer ({os.strerror(error)})"
@@ -124,7 +124,7 @@ class RankHandle:
         elif not self.connection.closed:
             with (
                 contextlib.suppress(OSError),  # the connection has ended
-                socket.socket(fileno=os.dup(self.connection.fileno())) as connected,
+                socket_of(self.connection) as connected,
             ):
                 connected.shutdown(socket.SHUT_RDWR)
 

@@ -36,6 +36,17 @@ def test_messages_arrive_in_order_until_the_end(ends: tuple[Connection, Connecti
         receive(ours)
 
 
+def test_default_timeout_of_other_code_keeps_connections_blocking(
+    ends: tuple[Connection, Connection],
+) -> None:
+    socket.setdefaulttimeout(0.5)
+    try:
+        limit_pauses(ends[0])
+    finally:
+        socket.setdefaulttimeout(None)
+    assert os.get_blocking(ends[0].fileno())
+
+
 @pytest.mark.parametrize("seconds", [math.nan, -math.inf])
 def test_nan_and_infinity_are_not_sent(ends: tuple[Connection, Connection], seconds: float) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
