@@ -8,9 +8,9 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
-from ddpperf.report.experiments import Experiment, experiment_of
 from ddpperf.report.round_warnings import warnings_of
 from ddpperf.report.spec_properties import in_words, properties_of
+from ddpperf.report.table_columns import Experiment, experiment_of
 from ddpperf.report.text import function_of
 from ddpperf.results.notes import NoteKind
 from ddpperf.results.samples import CANDIDATE, Measured

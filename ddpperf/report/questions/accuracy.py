@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddpperf.report.experiments import SAMPLER, WHOLE_TRAININGS
 from ddpperf.report.questions.question import Question, extreme, metric_cells, training_of
 from ddpperf.report.stored_cases import Case, of_functions
+from ddpperf.report.table_columns import SAMPLER, WHOLE_TRAININGS
 from ddpperf.results import units
 
 COMPARED = {

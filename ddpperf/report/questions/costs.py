@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddpperf.report.experiments import WHOLE_TRAININGS
 from ddpperf.report.questions.question import NOTHING, Cells, Question, extreme
 from ddpperf.report.stored_cases import Case
+from ddpperf.report.table_columns import WHOLE_TRAININGS
 from ddpperf.results import metrics, units
 
 USED = (
