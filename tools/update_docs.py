@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ddpperf.report.layout import table_lines, wrapped
-from ddpperf.report.markdown import results_page
+from ddpperf.report.markdown_pages import results_page
 from ddpperf.report.plots import write_plots
 from ddpperf.report.summary import WIDTH, title, verdict_lines
 from ddpperf.report.tables import tables_of

@@ -30,8 +30,8 @@ from ddpperf.io.terminal_text import harmless, printable_document
 from ddpperf.machine import hardware
 from ddpperf.plugin.options.benchmark_options import runs_tests
 from ddpperf.plugin.session import Session
-from ddpperf.report.markdown import VERDICT_BEGINS, markdown
-from ddpperf.report.page import PAGE_BEGINS, write_page
+from ddpperf.report.html_page import PAGE_BEGINS, write_page
+from ddpperf.report.markdown_pages import VERDICT_BEGINS, markdown
 from ddpperf.report.questions import report_tables
 from ddpperf.report.summary import WIDTH, markup, summary_lines, verdict_lines
 from ddpperf.results.outcomes import Status, Verdict

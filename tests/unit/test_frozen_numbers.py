@@ -18,7 +18,7 @@ from unittest import mock
 
 import pytest
 
-from ddpperf.report.page import page
+from ddpperf.report.html_page import page
 from ddpperf.report.questions import report_tables
 from ddpperf.report.summary import summary_lines, verdict_lines
 from ddpperf.report.tables import tables_of
@@ -81,7 +81,7 @@ def numbers_in(text: str) -> set[str]:
 def outputs_of(run: str) -> dict[str, str]:
     """Return the texts that a user reads, without pictures and styles."""
     document = document_of(run)
-    with mock.patch("ddpperf.report.page.pictures_of", return_value=[]):  # they hold no text of the page
+    with mock.patch("ddpperf.report.html_page.pictures_of", return_value=[]):  # they hold no text of the page
         html = re.sub(r"(?s)<style.*?</style>|<[^>]*>", " ", page(document))
     return {
         "summary": " ".join(summary_lines(document)),

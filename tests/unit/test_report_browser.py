@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ddpperf.report.page import page
+from ddpperf.report.html_page import page
 from ddpperf.results.stored_runs import read_document
 
 sync_api = pytest.importorskip("playwright.sync_api")

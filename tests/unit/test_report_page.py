@@ -18,7 +18,7 @@ import pytest
 
 from ddpperf.report.__main__ import main
 from ddpperf.report.exports import CSV_BEGINS, CURVES_BEGINS, write_csv
-from ddpperf.report.page import page
+from ddpperf.report.html_page import page
 from ddpperf.report.plots import pictures_of
 from ddpperf.report.tables import tables_of
 from ddpperf.results.stored_runs import read_document
@@ -372,7 +372,7 @@ def test_page_that_cannot_be_made_loses_nothing(
     def broken(*_: object) -> list[Any]:
         raise ImportError("libfreetype.so.6: cannot open shared object file")
 
-    monkeypatch.setattr("ddpperf.report.page.pictures_of", broken)
+    monkeypatch.setattr("ddpperf.report.html_page.pictures_of", broken)
     run = canned_suite.run("perf", "--report", "page.html")
     run.assert_one_sentence(4, "the page could not be made (libfreetype.so.6: cannot open", "can try again")
     run.assert_one_sentence(4, "PASS: 1 test measured")

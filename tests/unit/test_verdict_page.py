@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ddpperf.report.markdown import markdown
+from ddpperf.report.markdown_pages import markdown
 from tests.canned import CannedSuite
 
 
