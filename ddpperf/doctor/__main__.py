@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from ddpperf.doctor.examination import all_findings, what_can_be_measured
+from ddpperf.doctor.all_checks import all_findings, what_can_be_measured
 from ddpperf.doctor.findings import Level, finding_lines
 from ddpperf.io.command import Parser, print_lines
 from ddpperf.machine.hardware import hardware_key, visible_gpus

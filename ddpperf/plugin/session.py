@@ -14,7 +14,7 @@ from typing import Any
 
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from ddpperf.doctor.examination import run_findings
+from ddpperf.doctor.all_checks import run_findings
 from ddpperf.doctor.findings import Finding
 from ddpperf.errors import Refused
 from ddpperf.machine import hardware

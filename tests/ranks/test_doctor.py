@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpperf.doctor.examination import run_findings
+from ddpperf.doctor.all_checks import run_findings
 from ddpperf.doctor.findings import Level
 from ddpperf.doctor.two_ranks import rank_findings
 from tests.canned import CannedSuite

@@ -15,8 +15,8 @@ import pytest
 
 from ddpperf.doctor import __main__ as command
 from ddpperf.doctor import cpu_and_memory, gpus, software
+from ddpperf.doctor.all_checks import GPU_DISTURBANCES, GPU_SETTINGS, run_findings, what_can_be_measured
 from ddpperf.doctor.cpu_and_memory import CpuTimes, judged_load
-from ddpperf.doctor.examination import GPU_DISTURBANCES, GPU_SETTINGS, run_findings, what_can_be_measured
 from ddpperf.doctor.findings import WIDTH, Finding, Level, bad, finding_lines, good, warn
 from ddpperf.machine.gpu_description import Gpu
 from tests.canned import CannedSuite
