@@ -28,6 +28,7 @@ from ddpperf.specs import (
     TrainingSpec,
     is_custom_model,
 )
+from ddpperf.specs.common_fields import MOST_DELAY_SECONDS
 from ddpperf.specs.strategy_fields import (
     DDP_STRATEGIES,
     GROUPED_STRATEGIES,
@@ -38,7 +39,6 @@ from ddpperf.specs.strategy_fields import (
     options_of,
 )
 from ddpperf.specs.training import IMAGENET_STEM
-from ddpperf.specs.work import MOST_DELAY_SECONDS
 
 # What a stored run keeps of a text: all but what a terminal would obey.
 PRINTABLE = st.characters(exclude_categories=["Cc", "Cf", "Cs", "Zl", "Zp"])

@@ -28,7 +28,7 @@ from ddpperf.specs import (
 )
 from ddpperf.specs.collective import Call
 from ddpperf.specs.instruments import Kind
-from ddpperf.specs.run import WORDS
+from ddpperf.specs.recipe import WORDS
 from ddpperf.specs.strategy_fields import strategy_words
 
 Case = Spec | ParameterSet

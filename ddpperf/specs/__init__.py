@@ -25,6 +25,7 @@ from ddpperf.specs.collective import (
     CopySpec,
     format_bytes,
 )
+from ddpperf.specs.common_fields import Fault, FaultCommand, FaultKind
 from ddpperf.specs.custom import FUNCTIONS_VARIABLE, CustomCollectiveSpec, CustomStepSpec
 from ddpperf.specs.instruments import (
     DATA_PARALLEL_PARTS,
@@ -36,7 +37,7 @@ from ddpperf.specs.instruments import (
     TraceSpec,
     measured_as,
 )
-from ddpperf.specs.run import OptimizerName, RunSpec, ScheduleName
+from ddpperf.specs.recipe import OptimizerName, RunSpec, ScheduleName
 from ddpperf.specs.shard import SamplerSpec, Shard
 from ddpperf.specs.strategy_fields import CommHook, Execution, MemoryFormat, Precision, Strategy, gpu_reason
 from ddpperf.specs.training import (
@@ -48,7 +49,6 @@ from ddpperf.specs.training import (
     is_custom_model,
     require_model,
 )
-from ddpperf.specs.work import Fault, FaultCommand, FaultKind
 
 Spec = (
     TrainingSpec

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
 from ddpperf.specs.collective import Call, CallExecution
-from ddpperf.specs.work import Function, Positive, Work
+from ddpperf.specs.common_fields import Function, Positive, Work
 
 # An environment variable of the ranks with the functions that the ranks may import, joined by commas. A
 # rank imports no other module that a message names.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import ClassVar, TypeVar
 
+from ddpperf.specs.common_fields import Rule, Rules
 from ddpperf.specs.strategy_fields import DDP_STRATEGIES, DELAYED_HOOKS, GROUPED_STRATEGIES
 from ddpperf.specs.training import EpochSpec, TrainingSpec
-from ddpperf.specs.work import Rule, Rules
 
 # The parts of a training step. Only a step with a DataLoader has the part loading.
 PARTS = ("loading", "data", "forward", "backward", "gradient_sync", "optimizer")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from ddpperf.specs.work import Work
+from ddpperf.specs.common_fields import Work
 
 
 @dataclass(frozen=True, kw_only=True)

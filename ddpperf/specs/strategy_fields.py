@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from ddpperf.specs.work import Delay, Positive, Rule, Rules, Work
+from ddpperf.specs.common_fields import Delay, Positive, Rule, Rules, Work
 
 Strategy = Literal["single", "ddp", "own_ddp", "data_parallel", "fsdp", "zero1"]
 Execution = Literal["eager", "compile", "graph", "compile+graph"]

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self, get_args
 
 from ddpperf.errors import quoted
+from ddpperf.specs.common_fields import Function, Positive, Rule, Rules
 from ddpperf.specs.shard import Shard
 from ddpperf.specs.strategy_fields import PLAIN_DDP, StrategyFields
-from ddpperf.specs.work import Function, Positive, Rule, Rules
 
 Model = Literal["resnet18", "resnet18_cifar", "resnet50", "resnet50_cifar", "resnet10_cifar"]
 IMAGENET_STEM: tuple[Model, ...] = ("resnet18", "resnet50")  # their last stage has one value per image

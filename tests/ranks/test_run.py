@@ -16,7 +16,7 @@ from ddpperf.data.inputs import DeviceImages, DeviceInput
 from ddpperf.machine.compiler import compiler_reason
 from ddpperf.measuring.compile_and_capture import forget_compiled
 from ddpperf.specs import RunSpec
-from ddpperf.specs.run import OptimizerName
+from ddpperf.specs.recipe import OptimizerName
 from ddpperf.training.evaluation import Evaluation
 from ddpperf.training.model_and_data import epoch_batches
 from ddpperf.training.models import build

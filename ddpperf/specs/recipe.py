@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
+from ddpperf.specs.common_fields import Fraction, Positive, Rule, Rules
 from ddpperf.specs.strategy_fields import words_of
 from ddpperf.specs.training import TrainingSpec
-from ddpperf.specs.work import Fraction, Positive, Rule, Rules
 
 OptimizerName = Literal["sgd", "lars", "lamb", "muon"]
 ScheduleName = Literal["constant", "step", "multistep", "cosine", "linear", "cyclic", "one_cycle"]
