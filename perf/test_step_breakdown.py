@@ -14,12 +14,11 @@ import pytest
 from ddpperf.analysis.batch_size import LEAST_FRACTION
 from ddpperf.analysis.breakdown import (
     least_waiting_rank,
-    mfu,
     part_speedups,
     parts_without_waiting,
-    peak_flops_per_second,
     straggler_spread,
 )
+from ddpperf.analysis.gpu_peaks import mfu, peak_flops_per_second
 from ddpperf.plugin.cases import Case, case, size_id
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options

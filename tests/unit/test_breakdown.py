@@ -5,13 +5,11 @@ from __future__ import annotations
 import pytest
 
 from ddpperf.analysis.breakdown import (
-    PEAK_FLOPS_PER_SECOND,
-    mfu,
     part_speedups,
     parts_without_waiting,
-    peak_flops_per_second,
     straggler_spread,
 )
+from ddpperf.analysis.gpu_peaks import PEAK_FLOPS_PER_SECOND, mfu, peak_flops_per_second
 
 
 def test_parts_are_of_the_least_waiting_rank() -> None:
