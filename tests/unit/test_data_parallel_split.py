@@ -175,4 +175,4 @@ def test_report_has_the_parts_beside_ddp() -> None:
         "gather": "8.381 ms",
         "reduce": "25.91 ms",
     }
-    assert (row["communication (trace)"], row["DDP's communication (trace)"]) == ("59.61 ms", "150.9 ms")
+    assert (row["communication (trace)"], row["DDP traced communication"]) == ("59.61 ms", "150.9 ms")
