@@ -1,12 +1,24 @@
-"""Failures of ranks, and the exception for a process set, which names the likeliest cause first."""
+"""Failures of ranks: the likeliest cause, and what each rank of a hanging process set does.
+
+A rank prints its stacks and the collective that it waits in after the deadline of a command.
+"""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path, PurePath
 
-from ddpperf.io.terminal_text import harmless, shortened
+from ddpperf.io.terminal_text import harmless, printable, shortened
+
+COLLECTIVE = "ddpperf collective: "  # begins a rank's line of JSON, the last line of its report
+FREE_SPACE = "free space there, or name another folder by --worker-logs"
+_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+_LIBRARY = re.compile(r"/((site|dist)-packages|lib/python[\d.]+)/(?!(site|dist)-packages|ddpperf/)")
 
 
 class Cause(enum.IntEnum):
@@ -59,3 +71,83 @@ class SetFailure(Exception):
         lines += [f"after it, rank {failure.rank}{failure.where} {failure.what}" for failure in others]
         texts = (shortened(line.rstrip()) for line in lines if line.strip())
         super().__init__(harmless("\n".join(texts)))
+
+
+# --- hangs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a rank of a hanging process set shows.
+
+    rank: its number, with its node if a launcher has started it, such as "3 on node b". state: of its
+    process, such as "sleeping". printed: what it has printed since its last command.
+    """
+
+    rank: str
+    state: str
+    printed: str
+
+
+def explain_hang(reports: Sequence[Report], folder: Path, set_name: str) -> str:
+    """Return lines on what the ranks do, which are late, and the file with all their stacks."""
+    doing: dict[str, list[str]] = {}  # ranks that do the same share a line
+    waiting: dict[str, tuple[int, str]] = {}
+    for report in reports:
+        waiting[report.rank] = number, name = _pending(report.printed)
+        place = _place(report.printed)
+        where = f"waits in {name} number {number}" if name else "waits in no collective"
+        what = f"{where}, at {place}" if place else "and printed no stacks"
+        doing.setdefault(f"{report.state}, {what}", []).append(report.rank)
+    lines = [f"{_ranks(same)}: {what}" for what, same in doing.items()]
+    lines += [_late(waiting), _write(reports, folder, set_name)]
+    lines.append("if a rank is only slow, for example because it compiles, pass a longer --deadline")
+    return "\n".join(lines)
+
+
+def _place(printed: str) -> str:
+    """Return where a rank's main thread is, outside of libraries if possible; "" without stacks."""
+    stacks = printed.rpartition("\nTimeout (")[2]  # what the rank printed before may look like stacks
+    *_, main_thread = re.split(r"^(?:Current thread|Thread) 0x.*$", stacks, flags=re.MULTILINE)
+    frames = _FRAME.findall(main_thread)  # the innermost one first
+    if not frames:
+        return ""
+    path, line, function = next((frame for frame in frames if not _LIBRARY.search(frame[0])), frames[0])
+    return f"{'/'.join(PurePath(path).parts[-2:])}:{line} in {function}"
+
+
+def _pending(printed: str) -> tuple[int, str]:
+    """Return the number and the name of the collective that a rank waits in, or -1 and ""."""
+    *_, recorded = ["", *(line for line in printed.splitlines() if line.startswith(COLLECTIVE))]
+    try:
+        pending = json.loads(recorded.removeprefix(COLLECTIVE))
+        return int(pending["number"]), str(pending["name"])
+    except (ValueError, KeyError, TypeError):  # it waits in none, or could not run the thread that prints it
+        return -1, ""
+
+
+def _late(waiting: Mapping[str, tuple[int, str]]) -> str:
+    furthest, name = max(waiting.values())
+    if not name:
+        return "no rank waits in a collective"
+    if late := [rank for rank, (number, _) in waiting.items() if number < furthest]:
+        return f"{_ranks(late)} {'is' if len(late) == 1 else 'are'} late for {name} number {furthest}"
+    if len(kinds := sorted({f"{name} number {number}" for number, name in waiting.values()})) > 1:
+        return f"the ranks wait in different collectives: {', '.join(kinds)}"
+    return f"no rank is late: all ranks wait in {kinds[0]}; check the network and the devices"
+
+
+def _ranks(ranks: Sequence[str]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}"
+
+
+def _write(reports: Sequence[Report], folder: Path, set_name: str) -> str:
+    """Write the reports of all ranks to a new file, and return a line that names it or says why not."""
+    path = folder / f"hang-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{set_name}.txt"
+    text = "\n\n".join(f"rank {report.rank}: {report.state}\n{report.printed}" for report in reports)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(printable(text), encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        return f"the stacks of all ranks cannot be written to {path} ({error.strerror}); {FREE_SPACE}"
+    return f"the stacks of all ranks are in {path}"

@@ -24,7 +24,8 @@ from ddpperf.machine.cores import Pinning
 from ddpperf.machine.hardware import visible_gpus
 from ddpperf.machine.network import interface_to
 from ddpperf.workers import channel
-from ddpperf.workers.handshake import HANDSHAKE_SECONDS, KEY_VARIABLE, machine_id, node_facts, shake_hands
+from ddpperf.workers.channel import HANDSHAKE_SECONDS, shake_hands
+from ddpperf.workers.launcher import KEY_VARIABLE, machine_id, node_facts
 from ddpperf.workers.worker import OWN_FOLDER_VARIABLE
 
 CONNECT_SECONDS = 60.0  # until the controller takes a connection: it takes one rank after the other

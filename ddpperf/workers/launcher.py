@@ -1,37 +1,50 @@
 """Start the ranks of process sets by a launcher, such as srun, mpirun or torchrun.
 
 The launcher starts join.py for each rank, on the nodes that it chooses. Each rank then connects to
-a port of this process, which is open until all ranks of its process set have joined.
+a port of this process, which is open until all ranks of its process set have joined. A launched rank
+ends when its connection ends.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
 import os
+import platform
 import re
 import secrets
+import select
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import ddpperf
 from ddpperf.errors import Refused, short
+from ddpperf.io.private_folders import remove_folder
 from ddpperf.machine.child_process import describe_status, wait_for_exit
+from ddpperf.machine.hardware import hardware_key, visible_gpus
 from ddpperf.machine.network import Interface, listen
 from ddpperf.workers import channel
-from ddpperf.workers.channel import Message, SlowMessage
+from ddpperf.workers.channel import HANDSHAKE_SECONDS, Message, SlowMessage, shake_hands, socket_of
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure
-from ddpperf.workers.handshake import HANDSHAKE_SECONDS, KEY_VARIABLE, node_facts, shake_hands
 from ddpperf.workers.interpreter import Side, travelling_environment
+from ddpperf.workers.rank_handles import RankHandle
 from ddpperf.workers.rank_output import RankOutput
 
 JOIN = Path(__file__).with_name("join.py")
+KEY_VARIABLE = "DDPPERF_KEY"  # holds the key where the nodes share no folder
+COMPARED_BYTES = 2**20  # at the end of the file of images, where an archive has checksums
+NETWORK_LOST = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 SHORT_NAMES = {
     "srun": "srun --overlap --nodes={nodes} --ntasks={ranks} --ntasks-per-node={per_node}"
     " --cpu-bind=none --mpi=none --kill-on-bad-exit=1",
@@ -158,12 +171,11 @@ class Launch:
         finally:
             os.sched_setaffinity(0, mine)
 
-    def join(self) -> list[tuple[Message, Connection, Connection]]:
-        """Wait until all ranks have joined, and compare their nodes.
+    def join(self, log: Callable[[int], Path | None]) -> list[RankHandle]:
+        """Wait until all ranks have joined, compare their nodes, and return the ranks.
 
-        Returns each rank's first message, and its connections for commands and for output.
-        Raises SetFailure if the launcher ends before, or after JOIN_SECONDS, and Refused if the
-        nodes differ.
+        log: returns the file for what a rank prints, or None. Raises SetFailure if the launcher ends
+        before, or after JOIN_SECONDS, and Refused if the nodes differ.
         """
         end = time.monotonic() + JOIN_SECONDS
         with self._listener:
@@ -175,18 +187,20 @@ class Launch:
                 except STRANGE:
                     continue  # no rank of this run: it closes the connection
         hosts = []
-        for rank, joined in sorted(self._joined.items()):
-            hello = joined[0][0]
+        for rank, ((hello, connection), _) in sorted(self._joined.items()):
             host = short(str(hello["host"]))
             self._require_equal(rank, host, hello)
             if rank % self._launcher.per_node == 0:
                 hosts.append({"name": host, "interface": str(hello["interface"])})
             with contextlib.suppress(OSError):  # the rank has ended, which its first command reports
-                channel.send(joined[0][1], self._welcome)
+                channel.send(connection, self._welcome)
         if len(hosts) > len(self._launcher.hosts):
             self._launcher.hosts = hosts
         self._launcher.failures.clear()
-        ranks = [(*first, second[1]) for _, (first, second) in sorted(self._joined.items())]
+        ranks: list[RankHandle] = [
+            LaunchedRank(self, hello, commands, output, log(rank))
+            for rank, ((hello, commands), (_, output)) in sorted(self._joined.items())
+        ]
         self._joined.clear()
         return ranks
 
@@ -230,13 +244,16 @@ class Launch:
         failure = RankFailure(rank=rank, cause=Cause.DIED, what=what, detail=detail)
         return SetFailure(self._set_name, "at start", [failure])
 
+    def process_of(self, rank: int) -> subprocess.Popen[bytes]:
+        """Return the launcher's process that started a rank."""
+        return self._processes[rank * len(self._processes) // self._ranks]
+
     def ending(self, rank: int, seconds: float = 0.0) -> str:
         """Return how the launcher's process that started a rank has ended, or "" if it runs.
 
         seconds: how long to wait for its end.
         """
-        process = self._processes[rank * len(self._processes) // self._ranks]
-        status = wait_for_exit(process, seconds)
+        status = wait_for_exit(self.process_of(rank), seconds)
         return "" if status is None else describe_status(status).removesuffix(" before it answered")
 
     def words(self, rank: int) -> list[str]:
@@ -263,6 +280,91 @@ class Launch:
         for process in self._processes:
             process.wait()
         self._output.close()
+
+
+class LaunchedRank(RankHandle):
+    """A rank on any node, which ends when its connection ends.
+
+    hello: the rank's first message. commands, output: its connections.
+    """
+
+    def __init__(
+        self, launch: Launch, hello: Message, commands: Connection, output: Connection, log: Path | None
+    ) -> None:
+        rank, where = int(hello["rank"]), f" on node {short(str(hello['host']))}"
+        with output:
+            read = RankOutput(os.dup(output.fileno()), log)
+        super().__init__(rank, commands, read, launch.process_of(rank), where=where)
+        is_here = hello["machine"] == machine_id()
+        self.pid = hello["pid"] if is_here else None
+        self._folder = Path(hello["temporary"]) if is_here else None
+        self._launch = launch
+        self._hangup = select.poll()
+        self._hangup.register(commands.fileno(), select.POLLRDHUP)
+
+    def is_dead(self) -> bool:
+        return bool(self._hangup.poll(0)) or super().is_dead()
+
+    def _ending(self, error: int) -> tuple[str, list[str]]:
+        launch = self._launch
+        with socket_of(self.connection) as connected:
+            error = error or connected.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error in NETWORK_LOST:
+            return f"was lost: its node or the network does not answer ({os.strerror(error)})", []
+        lines = launch.words(self.rank)
+        ending = launch.ending(self.rank)
+        what = f"ended, and {launch.name} {ending}" if ending else "ended"
+        return what, [f"{launch.name} printed:", *lines] if lines else []
+
+    def group(self) -> None:
+        return None  # the launcher's process is not the rank's
+
+    def wait(self, seconds: float) -> None:
+        self.output.wait(seconds)
+
+    def kill(self) -> None:
+        if not self.connection.closed:
+            with contextlib.suppress(OSError), socket_of(self.connection) as connected:
+                connected.shutdown(socket.SHUT_RDWR)  # an error: the connection has ended
+
+    def close(self) -> None:
+        self.output.close()
+        self.connection.close()
+        if self._folder is not None:
+            remove_folder(self._folder)  # which a killed rank left
+
+
+def machine_id() -> str:
+    """Return an identifier of this machine and its process ids, which changes at each boot."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+
+
+def node_facts(device: str, images: str) -> dict[str, str]:
+    """Return the facts of this node that must be equal on all nodes, so that times can be compared.
+
+    device: "cuda" or "cpu". images: the file of decoded images, or "" for synthetic images.
+    """
+    gpus = visible_gpus() if device == "cuda" else []
+    package, code = Path(ddpperf.__file__).parent, hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        code.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes() + b"\0")
+    found = "none"
+    try:
+        if images:
+            with open(images, "rb") as file:
+                file.seek(max(0, (size := os.path.getsize(images)) - COMPARED_BYTES))
+                found = f"{size} bytes, {hashlib.sha256(file.read()).hexdigest()[:12]}"
+    except OSError as error:
+        found = f"missing ({error.strerror}: {images})"
+    return {
+        "hardware": hardware_key(device, gpus),
+        "GPU driver": str(gpus[0].driver) if gpus else "none",
+        "torch": metadata.version("torch"),
+        "Python": platform.python_version(),
+        "code of ddpperf": code.hexdigest()[:12],
+        "file of images": found,
+    }
 
 
 def fill(word: str, values: Mapping[str, object]) -> str:

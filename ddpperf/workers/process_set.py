@@ -15,11 +15,10 @@ from pathlib import Path
 from ddpperf.errors import short
 from ddpperf.io.private_folders import PrivateFolder
 from ddpperf.workers.channel import PROTOCOL, Message, SlowMessage, receive, socket_of
-from ddpperf.workers.failures import Cause, RankFailure, SetFailure
-from ddpperf.workers.hangs import COLLECTIVE, FREE_SPACE, explained, seen_in, write_report
+from ddpperf.workers.failures import COLLECTIVE, FREE_SPACE, Cause, RankFailure, SetFailure, explain_hang
 from ddpperf.workers.interpreter import Side, rank_environment
 from ddpperf.workers.launcher import Launch, Launcher
-from ddpperf.workers.rank_handles import EXIT_SECONDS, RankHandle, end_ranks, launched_rank, start_rank
+from ddpperf.workers.rank_handles import EXIT_SECONDS, RankHandle, end_ranks, start_rank
 from ddpperf.workers.worker import DEADLINE_VARIABLE
 
 START_SECONDS = 120  # to import torch on a busy machine and to make a CUDA context
@@ -113,8 +112,7 @@ class ProcessSet:
         """Wait until all ranks of a process set have prepared their devices."""
         if self._launch is not None:
             with self._killed_on_error():
-                for rank, (hello, *connections) in enumerate(self._launch.join()):
-                    self.ranks.append(launched_rank(rank, self._launch, hello, connections, self._log(rank)))
+                self.ranks = self._launch.join(self._log)
                 with socket_of(self.ranks[0].connection) as connected:
                     self._network = {"address": connected.getpeername()[0]}
             self.ask("setup", device=self.options.device, cores=None, **self._network)
@@ -269,15 +267,13 @@ class ProcessSet:
     def _hangs(self, ranks: Sequence[RankHandle], deadline_seconds: float) -> list[RankFailure]:
         """Explain what each rank does, and write all their stacks to a file."""
         end = time.monotonic() + STACKS_SECONDS
-        while time.monotonic() < end and not all(COLLECTIVE in rank.report() for rank in self.ranks):
+        reports = [rank.report() for rank in self.ranks]
+        while time.monotonic() < end and not all(COLLECTIVE in report.printed for report in reports):
             time.sleep(0.02)
-        reports = {f"{rank.rank}{rank.where}": rank.report() for rank in self.ranks}
-        lines = explained([seen_in(name, report) for name, report in reports.items()])
-        lines.append(write_report(self.options.log_folder or self.options.hang_folder, self.name, reports))
-        lines.append("if a rank is only slow, for example because it compiles, pass a longer --deadline")
+            reports = [rank.report() for rank in self.ranks]
+        folder = self.options.log_folder or self.options.hang_folder
+        details = {ranks[0]: explain_hang(reports, folder, self.name)}  # of all ranks
         what = f"did not answer within {deadline_seconds:g} s"
-        first = min(ranks, key=lambda rank: rank.rank)  # explains all ranks
-        details = {first: "\n".join(lines)}
         return [rank.failure(Cause.HUNG, what, details.get(rank, "")) for rank in ranks]
 
 

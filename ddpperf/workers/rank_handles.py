@@ -1,11 +1,9 @@
-"""The controller's handles of ranks, which it starts itself or which a launcher starts."""
+"""The controller's handles of ranks on this machine: how they start, what they print, how they end."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import select
 import socket
 import subprocess
 import time
@@ -15,28 +13,21 @@ from pathlib import Path
 
 import psutil
 
-from ddpperf.errors import short
-from ddpperf.io.private_folders import remove_folder, remove_tensors
+from ddpperf.io.private_folders import remove_tensors
 from ddpperf.machine.child_process import describe_exit, kill_group, members_of, wait_for_end, wait_for_exit
-from ddpperf.workers.channel import Message, limit_pauses, send, socket_of
-from ddpperf.workers.failures import Cause, RankFailure
-from ddpperf.workers.handshake import machine_id
-from ddpperf.workers.hangs import STATE
-from ddpperf.workers.launcher import Launch
+from ddpperf.workers.channel import Message, limit_pauses, send
+from ddpperf.workers.failures import Cause, RankFailure, Report
 from ddpperf.workers.rank_output import RankOutput
 
 EXIT_SECONDS = 5
 LOG_TAIL_LINES = 20
-NETWORK_LOST = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 class RankHandle:
-    """A rank: the connection to it, and what it prints.
+    """A rank: the connection to it, what it prints, and the process that this process started for it.
 
-    source: the rank's process if this process has started it, or else the launch that has started it, on
-    any node. A launched rank ends when its connection ends. where: " on node b" for a launched rank.
-    pid: the rank's process id, or None if it runs on another machine. folder: the private folder of a
-    launched rank, which is removed in the end if the rank runs on this machine.
+    where: " on node b" for a rank that a launcher has started (launcher.py). pid: the rank's process
+    id, or None if it runs on another machine.
     """
 
     def __init__(
@@ -44,23 +35,18 @@ class RankHandle:
         rank: int,
         connection: Connection,
         output: RankOutput,
-        source: subprocess.Popen[bytes] | Launch,
+        process: subprocess.Popen[bytes],
         *,
-        pid: int | None,
         where: str = "",
-        folder: Path | None = None,
     ) -> None:
-        self.rank, self.connection, self.output, self.source = rank, connection, output, source
-        self.pid, self.where, self._folder = pid, where, folder
-        self._hangup = select.poll()
-        self._hangup.register(connection.fileno(), select.POLLRDHUP)
+        self.rank, self.connection, self.output, self.process = rank, connection, output, process
+        self.where = where
+        self.pid: int | None = process.pid
         self._commanded = 0  # how much the rank had printed before its last command
 
     def is_dead(self) -> bool:
         """Return whether the rank's process has ended."""
-        if isinstance(self.source, Launch):
-            return bool(self._hangup.poll(0)) or bool(self.source.ending(self.rank))
-        return wait_for_exit(self.source) is not None
+        return wait_for_exit(self.process) is not None
 
     def command(self, message: Message) -> None:
         """Send a command. If the rank is dead, the error is ignored; `is_dead` reports the death later."""
@@ -79,25 +65,18 @@ class RankHandle:
 
         error: the number of the error that the connection had, or 0.
         """
-        source, words = self.source, []
-        if isinstance(source, Launch):
-            with socket_of(self.connection) as connected:
-                error = error or connected.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if error in NETWORK_LOST:
-                what = f"was lost: its node or the network does not answer ({os.strerror(error)})"
-            else:
-                lines = source.words(self.rank)
-                words = [f"{source.name} printed:", *lines] if lines else []
-                ending = source.ending(self.rank)
-                what = f"ended, and {source.name} {ending}" if ending else "ended"
-        else:
-            what = describe_exit(source)
-            kill_group(source)  # what the rank has started would keep its output open
+        what, words = self._ending(error)
         lines = self.output.end().splitlines()[-LOG_TAIL_LINES:]
         printed = [f"the end of rank {self.rank}'s output:", *lines] if lines else []
         return self.failure(Cause.DIED, what, "\n".join(printed + words))
 
-    def report(self) -> str:
+    def _ending(self, error: int) -> tuple[str, list[str]]:
+        """Return how the rank's process ended, and what its launcher said of it."""
+        what = describe_exit(self.process)
+        kill_group(self.process)  # what the rank has started would keep its output open
+        return what, []
+
+    def report(self) -> Report:
         """Return the state of the rank's process, and what it has printed since its last command.
 
         After the deadline of a command, a rank prints its stacks and its collectives.
@@ -108,35 +87,27 @@ class RankHandle:
                 state = psutil.Process(self.pid).status()  # such as "sleeping" or "stopped"
             except psutil.Error:
                 state = "ended"
-        return f"{STATE}{state}\n{self.output.since(self._commanded)}"
+        printed = self.output.since(self._commanded)
+        return Report(rank=f"{self.rank}{self.where}", state=state, printed=printed)
+
+    def group(self) -> int | None:
+        """Return the process group of the rank, or None if its id may belong to others by now."""
+        return self.process.pid if self.process.returncode is None else None
 
     def wait(self, seconds: float) -> None:
         """Wait at most `seconds` until the rank's process has ended."""
-        if isinstance(self.source, Launch):
-            self.output.wait(seconds)
-        else:
-            wait_for_exit(self.source, seconds)
+        wait_for_exit(self.process, seconds)
 
     def kill(self) -> None:
         """Kill the rank's process and all processes that it started, without waiting."""
-        if not isinstance(self.source, Launch):
-            kill_group(self.source)
-        elif not self.connection.closed:
-            with (
-                contextlib.suppress(OSError),  # the connection has ended
-                socket_of(self.connection) as connected,
-            ):
-                connected.shutdown(socket.SHUT_RDWR)
+        kill_group(self.process)
 
     def close(self) -> None:
         """Reap a killed process, whose id is then free, and close the connection to the rank."""
-        if not isinstance(self.source, Launch):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.source.wait(timeout=EXIT_SECONDS)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=EXIT_SECONDS)
         self.output.close()
         self.connection.close()
-        if self._folder is not None and self.pid is not None:
-            remove_folder(self._folder)
 
 
 def start_rank(
@@ -167,25 +138,7 @@ def start_rank(
             raise
         connection = Connection(ours.detach())
     limit_pauses(connection)
-    return RankHandle(rank, connection, read, process, pid=process.pid)
-
-
-def launched_rank(
-    rank: int, launch: Launch, hello: Message, connections: Sequence[Connection], log: Path | None
-) -> RankHandle:
-    """Return the handle of a rank that has joined. connections: for its commands and for its output."""
-    commands, output = connections
-    with output:
-        read = RankOutput(os.dup(output.fileno()), log)
-    return RankHandle(
-        rank,
-        commands,
-        read,
-        launch,
-        pid=hello["pid"] if hello["machine"] == machine_id() else None,
-        where=f" on node {short(str(hello['host']))}",
-        folder=Path(hello["temporary"]),
-    )
+    return RankHandle(rank, connection, read, process)
 
 
 def end_ranks(ranks: Sequence[RankHandle]) -> None:
@@ -193,8 +146,7 @@ def end_ranks(ranks: Sequence[RankHandle]) -> None:
 
     May be called again.
     """
-    processes = [rank.source for rank in ranks if not isinstance(rank.source, Launch)]
-    groups = {process.pid for process in processes if process.returncode is None}  # an id may be reused
+    groups = {group for rank in ranks if (group := rank.group()) is not None}
     started = members_of(groups)
     for rank in ranks:
         rank.kill()

@@ -23,7 +23,7 @@ from pathlib import Path
 from ddpperf.errors import CannotTrain
 from ddpperf.io.private_folders import hold, remove_folder
 from ddpperf.workers import channel
-from ddpperf.workers.hangs import COLLECTIVE
+from ddpperf.workers.failures import COLLECTIVE
 
 OWN_FOLDER_VARIABLE = "DDPPERF_OWN_FOLDER"  # set if the rank shares its private folder with no other rank
 DEADLINE_VARIABLE = "DDPPERF_DEADLINE_SECONDS"  # of a command: the rank then prints its stacks

@@ -13,7 +13,7 @@ from ddpperf.instruments.data_parallel_trace import mark_parts
 from ddpperf.specs import DATA_PARALLEL_PARTS, TraceSpec, TrainingSpec, measured_as
 from ddpperf.training.data_parallel import SeparateReplicas, training_step
 from ddpperf.training.step import TrainingStep
-from ddpperf.workers.measurements import open_measurement
+from ddpperf.workers.rank_commands import open_measurement
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

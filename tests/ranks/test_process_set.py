@@ -158,7 +158,7 @@ def test_hang_is_explained_and_its_stacks_are_kept(impatient: Pool) -> None:
     assert re.fullmatch(r"rank 1 is late for barrier number \d+", late)
     assert "pass a longer --deadline" in hint
     kept = Path(stacks.removeprefix("the stacks of all ranks are in ")).read_text()
-    stacks_of_0, stacks_of_1 = kept.split("report of rank 1:")
+    stacks_of_0, stacks_of_1 = kept.split("\nrank 1: ")
     assert " in barrier" in stacks_of_0
     assert '"name": "barrier"' in stacks_of_0
     assert "in inject" in stacks_of_1

@@ -17,7 +17,7 @@ from ddpperf.training.data_parallel import SeparateReplicas, training_step
 from ddpperf.training.models import MODELS
 from ddpperf.training.step import TrainingStep
 from ddpperf.training.strategies import parallelize
-from ddpperf.workers.measurements import open_measurement
+from ddpperf.workers.rank_commands import open_measurement
 
 pytest_plugins = ["tests.cpu_data_parallel"]
 pytestmark = [

@@ -1,16 +1,19 @@
-"""The error of a process set: which rank it names first, and how a process ended."""
+"""The error of a process set: which rank it names first, and what the ranks of a hang do."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import subprocess
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from ddpperf.errors import CannotTrain
 from ddpperf.machine.child_process import describe_exit
-from ddpperf.workers.failures import Cause, RankFailure, SetFailure
+from ddpperf.workers.failures import COLLECTIVE, Cause, RankFailure, Report, SetFailure, explain_hang
 from ddpperf.workers.worker import describe
 
 DIED = RankFailure(rank=3, cause=Cause.DIED, what="was killed by SIGKILL", detail="last words\n")
@@ -23,9 +26,7 @@ HUNG = RankFailure(rank=0, cause=Cause.HUNG, what="gave no answer in 20 s", deta
 
 @pytest.mark.parametrize("order", list(itertools.permutations([DIED, RAISED, DISTRIBUTED, HUNG])))
 def test_likeliest_cause_comes_first_in_any_order(order: tuple[RankFailure, ...]) -> None:
-    failure = SetFailure("A1", "at sample", order)
-    assert failure.failures == (DIED, RAISED, DISTRIBUTED, HUNG)
-    assert str(failure).splitlines() == [
+    assert str(SetFailure("A1", "at sample", order)).splitlines() == [
         "rank 3 of set A1 was killed by SIGKILL (at sample)",
         "last words",
         "after it, rank 2 raised ValueError: no",
@@ -59,7 +60,6 @@ def captured(error: Exception) -> CannotTrain:
     ("error", "limit"),
     [
         (torch.OutOfMemoryError("no room"), True),
-        (RuntimeError("CUDNN_STATUS_NOT_SUPPORTED"), True),
         (captured(RuntimeError("CUDNN_STATUS_NOT_SUPPORTED")), True),
         (OverflowError("int too large"), True),
         (CannotTrain("a mistake"), False),
@@ -84,3 +84,84 @@ def test_end_of_a_process_is_described(script: str, words: str) -> None:
     with subprocess.Popen(["sh", "-c", script]) as process:
         assert describe_exit(process) == words
         process.kill()
+
+
+# --- hangs
+
+TORCH = "/x/lib/python3.11/site-packages/torch"
+STACKS = f"""
+Timeout (0:00:05)!Thread 0x00007f9c (most recent call first):
+  File "/x/ddpperf/workers/worker.py", line 113 in _die_with_controller
+  File "/x/lib/python3.11/threading.py", line 982 in run
+
+Current thread 0x00007f9d (most recent call first):
+  File "{TORCH}/distributed/distributed_c10d.py", line 3913 in all_reduce
+  File "/home/a/models/slow.py", line 12 in forward
+  File "/x/ddpperf/workers/start_rank.py", line 108 in <module>
+"""
+AT = "at models/slow.py:12 in forward"
+
+
+def waiting(number: int, name: str = "all_reduce") -> dict[str, Any]:
+    return {"name": name, "number": number}
+
+
+@pytest.mark.parametrize(
+    ("pending", "lines"),
+    [
+        (
+            [waiting(7), waiting(5), waiting(7), {}],
+            [
+                f"ranks 0, 2: sleeping, waits in all_reduce number 7, {AT}",
+                f"rank 1: sleeping, waits in all_reduce number 5, {AT}",
+                f"rank 3: sleeping, waits in no collective, {AT}",
+                "ranks 1, 3 are late for all_reduce number 7",
+            ],
+        ),
+        (
+            [waiting(7), None],
+            [
+                f"rank 0: sleeping, waits in all_reduce number 7, {AT}",
+                "rank 1: sleeping, and printed no stacks",
+                "rank 1 is late for all_reduce number 7",
+            ],
+        ),
+        (
+            ["nonsense", {}],
+            [f"ranks 0, 1: sleeping, waits in no collective, {AT}", "no rank waits in a collective"],
+        ),
+        (
+            [waiting(7)] * 2,
+            [
+                f"ranks 0, 1: sleeping, waits in all_reduce number 7, {AT}",
+                "no rank is late: all ranks wait in all_reduce number 7; check the network and the devices",
+            ],
+        ),
+        (
+            [waiting(7), waiting(7, "broadcast")],
+            [
+                f"rank 0: sleeping, waits in all_reduce number 7, {AT}",
+                f"rank 1: sleeping, waits in broadcast number 7, {AT}",
+                "the ranks wait in different collectives: all_reduce number 7, broadcast number 7",
+            ],
+        ),
+    ],
+)
+def test_hang_says_what_ranks_do_and_which_are_late(
+    pending: list[Any], lines: list[str], tmp_path: Path
+) -> None:
+    """Of the stacks, the user's innermost frame is named."""
+    printed = [f"output\n{STACKS}\n{COLLECTIVE}{json.dumps(of_rank)}\n" for of_rank in pending]
+    reports = [
+        Report(rank=str(rank), state="sleeping", printed="output" if pending[rank] is None else text)
+        for rank, text in enumerate(printed)
+    ]
+    *found, file, _ = explain_hang(reports, tmp_path, "A1").splitlines()
+    assert found == lines
+    assert STACKS in Path(file.removeprefix("the stacks of all ranks are in ")).read_text()
+
+
+def test_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    found = explain_hang([Report(rank="0", state="sleeping", printed="")], tmp_path / "file", "A1")
+    assert f"cannot be written to {tmp_path / 'file'}" in found

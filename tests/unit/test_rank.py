@@ -21,7 +21,6 @@ from ddpperf import specs
 from ddpperf.specs import CallExecution, EpochSpec, Execution, TrainingSpec
 from ddpperf.training.epoch import TrainingEpoch
 from ddpperf.training.step import TrainingStep
-from ddpperf.workers import measurements
 from ddpperf.workers import rank_commands as rank
 from ddpperf.workers.rank_commands import Rank
 
@@ -64,7 +63,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Have ranks open a recorder instead of a training step, and return the calls of recorders."""
     made: list[str] = []
     monkeypatch.setattr(Recorder, "calls", made)
-    monkeypatch.setattr(measurements, "_training", lambda spec, rank, device: (Recorder(), None))
+    monkeypatch.setattr(rank, "_training", lambda spec, rank, device: (Recorder(), None))
     return made
 
 
@@ -115,7 +114,7 @@ def test_round_has_an_untimed_step_and_a_check(
 def test_gpu_is_busy_while_graphs_of_collective_calls_are_launched(
     execution: CallExecution, busy: list[str], calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(measurements.KINDS, specs.AllReduceSpec, Recorder)
+    monkeypatch.setitem(rank.KINDS, specs.AllReduceSpec, Recorder)
     monkeypatch.setattr(rank, "keep_busy", lambda seconds: calls.append("busy"))
     monkeypatch.setattr(dist, "barrier", lambda: calls.append("barrier"))
     mine = Rank(0)
@@ -150,8 +149,8 @@ def test_the_pace_is_that_of_the_rounds(
             return 1.25
 
     for built in ("training_step", "MeasuredStep"):  # only a GPU can capture a real step
-        monkeypatch.setattr(measurements, built, lambda *_, **__: None)
-    monkeypatch.setattr(measurements, "TrainingEpoch", Recorder)
+        monkeypatch.setattr(rank, built, lambda *_, **__: None)
+    monkeypatch.setattr(rank, "TrainingEpoch", Recorder)
     mine = Rank(0)
     mine.pace = Pace()  # type: ignore[assignment]
     mine.open(specs.to_json(spec))
@@ -186,7 +185,7 @@ def test_epoch_has_no_untimed_epoch_before_it(calls: list[str], monkeypatch: pyt
             super().step()
             self.report(0.5)
 
-    monkeypatch.setattr(measurements, "TrainingEpoch", Epoch)
+    monkeypatch.setattr(rank, "TrainingEpoch", Epoch)
     reported: list[float] = []
     mine = Rank(0, report=reported.append)
     mine.open(specs.to_json(EPOCH))

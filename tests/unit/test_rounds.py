@@ -14,8 +14,7 @@ from ddpperf.specs import AllReduceSpec, EpochSpec, Fault, SamplerSpec, Spec, Tr
 from ddpperf.workers import pool as pool_module
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import Side
-from ddpperf.workers.pool import Pool
-from ddpperf.workers.rounds import ROUND_SECONDS, choose_iterations
+from ddpperf.workers.pool import ROUND_SECONDS, Pool, choose_iterations
 from tests.canned import Canned, pool_of
 from tests.generated import BOUNDED
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from ddpperf.workers import worker
-from ddpperf.workers.hangs import COLLECTIVE
+from ddpperf.workers.failures import COLLECTIVE
 from ddpperf.workers.worker import Watchdog
 
 
