@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from ddpperf.results.samples import Measured, Sample
-from ddpperf.results.usage import EnergySource, Usage
+from ddpperf.results.usage import Usage
 from ddpperf.specs import (
     FLOAT32_BYTES,
     AllReduceSpec,
@@ -183,7 +183,6 @@ def usages(draw: st.DrawFn) -> Usage:
     joules = draw(st.lists(value, max_size=2))
     return Usage(
         joules=tuple(joules),
-        source=draw(st.sampled_from(EnergySource)) if joules else None,
         seconds=tuple(draw(st.tuples(*[value] * points))),
         series=draw(st.dictionaries(NAMES, rows, max_size=2)),
         mean=draw(of_devices),

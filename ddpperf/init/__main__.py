@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ddpperf.errors import Refused
 from ddpperf.io.command import Parser, print_lines, refused
-from ddpperf.results.stored_runs import write_atomically
+from ddpperf.io.files import write_atomically
 
 TEMPLATE = Path(__file__).parent / "template"
 FILES = ("perf/step.py", "perf/test_step.py", "perf/thresholds.toml")

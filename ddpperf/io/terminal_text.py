@@ -8,6 +8,7 @@ standard library.
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any, NoReturn
 
@@ -34,12 +35,14 @@ def harmless(text: str) -> str:
 
 
 def printable_document(value: Any) -> Any:
-    """Return a JSON value in which all strings and keys are printable."""
+    """Return a JSON value in which all strings and keys are printable, and a NaN is a text."""
     match value:
         case str():
             return printable(value)
+        case float() if not math.isfinite(value):
+            return str(value)
         case dict():
-            return {printable_document(key): printable_document(inner) for key, inner in value.items()}
+            return {printable(str(key)): printable_document(inner) for key, inner in value.items()}
         case list() | tuple():
             return [printable_document(inner) for inner in value]
     return value

@@ -13,7 +13,7 @@ from typing import Any
 
 from ddpperf.machine.hardware import gpu_handles, load_nvml, query_nvml
 from ddpperf.results import units
-from ddpperf.results.notes import Note, info, warning
+from ddpperf.results.record import Note, info, warning
 
 POWER_CAP = "power cap"
 EQUAL_CLOCKS = 0.02  # clocks that differ by a smaller fraction count as equal; they move in steps below 1%

@@ -17,7 +17,7 @@ from ddpperf.errors import first_line
 from ddpperf.machine.energy import EnergyCounters, Joules, Window, joules_per_step
 from ddpperf.machine.gpu_watch import SM_CLOCK, SUCCESS
 from ddpperf.machine.hardware import query_nvml
-from ddpperf.results.usage import EnergySource, Usage, averaged, mean_of, rounded
+from ddpperf.results.usage import Usage, averaged, mean_of, rounded
 
 SAMPLE_SECONDS = 0.1
 MOST_CPU = 0.02  # sampling takes at most this fraction of one core; if it took more, it waits longer
@@ -230,7 +230,6 @@ class Recorder:
         times = averaged([when - began for when, _ in samples])
         return Usage(
             joules=tuple(map(rounded, joules)),
-            source=EnergySource.COUNTER if joules else None,
             seconds=tuple(round(seconds, 2) for seconds in times if seconds is not None),
             series={
                 quantity: tuple(map(averaged, of_devices))

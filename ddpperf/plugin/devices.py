@@ -15,7 +15,7 @@ from ddpperf.machine.gpu_description import Gpu
 from ddpperf.machine.gpu_watch import GpuWatch
 from ddpperf.machine.hardware import query_nvml
 from ddpperf.machine.utilization import CpuSampler, Recorder, Sampler
-from ddpperf.results.notes import Note, info, warning
+from ddpperf.results.record import Note, info, warning
 from ddpperf.specs import EpochSpec, RunSpec, Spec, TrainingSpec
 
 

@@ -16,9 +16,8 @@ from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.devices import Devices
 from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.results import metrics
-from ddpperf.results.notes import Note, info, warning
 from ddpperf.results.outcomes import OutcomeKind
-from ddpperf.results.record import Record
+from ddpperf.results.record import Note, Record, info, warning
 from ddpperf.results.samples import BASE, CANDIDATE, Measured
 from ddpperf.specs import CustomStepSpec, Spec
 from ddpperf.workers.failures import Cause, SetFailure

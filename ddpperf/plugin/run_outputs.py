@@ -25,6 +25,7 @@ from _pytest.junitxml import LogXML, xml_key
 from pytest_benchmark.plugin import pytest_benchmark_generate_commit_info, pytest_benchmark_generate_json
 
 from ddpperf.errors import Refused, first_line
+from ddpperf.io.files import require_replaceable, write_atomically
 from ddpperf.io.secret_values import shown_command_line
 from ddpperf.io.terminal_text import harmless, printable_document
 from ddpperf.machine import hardware
@@ -35,13 +36,7 @@ from ddpperf.report.markdown_pages import VERDICT_BEGINS, markdown
 from ddpperf.report.questions import report_tables
 from ddpperf.report.summary import WIDTH, markup, summary_lines, verdict_lines
 from ddpperf.results.outcomes import Status, Verdict
-from ddpperf.results.stored_runs import (
-    SCHEMA,
-    is_baseline,
-    require_replaceable,
-    storable,
-    write_atomically,
-)
+from ddpperf.results.stored_runs import SCHEMA, is_baseline, to_json
 from ddpperf.verdict.exit_status import Answer
 
 # Fields of Options that are stored elsewhere, or not at all.
@@ -198,7 +193,7 @@ class RunOutputs:
             commit = document["ddpperf"]["environment"]["commit"]
             self._write("the run", storage.runs, partial(storage.save_run, document, commit))
             if files.copy:
-                self._write("the JSON", files.copy, partial(write_atomically, files.copy, document))
+                self._write("the JSON", files.copy, partial(write_atomically, files.copy, to_json(document)))
             if files.baseline and is_baseline(document):
                 promote = partial(storage.promote, document, files.baseline)
                 self._write("the baseline", storage.baselines, promote)
@@ -237,8 +232,6 @@ class RunOutputs:
             machine_info=hardware.machine_info(),
             commit_info=pytest_benchmark_generate_commit_info(config=self._config),
         )
-        for benchmark in document["benchmarks"]:
-            benchmark["extra_info"] = storable(benchmark["extra_info"])
         command_line = shown_command_line(map(str, self._config.invocation_params.args))
         return document | {"ddpperf": header(self._session, command_line, answer, verdict)}
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from ddpperf.errors import Refused, first_line
 from ddpperf.io.command import Parser, hour_price, print_lines, refused
+from ddpperf.io.files import require_replaceable
 from ddpperf.report.exports import CSV_BEGINS, CURVES_BEGINS, write_csv, write_curves
 from ddpperf.report.html_page import PAGE_BEGINS, write_page
 from ddpperf.report.markdown_pages import RESULTS_BEGIN, write_results
@@ -28,10 +29,8 @@ from ddpperf.results.outcomes import Outcome, OutcomeKind
 from ddpperf.results.stored_runs import (
     NoBaseline,
     Storage,
-    header_of,
     newest_run,
     read_document,
-    require_replaceable,
 )
 from ddpperf.verdict.confirmed_comparison import answer_of
 from ddpperf.verdict.exit_status import decide
@@ -105,7 +104,7 @@ def main() -> int:
 def _made(given: argparse.Namespace) -> list[str]:
     """Write the requested files, and return the lines to print."""
     document = read_document(given.run)
-    header = header_of(document, given.run)
+    header = document["ddpperf"]
     if not document.get("benchmarks"):
         raise NoBaseline(f"{given.run} holds no measured test; name another run")
     if given.baseline is not None:

@@ -10,11 +10,11 @@ from statistics import median
 from typing import Any
 
 from ddpperf.errors import Refused
+from ddpperf.io.files import write_atomically
 from ddpperf.report.curves import BY_EPOCH, curve_points
 from ddpperf.report.spec_properties import timed_work
 from ddpperf.report.stored_cases import cases_of
 from ddpperf.results import metrics
-from ddpperf.results.stored_runs import write_atomically
 
 CSV_BEGINS = b"datetime,hardware,commit,verdict,test,"
 CURVES_BEGINS = b"datetime,hardware,commit,verdict,epoch,"

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ddpperf.io.files import write_atomically
 from ddpperf.io.terminal_text import printable
 from ddpperf.report.highlights import highlights
 from ddpperf.report.plots import pictures_of
@@ -19,7 +20,6 @@ from ddpperf.report.stored_cases import cases_of
 from ddpperf.report.summary import next_step, summary_facts, title
 from ddpperf.report.tables import tables_of
 from ddpperf.report.text import metric_texts, without_file
-from ddpperf.results.stored_runs import write_atomically
 
 PAGE_BEGINS = b"<!doctype html>\n<!-- made by ddpperf -->\n"
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ddpperf.io.files import write_atomically
 from ddpperf.io.terminal_text import harmless
 from ddpperf.report.stored_cases import ab_of
 from ddpperf.report.summary import summary_lines, verdict_lines
 from ddpperf.report.text import ab_cells, aligned, metric_texts, without_file
-from ddpperf.results.stored_runs import write_atomically
 
 VERDICT_BEGINS = "## ddpperf: "
 RESULTS_BEGIN = "# Results on "

@@ -12,7 +12,7 @@ from ddpperf.report.round_warnings import warnings_of
 from ddpperf.report.spec_properties import in_words, properties_of
 from ddpperf.report.table_columns import Experiment, experiment_of
 from ddpperf.report.text import function_of
-from ddpperf.results.notes import NoteKind
+from ddpperf.results.record import NoteKind
 from ddpperf.results.samples import CANDIDATE, Measured
 from ddpperf.specs import RETIRED_FIELDS
 from ddpperf.verdict.stored_run_comparison import Change, Comparison

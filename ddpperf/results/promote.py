@@ -11,14 +11,7 @@ import sys
 from pathlib import Path
 
 from ddpperf.io.command import Parser, print_lines, refused
-from ddpperf.results.stored_runs import (
-    NoBaseline,
-    Storage,
-    header_of,
-    is_baseline,
-    newest_run,
-    read_document,
-)
+from ddpperf.results.stored_runs import NoBaseline, Storage, is_baseline, newest_run, read_document
 
 
 def promote(root: Path, run: Path | None = None, name: str = "baseline") -> Path:
@@ -29,8 +22,7 @@ def promote(root: Path, run: Path | None = None, name: str = "baseline") -> Path
     """
     run = run or newest_run(root)
     document = read_document(run)
-    header = header_of(document, run)
-    storage = Storage(root=root, hardware_key=header["hardware_key"])
+    storage = Storage(root=root, hardware_key=document["ddpperf"]["hardware_key"])
     measured = storage.read(document, run).measured
     if not is_baseline(document):
         raise NoBaseline(

@@ -1,14 +1,40 @@
-"""The record of a test: what a run measured for it and stores."""
+"""The record of a test: what a run measured for it and stores, with warnings and explanations."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from ddpperf.results.notes import Note
 from ddpperf.results.samples import Measured
 from ddpperf.results.stored_runs import SCHEMA
+
+
+class NoteKind(enum.StrEnum):
+    """Whether a note on a measurement questions the result (warning) or explains it (info)."""
+
+    WARNING = "warning"
+    INFO = "info"
+
+
+@dataclass(frozen=True)
+class Note:
+    """A warning or an explanation about a test's measurements."""
+
+    kind: NoteKind
+    text: str
+
+
+def warning(text: str) -> Note:
+    """Return a note that questions the result of a measurement."""
+    return Note(NoteKind.WARNING, text)
+
+
+def info(text: str) -> Note:
+    """Return a note that explains the result of a measurement."""
+    return Note(NoteKind.INFO, text)
 
 
 class Record:
@@ -57,5 +83,5 @@ class Record:
             **self.measured.to_json(),
             "references": {name: reference.to_json() for name, reference in self.references.items()},
             "metrics": self.metrics,
-            "notes": [note.to_json() for note in self.notes],
+            "notes": [asdict(note) for note in self.notes],
         }

@@ -179,17 +179,14 @@ class Measured:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Measured:
-        """Read a measurement that `to_json` wrote; raise ValueError for anything else."""
-        try:
-            candidate = fields.get("candidate_spec")
-            return cls(
-                spec=specs.from_json(fields["spec"]),
-                iterations=fields["iterations"],
-                samples=tuple(_sample(sample) for sample in fields["samples"]),
-                candidate_spec=specs.from_json(candidate) if candidate is not None else None,
-            )
-        except (AttributeError, KeyError, OverflowError, TypeError) as error:
-            raise ValueError(f"a stored measurement cannot be read: {error!r}") from error
+        """Read a measurement that `to_json` wrote; raise an error for anything else."""
+        candidate = fields.get("candidate_spec")
+        return cls(
+            spec=specs.from_json(fields["spec"]),
+            iterations=fields["iterations"],
+            samples=tuple(_sample(sample) for sample in fields["samples"]),
+            candidate_spec=specs.from_json(candidate) if candidate is not None else None,
+        )
 
 
 def _sample(fields: dict[str, Any]) -> Sample:

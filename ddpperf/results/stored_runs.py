@@ -8,7 +8,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any, Literal
 
 from ddpperf import specs
-from ddpperf.errors import MAX_LETTERS, Refused, first_line, quoted, short
+from ddpperf.errors import MAX_LETTERS, first_line, quoted, short
 from ddpperf.io.files import open_regular, temporary_file
 from ddpperf.io.terminal_text import finite_json, printable_document
 from ddpperf.results.outcomes import OutcomeKind, Status
@@ -106,12 +106,7 @@ class Storage:
         the file name. Baselines go before runs. Raises NoBaseline if no file fits.
         """
         if wanted is True:
-            newest = next(reversed(_numbered(self.baselines)), None) or self._newest_passed_run()
-            if newest is None:
-                looked = f"neither {self.baselines} nor {self.runs} holds a run that passed"
-                advice = "save one with --benchmark-save=NAME, then compare"
-                raise NoBaseline(f"no baseline for {self.hardware_key}: {looked}; {advice}")
-            return newest
+            return self._newest()
         if os.path.exists(wanted) and not os.path.isdir(wanted):  # a FIFO is refused when it is read
             return Path(wanted)
         for folder in (self.baselines, self.runs):
@@ -123,34 +118,40 @@ class Storage:
         known = f"the number or name of one in {self.baselines} or {self.runs}"
         raise NoBaseline(f"--benchmark-compare={wanted} is neither a file nor {known}; {advice}")
 
-    def _newest_passed_run(self) -> Path | None:
-        for path in reversed(_numbered(self.runs)):
-            with contextlib.suppress(NoBaseline):
-                if is_baseline(read_document(path)):
-                    return path
-        return None
+    def _newest(self) -> Path:
+        if promoted := _numbered(self.baselines):
+            return promoted[-1]
+        for run in self._readable(reversed(_numbered(self.runs)), lambda _, document: is_baseline(document)):
+            return run.path
+        looked = f"neither {self.baselines} nor {self.runs} holds a run that passed"
+        advice = "save one with --benchmark-save=NAME, then compare"
+        raise NoBaseline(f"no baseline for {self.hardware_key}: {looked}; {advice}")
 
     def newest_baseline(self) -> Baseline | None:
         """Return the newest promoted baseline, or None if there is none that can be read."""
-        for path in reversed(_numbered(self.baselines)):
-            with contextlib.suppress(NoBaseline):
-                return self.load(path)
-        return None
+        return next(self._readable(reversed(_numbered(self.baselines))), None)
 
     def kept(self) -> list[tuple[str, dict[str, float]]]:
         """Return the file name and the step seconds by test of the newest stored runs, oldest first.
 
         Unreadable files and A/B runs are left out.
         """
+        paths = [*_numbered(self.baselines), *_numbered(self.runs)][-MOST_READ:]
         found = []
-        for path in reversed([*_numbered(self.baselines), *_numbered(self.runs)][-MOST_READ:]):
+        for run in sorted(self._readable(reversed(paths)), key=lambda run: run.when):
+            seconds = {test: median(one.all_step_seconds()) for test, one in run.measured.items()}
+            found.append((_stem(run.path), seconds))
+        return found
+
+    def _readable(
+        self, paths: Iterable[Path], wanted: Callable[[Path, Any], bool] = lambda path, document: True
+    ) -> Iterator[Baseline]:
+        """Yield the runs of one side that can be read, of the files and documents that are wanted."""
+        for path in paths:
             with contextlib.suppress(NoBaseline):
-                run = self.load(path)
-                seconds = {
-                    test: median(measured.all_step_seconds()) for test, measured in run.measured.items()
-                }
-                found.append((run.when, _stem(path), seconds))
-        return [(name, seconds) for _, name, seconds in sorted(found, key=lambda run: run[0])]
+                document = read_document(path)
+                if wanted(path, document):
+                    yield self.read(document, path)
 
     def load(self, path: Path) -> Baseline:
         """Read a stored run; raise NoBaseline if it is damaged or of other hardware."""
@@ -165,12 +166,10 @@ class Storage:
         """
         promoted, first = _numbered(self.baselines), FIRST_RUNS
         paths = [*promoted[:first], *reversed(promoted[first:]), *reversed(_numbered(self.runs))]
-        found: list[Baseline] = []
-        for path in paths[:MOST_READ]:
-            with contextlib.suppress(NoBaseline):
-                document = read_document(path)
-                if path in promoted or is_baseline(document, compared=True):
-                    found.append(self.read(document, path))
+        found = self._readable(
+            paths[:MOST_READ],
+            lambda path, document: path in promoted or is_baseline(document, compared=True),
+        )
         unique: list[Baseline] = []
         for run in [*found, compared]:
             if all(run.measured != known.measured for known in unique):
@@ -185,7 +184,7 @@ class Storage:
 
     def read(self, document: Any, path: Path) -> Baseline:
         """Return a stored run from its JSON; raise NoBaseline as `load` does. path: its file."""
-        header = header_of(document, path)
+        header = document["ddpperf"]
         if (key := header["hardware_key"]) != self.hardware_key:
             there, here = short(key), f"this is {self.hardware_key}; save a baseline here"
             raise NoBaseline(f"{path} was measured on {there}, {here}")
@@ -228,25 +227,19 @@ def newest_run(root: Path) -> Path:
 def read_document(path: Path) -> Any:
     """Return the JSON of a stored run, which may be compressed as NAME.json.gz.
 
-    Raises NoBaseline if the file is damaged, or has a NaN or an infinite number.
+    Its part "ddpperf" has this version's schema, and a hardware_key that can name a folder. Raises
+    NoBaseline for any other JSON, and if the file is damaged, or has a NaN or an infinite number.
     """
     try:
         with open_regular(path) as file:
             content = file.read()
         if path.suffix == ".gz":
             content = gzip.decompress(content)
-        return printable_document(finite_json(content.decode()))
+        document = printable_document(finite_json(content.decode()))
     except (EOFError, OSError, ValueError, RecursionError, zlib.error) as error:
         why = (error.strerror if isinstance(error, OSError) else "") or first_line(error)
         raise NoBaseline(f"the baseline {path} cannot be read ({why}); {ANOTHER}") from error
-
-
-def header_of(document: Any, path: Path) -> dict[str, Any]:
-    """Return the part of a stored run that ddpperf wrote; raise NoBaseline for any other JSON.
-
-    path: the file of the run. The hardware_key of the returned part can name a folder.
-    """
-    header: Any = document.get("ddpperf") if isinstance(document, dict) else None
+    header = document.get("ddpperf") if isinstance(document, dict) else None
     if not isinstance(header, dict) or "schema" not in header:
         raise NoBaseline(f"{path} was not saved by ddpperf; name a file in .ddpperf/runs or perf/baselines")
     if (schema := header["schema"]) != SCHEMA:
@@ -254,15 +247,13 @@ def header_of(document: Any, path: Path) -> dict[str, Any]:
     key = header.get("hardware_key")
     if not isinstance(key, str) or not HARDWARE_KEY.fullmatch(key):
         raise NoBaseline(f"{path} is damaged (its hardware_key is {quoted(key)}); name another run")
-    return header
+    return document
 
 
 def _numbered(folder: Path) -> list[Path]:
     """Return the files of a folder that are named NNNN_*.json, the newest last."""
-    with contextlib.suppress(OSError):
-        numbered = [path for path in folder.iterdir() if _number(path)]
-        return sorted(numbered, key=lambda path: (_number(path), path.name))
-    return []
+    numbered = [path for path in folder.glob("*.json*") if _number(path)]
+    return sorted(numbered, key=lambda path: (_number(path), path.name))
 
 
 def _number(path: Path) -> int:
@@ -307,38 +298,19 @@ def is_baseline(document: Any, *, compared: bool = False) -> bool:
         return False
 
 
-def write_atomically(path: Path, document: dict[str, Any] | str | bytes) -> Path:
-    """Write JSON, text or bytes to a file completely or not at all; raise OSError on failure.
-
-    An existing file is replaced.
-    """
-    with _temporary_file(path.parent, document) as temporary:
-        os.replace(temporary, path)
-    return path
+def to_json(document: dict[str, Any]) -> str:
+    """Return a run as JSON; raise ValueError for a NaN. What JSON cannot hold becomes a text."""
+    return json.dumps(document, separators=(",", ":"), allow_nan=False, default=_plain)
 
 
-def require_replaceable(option: str, name: str, begins: bytes, what: str) -> None:
-    """Raise Refused if an output would replace something that is no earlier output of its kind.
-
-    name: the output file, as the user wrote it. begins: the first bytes of such an output. what: its
-    kind in the plural, such as "pages". An empty file may be replaced.
-    """
-    path = Path(name)
-    try:
-        if not path.exists():
-            return
-        with open_regular(path) as file:
-            replaceable = file.read(len(begins)) in (b"", begins)
-    except OSError:
-        replaceable = False
-    if not replaceable:
-        raise Refused(f"{option} replaces earlier {what} only, got {name!r}; name another file")
+def _plain(value: object) -> object:
+    return specs.to_json(value) if isinstance(value, Spec) else str(value)
 
 
 def _write_numbered(folder: Path, name: str, document: dict[str, Any]) -> Path:
     """Write JSON completely or not at all under the next file number; never replace a file."""
     folder.mkdir(parents=True, exist_ok=True)
-    with _temporary_file(folder, document) as temporary:
+    with temporary_file(folder, to_json(document)) as temporary:
         number = max(map(_number, folder.iterdir()), default=0)
         while True:
             number += 1
@@ -346,40 +318,3 @@ def _write_numbered(folder: Path, name: str, document: dict[str, Any]) -> Path:
             with contextlib.suppress(FileExistsError):
                 os.link(temporary, path)
                 return path
-
-
-@contextlib.contextmanager
-def _temporary_file(folder: Path, document: dict[str, Any] | str | bytes) -> Iterator[Path]:
-    """Yield the path of a temporary file with the document; raise ValueError for a NaN in JSON.
-
-    The kernel applies the umask to the file, as it does not to a file of the module tempfile.
-    """
-    content = document
-    if isinstance(content, dict):
-        content = json.dumps(content, separators=(",", ":"), allow_nan=False, default=_plain)
-    if isinstance(content, str):
-        content = content.encode("utf-8", errors="backslashreplace")
-    with temporary_file(folder / "ddpperf") as temporary:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        yield temporary
-
-
-def storable(fields: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return a test's fields for JSON; what JSON cannot hold, such as a NaN, becomes a text."""
-    found: dict[str, Any] = {}
-    for name, value in fields.items():
-        try:
-            json.dumps(value, allow_nan=False, default=_plain)
-        except (RecursionError, TypeError, ValueError):
-            value = repr(value)
-        found[str(name)] = value
-    return found
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Spec):
-        return specs.to_json(value)
-    return str(value) if isinstance(value, Path) else repr(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from statistics import median
 
 SCALES = {
@@ -26,15 +27,14 @@ def seconds(value: float) -> str:
     return f"{scaled:.0f} {unit}" if abs(scaled) >= 1000 else f"{scaled:#.4g} {unit}".replace(". ", " ")
 
 
-def nbytes(value: float) -> str:
-    """Format bytes by powers of ten, as nccl-tests counts them: 46.76 MB, 38.56 KB, 4 B."""
-    unit, scale = _scale("B", value)
-    return f"{value / scale:.4g} {unit}"
+def _scaled(unit: str, value: float) -> str:
+    name, scale = _scale(unit, value)
+    return f"{value / scale:.4g} {name}"
 
 
-def bandwidth(value: float) -> str:
-    """Format bytes per second: 354.1 GB/s."""
-    return f"{nbytes(value)}/s"
+nbytes = partial(_scaled, "B")  # by powers of ten, as nccl-tests counts: 46.76 MB, 38.56 KB, 4 B
+bandwidth = partial(_scaled, "B/s")  # 354.1 GB/s
+joules = partial(_scaled, "J")  # 1.234 kJ, 45.6 J, 7.89 mJ
 
 
 def money(value: float) -> str:
@@ -42,12 +42,6 @@ def money(value: float) -> str:
     if abs(value) >= 1 or value == 0:
         return f"{value:,.2f}"
     return f"{value:.{2 - math.floor(math.log10(abs(value)))}f}"
-
-
-def joules(value: float) -> str:
-    """Format joules with at most four significant digits: 1.234 kJ, 45.6 J, 7.89 mJ."""
-    unit, scale = _scale("J", value)
-    return f"{value / scale:.4g} {unit}"
 
 
 def hertz(value: float) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 MOST_POINTS = 600  # of a stored series; a longer one is averaged
@@ -13,29 +12,19 @@ DIGITS = 4  # significant digits of a stored value
 Row = tuple[float | None, ...]  # the values of one device, or of one rank; None where one is missing
 
 
-class EnergySource(StrEnum):
-    """How the energy of a measurement was determined."""
-
-    COUNTER = "the GPUs' energy counters"
-    POWER = "sampled power"
-    PACKAGES = "the energy counters of the CPU packages"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Usage:
     """The energy of a process set's devices in a measurement, and their utilization over time.
 
-    joules: the energy of each GPU, or of all CPU packages together, in one step, epoch or training;
-    empty if it is unknown. source: how the energy was determined. seconds: the time of each point
-    since the first round began. series: the values of each quantity, such as power_watts, as
-    `series[quantity][device][point]`. A quantity of the ranks has a row for each rank, and a
-    quantity of the whole machine has one row. mean, peak: of each quantity and device over all
-    samples, before points were averaged. sampler_cpu_fraction: the CPU time that sampling took, as a
-    fraction of one core.
+    joules: the energy of each GPU in one step, epoch or training; empty if it is unknown. seconds:
+    the time of each point since the first round began. series: the values of each quantity, such as
+    power_watts, as `series[quantity][device][point]`. A quantity of the ranks has a row for each
+    rank, and a quantity of the whole machine has one row. mean, peak: of each quantity and device
+    over all samples, before points were averaged. sampler_cpu_fraction: the CPU time that sampling
+    took, as a fraction of one core.
     """
 
     joules: tuple[float, ...] = ()
-    source: EnergySource | None = None
     seconds: tuple[float, ...] = ()
     series: Mapping[str, tuple[Row, ...]] = field(default_factory=dict)
     mean: Mapping[str, Row] = field(default_factory=dict)
@@ -45,10 +34,8 @@ class Usage:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Usage:
         """Read what `asdict` made of a usage; raise an error for anything else."""
-        source = fields["source"]
         return cls(
             joules=tuple(fields["joules"]),
-            source=None if source is None else EnergySource(source),
             seconds=tuple(fields["seconds"]),
             series={name: tuple(map(tuple, rows)) for name, rows in fields["series"].items()},
             mean={name: tuple(values) for name, values in fields["mean"].items()},

@@ -15,7 +15,7 @@ import torch
 from ddpperf.machine.hardware import visible_gpus
 from ddpperf.machine.utilization import MOST_CPU
 from ddpperf.plugin.devices import Devices
-from ddpperf.results.usage import EnergySource, Usage
+from ddpperf.results.usage import Usage
 from ddpperf.specs import EpochSpec, RunSpec
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
@@ -118,7 +118,6 @@ def test_training_agrees_with_nvidia_smi(trained: Trained) -> None:
 
 def test_energy_is_the_integral_of_the_power(trained: Trained) -> None:
     usage, seconds, _ = trained
-    assert usage.source is EnergySource.COUNTER
     watts = usage.mean["power_watts"][0]
     assert watts is not None
     print(f"counter {usage.joules[0]:.0f} J, sampled power {watts * seconds:.0f} J in {seconds:.1f} s")
@@ -129,7 +128,6 @@ def test_energy_is_the_integral_of_the_power(trained: Trained) -> None:
 def test_epochs_and_a_training_agree_in_energy(pool: Pool, trained: Trained) -> None:
     of_run = trained.usage
     of_epoch, _ = usage_of(pool, EPOCH)
-    assert of_epoch.source is EnergySource.COUNTER
     print(
         f"{of_run.joules[0] / RUN.epochs:.1f} J an epoch with evaluation, {of_epoch.joules[0]:.1f} J without"
     )

@@ -69,7 +69,7 @@ def test_extra_info_that_is_no_json_loses_nothing(canned_suite: CannedSuite) -> 
     run = canned_suite.run("perf", "--verdict", "v.md", "--report", "r.html")
     run.assert_one_sentence(0, "PASS: 3 tests measured")
     extra = canned_suite.saved_runs()[0]["benchmarks"][2]["extra_info"]
-    assert (extra["mine"], extra["1"]) == ("nan", "{(1, 2): 3}")
+    assert (extra["mine"], extra["1"]) == ("nan", {"(1, 2)": 3})
 
 
 MEANWHILE = {

@@ -10,7 +10,6 @@ import pytest
 
 from ddpperf.data import decode
 from ddpperf.errors import Refused
-from ddpperf.io.files import temporary_file
 from ddpperf.results.stored_runs import NoBaseline, read_document
 from ddpperf.verdict import settings
 from ddpperf.verdict.thresholds import read_threshold_file
@@ -43,12 +42,3 @@ def test_fifo_and_device_are_refused(what: str, tmp_path: Path) -> None:
             read(path)
         assert "\n" not in str(refusal.value)
         path.unlink()
-
-
-def test_temporary_file_replaces_the_wanted_file(tmp_path: Path) -> None:
-    wanted = tmp_path / "saved"
-    with temporary_file(wanted) as file:
-        file.write_text("content")
-        assert not wanted.exists()
-        os.replace(file, wanted)
-    assert [path.name for path in tmp_path.iterdir()] == ["saved"]

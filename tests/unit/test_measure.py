@@ -14,9 +14,8 @@ from ddpperf.machine import hardware
 from ddpperf.plugin.devices import Devices
 from ddpperf.plugin.measure_fixture import Measure, Measuring, VirtualClock
 from ddpperf.plugin.options.ab_sides import Sides
-from ddpperf.results.notes import Note, warning
 from ddpperf.results.outcomes import OutcomeKind
-from ddpperf.results.record import Record
+from ddpperf.results.record import Note, Record, warning
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec, EpochSpec, Spec, TrainingSpec
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure

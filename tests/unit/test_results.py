@@ -115,18 +115,13 @@ def test_json_gives_the_same_seconds_back(measured: Measured) -> None:
     assert Measured.from_json(json.loads(json.dumps(measured.to_json(), allow_nan=False))) == measured
 
 
-def stored(**change: Any) -> dict[str, Any]:
-    return measured(sample((0.1, 0.2)), iterations=2).to_json() | change
-
-
 @pytest.mark.parametrize(
-    ("fields", "sentence"),
+    ("change", "sentence"),
     [
-        ({}, r"cannot be read: KeyError\('spec'\)"),
-        (stored(samples=[]), "at least one set's sample"),
-        (stored(iterations=0), "iterations must be a whole number from 1 to 1000000000, got"),
+        ({"samples": []}, "at least one set's sample"),
+        ({"iterations": 0}, "iterations must be a whole number from 1 to 1000000000, got"),
     ],
 )
-def test_other_json_is_refused(fields: dict[str, Any], sentence: str) -> None:
+def test_measurement_without_steps_is_refused(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        Measured.from_json(fields)
+        Measured.from_json(measured(sample((0.1, 0.2))).to_json() | change)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from ddpperf.report.highlights import highlights
 from ddpperf.report.stored_cases import cases_of
 from ddpperf.report.summary import summary_lines, verdict_lines
-from ddpperf.results.notes import Note, warning
+from ddpperf.results.record import Note, warning
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec, Spec, TrainingSpec
 from ddpperf.verdict.stored_run_comparison import Change, Comparison
@@ -39,7 +39,7 @@ def stored(
     return {
         **Measured(spec=spec, iterations=1, samples=(sample,)).to_json(),
         "references": {},
-        "notes": [each.to_json() for each in notes],
+        "notes": [asdict(each) for each in notes],
         "metrics": {
             name: {"value": value, "unit": "J", "by_set": {"A1": value}}
             for name, value in (metrics or {}).items()

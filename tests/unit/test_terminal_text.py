@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
@@ -56,8 +57,8 @@ def test_no_text_is_obeyed(text: str) -> None:
 
 
 def test_all_strings_of_a_document_are_printable() -> None:
-    found = printable_document({"a\x1b": ["b\x9b", {"c": ("d\x00", 1, None, True)}]})
-    assert found == {"a?": ["b?", {"c": ["d?", 1, None, True]}]}
+    found = printable_document({"a\x1b": ["b\x9b", {"c": ("d\x00", 1, None, True)}], 2: math.nan})
+    assert found == {"a?": ["b?", {"c": ["d?", 1, None, True]}], "2": "nan"}
 
 
 def test_long_text_keeps_its_beginning_and_end() -> None:

@@ -13,7 +13,7 @@ from ddpperf.report.questions import report_tables
 from ddpperf.report.stored_cases import cases_of
 from ddpperf.results.metrics import find
 from ddpperf.results.samples import Measured, Sample
-from ddpperf.results.usage import EnergySource, Usage
+from ddpperf.results.usage import Usage
 from ddpperf.specs import EpochSpec, RunSpec, TrainingSpec
 from perf.common.step_metrics import usage_metrics
 from tests.fake_measure import FakeMeasure
@@ -24,7 +24,6 @@ SECONDS = tuple(round(0.1 * number, 2) for number in range(1, 31))
 FALLING: tuple[float | None, ...] = (None, *(1 - 0.01 * number for number in range(29)))
 USAGE = Usage(  # of two GPUs
     joules=(1200.0, 600.0),
-    source=EnergySource.COUNTER,
     seconds=SECONDS,
     series={
         "gpu_utilization": (FALLING, (0.5,) * 30),
@@ -52,7 +51,6 @@ USAGE = Usage(  # of two GPUs
 ON_CPU = replace(
     USAGE,
     joules=(),
-    source=None,
     series={name: rows for name, rows in USAGE.series.items() if name.startswith(("cpu", "rank"))},
 )
 
