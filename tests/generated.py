@@ -29,16 +29,16 @@ from ddpperf.specs import (
     is_custom_model,
 )
 from ddpperf.specs.common_fields import MOST_DELAY_SECONDS
-from ddpperf.specs.strategy_fields import (
+from ddpperf.specs.training import (
     DDP_STRATEGIES,
     GROUPED_STRATEGIES,
+    IMAGENET_STEM,
     MOST_BUCKET_CAP_MB,
     NOT_CAPTURED,
     OWN_DDP_HOOKS,
     SHARDED_STRATEGIES,
     options_of,
 )
-from ddpperf.specs.training import IMAGENET_STEM
 
 # What a stored run keeps of a text: all but what a terminal would obey.
 PRINTABLE = st.characters(exclude_categories=["Cc", "Cf", "Cs", "Zl", "Zp"])

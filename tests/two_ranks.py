@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddpperf.specs import TrainingSpec
-from ddpperf.specs.strategy_fields import strategy_words
+from ddpperf.specs.training import strategy_words
 from ddpperf.training import model_and_data
 from ddpperf.training import step as training
 from ddpperf.training.measured_step import MeasuredStep

@@ -25,7 +25,7 @@ from ddpperf.specs import (
     CollectiveSpec,
     CustomCollectiveSpec,
 )
-from ddpperf.specs.user_functions import import_function
+from ddpperf.specs.custom import import_function
 
 MOST_GRAPHS = 8
 _SCALE = 2.0**-120  # all_reduce buffers start with multiples of it: sums can grow by 2**240 in float32

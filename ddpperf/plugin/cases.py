@@ -17,6 +17,7 @@ from ddpperf.plugin.options.options import Options
 from ddpperf.plugin.options.spec_fields import change_reason, machine_reason
 from ddpperf.results.outcomes import Outcome, OutcomeKind
 from ddpperf.specs import (
+    CopySpec,
     CustomCollectiveSpec,
     CustomStepSpec,
     RunSpec,
@@ -29,7 +30,7 @@ from ddpperf.specs import (
 from ddpperf.specs.collective import Call
 from ddpperf.specs.instruments import Kind
 from ddpperf.specs.recipe import WORDS
-from ddpperf.specs.strategy_fields import strategy_words
+from ddpperf.specs.training import strategy_words
 
 Case = Spec | ParameterSet
 
@@ -208,7 +209,7 @@ def case_id(spec: Spec, options: Options) -> str:
     if isinstance(spec, CustomStepSpec):
         words = [] if spec.execution == "eager" else [spec.execution]
         return "-".join([size, f"b{spec.per_rank_batch_size}", _function_word(spec.function), *words])
-    words = [size, format_bytes(spec.nbytes)]
+    words = [size, format_bytes(spec.nbytes)] if isinstance(spec, Call | CopySpec) else [size]
     if isinstance(spec, CustomCollectiveSpec):
         words.append(_function_word(spec.function))
     if isinstance(spec, Call):

@@ -9,6 +9,7 @@ from typing import Any
 from ddpperf.results import units
 from ddpperf.specs import (
     AllReduceSpec,
+    CopySpec,
     CustomCollectiveSpec,
     CustomStepSpec,
     EpochSpec,
@@ -18,7 +19,8 @@ from ddpperf.specs import (
     TrainingSpec,
     format_bytes,
 )
-from ddpperf.specs.strategy_fields import strategy_words
+from ddpperf.specs.collective import Call
+from ddpperf.specs.training import strategy_words
 
 
 def properties_of(spec: Spec, *, device: str, global_batch: bool = False) -> dict[str, str]:
@@ -48,7 +50,7 @@ def properties_of(spec: Spec, *, device: str, global_batch: bool = False) -> dic
         found["batch"] = f"{spec.per_rank_batch_size:,}"
         found["function"] = spec.function
         found["execution"] = spec.execution
-    else:
+    elif isinstance(spec, Call | CopySpec):
         found["buffer"] = size(spec.nbytes)
         found["collective"] = getattr(spec, "kind", spec.measurement)
         if isinstance(spec, CustomCollectiveSpec):

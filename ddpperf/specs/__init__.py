@@ -6,7 +6,7 @@ This package imports the standard library only. Two samples are comparable if th
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, get_args
+from typing import Any
 
 from ddpperf.errors import first_line, quoted, short
 from ddpperf.specs.collective import (
@@ -25,7 +25,7 @@ from ddpperf.specs.collective import (
     CopySpec,
     format_bytes,
 )
-from ddpperf.specs.common_fields import Fault, FaultCommand, FaultKind
+from ddpperf.specs.common_fields import Fault, FaultCommand, FaultKind, Spec
 from ddpperf.specs.custom import FUNCTIONS_VARIABLE, CustomCollectiveSpec, CustomStepSpec
 from ddpperf.specs.instruments import (
     DATA_PARALLEL_PARTS,
@@ -39,35 +39,22 @@ from ddpperf.specs.instruments import (
 )
 from ddpperf.specs.recipe import OptimizerName, RunSpec, ScheduleName
 from ddpperf.specs.shard import SamplerSpec, Shard
-from ddpperf.specs.strategy_fields import CommHook, Execution, MemoryFormat, Precision, Strategy, gpu_reason
 from ddpperf.specs.training import (
     DATA_VARIABLE,
+    CommHook,
     EpochSpec,
+    Execution,
     Input,
+    MemoryFormat,
     Model,
+    Precision,
+    Strategy,
     TrainingSpec,
+    gpu_reason,
     is_custom_model,
     require_model,
 )
 
-Spec = (
-    TrainingSpec
-    | EpochSpec
-    | TraceSpec
-    | PartsSpec
-    | EpochPartsSpec
-    | BucketReplaySpec
-    | MessagesSpec
-    | AllReduceSpec
-    | CollectiveSpec
-    | SamplerSpec
-    | RunSpec
-    | CopySpec
-    | CustomStepSpec
-    | CustomCollectiveSpec
-)
-
-_SPECS: dict[str, type[Spec]] = {spec.measurement: spec for spec in get_args(Spec)}
 # Fields of stored specs that this version no longer has. They are ignored when a spec is read.
 RETIRED_FIELDS = ("cutout",)
 
@@ -91,12 +78,12 @@ def from_json(fields: dict[str, Any]) -> Spec:
     """
     values = {name: value for name, value in fields.items() if name not in RETIRED_FIELDS}
     name = values.pop("measurement", None)
-    if name not in tuple(_SPECS):
-        raise ValueError(f"measurement is {quoted(name)}; it must be one of {', '.join(_SPECS)}")
+    if name not in tuple(Spec.kinds):
+        raise ValueError(f"measurement is {quoted(name)}; it must be one of {', '.join(Spec.kinds)}")
     try:
         if values.get("fault") is not None:
             values["fault"] = Fault(**values["fault"])
-        return _SPECS[name](**values)
+        return Spec.kinds[name](**values)
     except TypeError as error:
         found = f"{short(', '.join(values))} ({first_line(error)})"
         raise ValueError(f"{name} has other fields than these: {found}") from error

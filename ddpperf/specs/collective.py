@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, get_args
 
-from ddpperf.specs.common_fields import MOST_RANKS, Positive, Rule, Rules, Work
+from ddpperf.specs.common_fields import MOST_RANKS, Positive, Rule, Rules, Spec
 
 OwnAlgorithm = Literal["gather_broadcast", "ring", "recursive_doubling", "halving_doubling", "tree"]
 # Algorithms that work in memory which all GPUs of the node have mapped:
@@ -27,7 +27,7 @@ MOST_PIECES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call(Work):
+class Call(Spec):
     """Base class of the measurement specs for one collective call on float32 buffers.
 
     nbytes: the size of a rank's buffer.
@@ -103,7 +103,7 @@ class CollectiveSpec(Call):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CopySpec(Work):
+class CopySpec(Spec):
     """Measurement spec for one copy of `nbytes` bytes within the memory of each rank's device."""
 
     measurement: ClassVar[str] = "copy"

@@ -17,7 +17,7 @@ FaultCommand = Literal["open", "sample", "finish", "close"]
 MOST_DELAY_SECONDS = 10.0
 MOST_RANKS = 2**16
 MOST_INT = 2**53  # every smaller whole number is a float, too
-# Types of fields with limits that `Checked` checks: the least and the largest int, the largest float, or
+# Types of fields with limits that `Spec` checks: the least and the largest int, the largest float, or
 # the pattern of a text and its name.
 Positive = Annotated[int, 1]
 Ranks = Annotated[int, 1, MOST_RANKS]
@@ -30,32 +30,74 @@ class Rule:
     """A combination of field values that a spec needs.
 
     If the field `name` has one of `values`, each other field must have one of the values in `needed`.
-    values: by default all values except the field's default.
+    name: by default the rule always holds. values: by default all values except the field's default.
     """
 
-    def __init__(self, name: str, values: tuple[object, ...] = (), **needed: tuple[object, ...]) -> None:
+    def __init__(self, name: str = "", values: tuple[object, ...] = (), **needed: tuple[object, ...]) -> None:
         self.name, self.values, self.needed = name, values, needed
 
     def problems(self, spec: object) -> Iterator[str]:
-        value = getattr(spec, self.name)
-        subject = value if self.name == "measurement" else f"{self.name}={value}"
-        if value in self.values if self.values else value != getattr(type(spec), self.name):
-            for other, allowed in self.needed.items():
-                if (found := getattr(spec, other)) not in allowed:
-                    yield f"{subject} needs {other} {' or '.join(map(str, allowed))}, got {found}"
+        value = getattr(spec, self.name or "measurement")
+        if self.name and not (
+            value in self.values if self.values else value != getattr(type(spec), self.name)
+        ):
+            return
+        for other, allowed in self.needed.items():
+            if (found := getattr(spec, other)) not in allowed:
+                subject = f"{self.name}={value}" if self.name else value
+                yield f"{subject} needs {other} {' or '.join(map(str, allowed))}, got {found}"
 
 
 Rules = tuple[Rule, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checked:
-    """Base class of dataclasses that raise ValueError for values that cannot be measured.
+class Fault:
+    """A failure that one rank causes on purpose, so that the handling of failures can be tested.
 
-    rules: checked besides those of the base classes.
+    kind: "raise" raises an exception, "hang" waits for ever, "kill" sends SIGKILL to the rank
+    itself, and "exit" exits with status 0.
+    command: the command sent to the rank ("open", "sample", "finish" or "close") that fails.
     """
 
+    kind: FaultKind
+    rank: int
+    command: FaultCommand = "sample"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """Base class of all measurement specs: number of ranks, added delay, and fault to inject.
+
+    kinds: the classes of all measurement specs, by measurement.
+    measurement: the name by which the ranks find the measurement.
+    rules: the combinations of values that it needs, besides the rules of its base classes.
+    repeats: whether a round has one untimed step and then many timed steps. If False, a round is
+    one long step.
+    counts: whether the measurement counts instead of timing, so that one round is enough.
+    compared_parts: by device, the number of parts into which an A/B run divides a round. Base and
+    candidate take turns after each part, so that a short disturbance of the machine affects both.
+    delay_seconds: a delay that is added to each step to test thresholds, on the GPU if there is
+    one.
+    """
+
+    kinds: ClassVar[dict[str, type[Spec]]] = {}
+    measurement: ClassVar[str]
     rules: ClassVar[Rules] = ()
+    repeats: ClassVar[bool] = True
+    counts: ClassVar[bool] = False
+    compared_parts: ClassVar[Mapping[str, int]] = {"cpu": 1, "cuda": 1}
+    seed: ClassVar[int] = 0
+    set_epoch: ClassVar[bool] = True  # whether each epoch is shuffled differently
+    execution: ClassVar[str] = "eager"
+
+    world_size: Ranks
+    delay_seconds: Delay = 0.0
+    fault: Fault | None = None
+
+    def __init_subclass__(cls) -> None:
+        if "measurement" in vars(cls):
+            cls.kinds[cls.measurement] = cls
 
     def __post_init__(self) -> None:
         if problem := next(self.problems(), ""):
@@ -91,47 +133,6 @@ class Checked:
         for kind in reversed(type(self).__mro__):
             for rule in vars(kind).get("rules", ()):
                 yield from rule.problems(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fault(Checked):
-    """A failure that one rank causes on purpose, so that the handling of failures can be tested.
-
-    kind: "raise" raises an exception, "hang" waits for ever, "kill" sends SIGKILL to the rank
-    itself, and "exit" exits with status 0.
-    command: the command sent to the rank ("open", "sample", "finish" or "close") that fails.
-    """
-
-    kind: FaultKind
-    rank: int
-    command: FaultCommand = "sample"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Work(Checked):
-    """Base class of all measurement specs: number of ranks, added delay, and fault to inject.
-
-    measurement: the name by which the ranks find the measurement.
-    repeats: whether a round has one untimed step and then many timed steps. If False, a round is
-    one long step.
-    counts: whether the measurement counts instead of timing, so that one round is enough.
-    compared_parts: by device, the number of parts into which an A/B run divides a round. Base and
-    candidate take turns after each part, so that a short disturbance of the machine affects both.
-    delay_seconds: a delay that is added to each step to test thresholds, on the GPU if there is
-    one.
-    """
-
-    measurement: ClassVar[str]
-    repeats: ClassVar[bool] = True
-    counts: ClassVar[bool] = False
-    compared_parts: ClassVar[Mapping[str, int]] = {"cpu": 1, "cuda": 1}
-    seed: ClassVar[int] = 0
-    set_epoch: ClassVar[bool] = True  # whether each epoch is shuffled differently
-    execution: ClassVar[str] = "eager"
-
-    world_size: Ranks
-    delay_seconds: Delay = 0.0
-    fault: Fault | None = None
 
     @property
     def changed_fields(self) -> dict[str, Any]:
@@ -181,8 +182,8 @@ class Work(Checked):
 
     @property
     def busy_processes(self) -> int:
-        """Return the number of processes that compute at the same time during the measurement."""
-        return max(map(len, self.turns(self.world_size)))
+        """Return how many ranks and DataLoader workers are busy at the same time."""
+        return max(map(len, self.turns(self.world_size))) * (1 + getattr(self, "loader_workers", 0))
 
     def turns(self, size: int) -> list[list[int]]:
         """Return the groups of ranks that measure together, in the order in which they take turns.

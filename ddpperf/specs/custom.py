@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
+from ddpperf.errors import CannotTrain, first_line
 from ddpperf.specs.collective import Call, CallExecution
-from ddpperf.specs.common_fields import Function, Positive, Work
+from ddpperf.specs.common_fields import Function, Positive, Spec
 
 # An environment variable of the ranks with the functions that the ranks may import, joined by commas. A
 # rank imports no other module that a message names.
@@ -15,7 +19,7 @@ CustomKind = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", 
 
 
 @dataclass(frozen=True, kw_only=True)
-class CustomStepSpec(Work):
+class CustomStepSpec(Spec):
     """Measurement spec for one training step of the user's own function.
 
     function: `package.module:function`. Each rank calls it as `function(rank=..., world_size=...,
@@ -75,3 +79,27 @@ class CustomCollectiveSpec(Call):
     @property
     def functions(self) -> tuple[str, ...]:
         return (self.function,)
+
+
+def import_function(name: str, role: str) -> Callable[..., Any]:
+    """Return the function that `package.module:function` names.
+
+    role: what the function is for, such as "model", for the message. Raises CannotTrain if the
+    environment variable FUNCTIONS_VARIABLE does not list the function, or if the function cannot be
+    imported.
+    """
+    if name not in os.environ.get(FUNCTIONS_VARIABLE, "").split(","):
+        advice = f"use it in the spec of a case, or pass --model {name} for a model"
+        raise CannotTrain(f"{role} {name} was not named when the ranks started; {advice}")
+    module_name, _, function_name = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        advice = f"try python -c 'import {module_name}' in the folder of the test run"
+        raise CannotTrain(f"{role} {name} cannot be imported ({first_line(error)}); {advice}") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        why = f"{module_name} has no function {function_name}; name one of its functions"
+        raise CannotTrain(f"{role} {name} cannot be found: {why}")
+    found: Callable[..., Any] = function
+    return found

@@ -6,8 +6,7 @@ from dataclasses import dataclass, fields
 from typing import ClassVar, TypeVar
 
 from ddpperf.specs.common_fields import Rule, Rules
-from ddpperf.specs.strategy_fields import DDP_STRATEGIES, DELAYED_HOOKS, GROUPED_STRATEGIES
-from ddpperf.specs.training import EpochSpec, TrainingSpec
+from ddpperf.specs.training import DDP_STRATEGIES, DELAYED_HOOKS, GROUPED_STRATEGIES, EpochSpec, TrainingSpec
 
 # The parts of a training step. Only a step with a DataLoader has the part loading.
 PARTS = ("loading", "data", "forward", "backward", "gradient_sync", "optimizer")
@@ -18,8 +17,7 @@ DATA_PARALLEL_PARTS = ("replicate", "scatter", "gather", "reduce")  # of DataPar
 class TraceSpec(TrainingSpec):
     """Measurement spec for training steps that run under torch's profiler.
 
-    A round includes writing the trace. Raises ValueError for a training whose communication cannot
-    be recognized in a trace.
+    A round includes writing the trace.
     """
 
     measurement: ClassVar[str] = "training_trace"
@@ -30,15 +28,11 @@ class TraceSpec(TrainingSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class PartsSpec(TrainingSpec):
-    """Measurement spec for training steps whose parts, such as forward and backward, are timed.
-
-    Raises ValueError for a strategy whose parts do not follow each other on one device.
-    """
+    """Measurement spec for training steps whose parts, such as forward and backward, are timed."""
 
     measurement: ClassVar[str] = "training_parts"
-    rules: ClassVar[Rules] = (
-        Rule("measurement", ("training_parts", "epoch_parts"), strategy=("single", *DDP_STRATEGIES)),
-    )
+    # The parts of other strategies do not follow each other on one device.
+    rules: ClassVar[Rules] = (Rule(strategy=("single", *DDP_STRATEGIES)),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,31 +49,24 @@ class EpochPartsSpec(EpochSpec, PartsSpec):
 class MessagesSpec(TrainingSpec):
     """Measurement spec for training steps whose collectives and their bytes are counted.
 
-    Each step ends with an all_reduce that averages the loss over all ranks. Raises ValueError for a
-    training without a process group or with an execution mode other than eager.
+    Each step ends with an all_reduce that averages the loss over all ranks.
     """
 
     measurement: ClassVar[str] = "training_messages"
     repeats: ClassVar[bool] = False
     counts: ClassVar[bool] = True
     rules: ClassVar[Rules] = (
-        Rule("measurement", ("training_messages",), strategy=GROUPED_STRATEGIES, execution=("eager",)),
+        Rule(strategy=GROUPED_STRATEGIES, execution=("eager",)),
         Rule("strategy", ("own_ddp",), comm_hook=("none",)),  # reads of mapped memory are no messages
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class BucketReplaySpec(TrainingSpec):
-    """Measurement spec for the all_reduces of one training step's gradients, without computation.
-
-    Raises ValueError for a strategy other than DDP, or for a communication hook that sends other
-    messages.
-    """
+    """Measurement spec for the all_reduces of one training step's gradients, without computation."""
 
     measurement: ClassVar[str] = "bucket_replay"
-    rules: ClassVar[Rules] = (
-        Rule("measurement", ("bucket_replay",), strategy=("ddp",), comm_hook=DELAYED_HOOKS),
-    )
+    rules: ClassVar[Rules] = (Rule(strategy=("ddp",), comm_hook=DELAYED_HOOKS),)
 
 
 Kind = TypeVar("Kind", TraceSpec, PartsSpec, EpochPartsSpec, BucketReplaySpec, MessagesSpec)
@@ -88,7 +75,8 @@ Kind = TypeVar("Kind", TraceSpec, PartsSpec, EpochPartsSpec, BucketReplaySpec, M
 def measured_as(kind: type[Kind], spec: TrainingSpec) -> Kind:
     """Return a measurement spec of the given class for the same training as `spec`.
 
-    The new spec has no added delay and no fault.
+    The new spec has no added delay and no fault. Raises ValueError if the rules of its class refuse
+    the training.
     """
     training = {field.name: getattr(spec, field.name) for field in fields(TrainingSpec)}
     return kind(**training | {"delay_seconds": 0.0, "fault": None})

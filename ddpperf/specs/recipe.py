@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from ddpperf.specs.common_fields import Fraction, Positive, Rule, Rules
-from ddpperf.specs.strategy_fields import words_of
-from ddpperf.specs.training import TrainingSpec
+from ddpperf.specs.training import TrainingSpec, words_of
 
 OptimizerName = Literal["sgd", "lars", "lamb", "muon"]
 ScheduleName = Literal["constant", "step", "multistep", "cosine", "linear", "cyclic", "one_cycle"]
@@ -49,8 +48,6 @@ class RunSpec(TrainingSpec):
     counts: ClassVar[bool] = True
     rules: ClassVar[Rules] = (
         Rule(
-            "measurement",
-            ("training_run",),
             strategy=("single", "ddp"),
             input=("device",),
             drop_last=(True,),
@@ -99,18 +96,14 @@ class RunSpec(TrainingSpec):
             yield "rate must be more than 0, got 0"
         if not 0 < self.momentum < 1:
             yield f"momentum must be between 0 and 1, got {self.momentum:g}"
-        growing = range(min(self.epochs, MOST_DOUBLINGS + 1))  # later epochs have the last one's batch size
-        for batch_size in set(map(self._batch_size, growing)) - {batch}:
+        for batch_size in set(self.batch_sizes) - {batch}:
             self.of_batches(batch_size)  # raises if that batch size cannot be trained
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
         """Return the number of images per rank and step in each epoch."""
-        return tuple(self._batch_size(epoch) for epoch in range(self.epochs))
-
-    def _batch_size(self, epoch: int) -> int:
-        last, first = self.per_rank_batch_size, self.grow_from or self.per_rank_batch_size
-        return min(last, first << min(epoch, MOST_DOUBLINGS))
+        batch, first = self.per_rank_batch_size, self.grow_from or self.per_rank_batch_size
+        return tuple(min(batch, first << min(epoch, MOST_DOUBLINGS)) for epoch in range(self.epochs))
 
     def of_batches(self, batch_size: int) -> RunSpec:
         """Return a spec of the same training with a constant number of images per rank and step."""

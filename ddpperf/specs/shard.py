@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from ddpperf.specs.common_fields import Work
+from ddpperf.specs.common_fields import Spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Shard:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplerSpec(Work):
+class SamplerSpec(Spec):
     """Measurement spec for the image indices that DistributedSampler gives each rank in an epoch.
 
     set_epoch: whether the sampler is given the number of each epoch. Without this number the images

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from ddpperf.errors import quoted
-from ddpperf.specs.common_fields import Function, Positive, Rule, Rules
+from ddpperf.specs.common_fields import Delay, Function, Positive, Rule, Rules, Spec
 from ddpperf.specs.shard import Shard
-from ddpperf.specs.strategy_fields import PLAIN_DDP, StrategyFields
 
+Strategy = Literal["single", "ddp", "own_ddp", "data_parallel", "fsdp", "zero1"]
+Execution = Literal["eager", "compile", "graph", "compile+graph"]
+Communication = Literal["on", "local", "no_sync"]
+CommHook = Literal["none", "avg", "bf16", "fp16", "powersgd", "symmetric_memory"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+MemoryFormat = Literal["contiguous", "channels_last"]
 Model = Literal["resnet18", "resnet18_cifar", "resnet50", "resnet50_cifar", "resnet10_cifar"]
 IMAGENET_STEM: tuple[Model, ...] = ("resnet18", "resnet50")  # their last stage has one value per image
 Input = Literal["fixed", "device", "dataloader"]
@@ -20,11 +25,73 @@ Input = Literal["fixed", "device", "dataloader"]
 # synthetic. A rank opens no other file that a message names.
 DATA_VARIABLE = "DDPPERF_DATA"
 
+COMPILED_EXECUTIONS = ("compile", "compile+graph")
+CAPTURED_EXECUTIONS = ("graph", "compile+graph")
+MOST_BUCKET_CAP_MB = 2**20
+DDP_STRATEGIES = ("ddp", "zero1")  # gradients are synchronized by DistributedDataParallel
+SHARDED_STRATEGIES = ("zero1", "fsdp")  # flat buffers lose a tensor's memory format
+EQUAL_STRATEGIES = (*DDP_STRATEGIES, "own_ddp")  # all ranks keep equal parameters
+GROUPED_STRATEGIES = (*EQUAL_STRATEGIES, "fsdp")
+# Strategies and hooks that a CUDA graph cannot hold: data_parallel starts threads in every step, fsdp's
+# parameters come and go in every step, and powersgd waits for the device where it compresses.
+NOT_CAPTURED = ("data_parallel", "fsdp", "powersgd")
+DELAYED_HOOKS = ("none", "avg", "bf16", "fp16")  # hooks that OwnAverage can replace
+DDP_OPTIONS: dict[str, str | int | bool] = {
+    "comm_hook": "none",
+    "bucket_cap_mb": 0,  # torch's default: a first bucket of 1 MiB, then buckets of 25 MiB
+    "gradient_as_bucket_view": False,
+    "static_graph": False,
+    "buffer_sync": True,
+}
+OWN_DDP_HOOKS = ("none", "symmetric_memory")
+PLAIN_DDP: dict[str, Any] = {
+    **DDP_OPTIONS,
+    "communication": "on",
+    "comm_delay_seconds": 0.0,
+    "comm_delay_rank": 0,
+    "sync_batch_norm": False,
+}
+# How a label names the options that differ from their defaults. The value is argument 0.
+STRATEGY_WORDS = {
+    "comm_hook": "{}",
+    "bucket_cap_mb": "bucket={}",
+    "gradient_as_bucket_view": "view",
+    "static_graph": "static",
+    "buffer_sync": "no_buffer_sync",
+    "sync_batch_norm": "sync_batch_norm",
+    "communication": "{}",
+    "comm_delay_seconds": "comm_delay={:g}s@{spec.comm_delay_rank}",
+    "accumulation_steps": "accumulate={}",
+}
+InductorOptions = Annotated[str, r"([a-z_]\w*([.+][a-z_]\w*)*)?", "names of torch's options joined by +"]
+
+
+def options_of(strategy: str) -> tuple[str, ...]:
+    """Return the names of the DDP options that a strategy such as "ddp" or "own_ddp" supports."""
+    if strategy == "own_ddp":
+        return ("comm_hook", "bucket_cap_mb")
+    return tuple(DDP_OPTIONS) if strategy in DDP_STRATEGIES else ()
+
+
+def _without(values: Any, *others: str) -> tuple[str, ...]:
+    return tuple(value for value in get_args(values) if value not in others)
+
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingSpec(StrategyFields):
+class TrainingSpec(Spec):
     """Measurement spec for one optimizer step: forward, backward, gradient synchronization, update.
 
+    strategy: "single" has no process group. The ranks take turns and each does the same step alone,
+    except for long measurements, such as that of an epoch, which only rank 0 makes. "data_parallel"
+    is one process, rank 0, that drives `world_size` GPUs. "ddp" averages gradients. "own_ddp" is
+    ddpperf's minimal DDP. "zero1" also shards the optimizer's state. "fsdp" also shards the
+    parameters.
+    precision: "fp32" is without TF32, and "tf32" is with TF32 (GPUs only). "bf16" and "fp16" are
+    autocast over fp32 parameters, and "fp16" also has a gradient scaler.
+    execution: eager, torch.compile, a CUDA graph, or both.
+    communication: "on" sends gradients. "local" fills DDP's buckets without sending the buckets.
+    "no_sync" does neither. With strategy data_parallel, "no_sync" trains kept replicas on batches
+    that are already on their GPUs.
     input: "fixed" trains on one batch again and again. "device" crops and flips batches of a data
     set that is in the device's memory. "dataloader" loads batches with `loader_workers` processes.
     """
@@ -33,8 +100,47 @@ class TrainingSpec(StrategyFields):
     rules: ClassVar[Rules] = (
         Rule("strategy", ("single",), world_size=(1,)),
         Rule("loader_workers", input=("dataloader",)),
+        *(
+            Rule(option, strategy=tuple(name for name in get_args(Strategy) if option in options_of(name)))
+            for option in DDP_OPTIONS
+        ),
+        Rule("strategy", ("own_ddp",), comm_hook=OWN_DDP_HOOKS),
+        # DataParallel without communication trains kept replicas.
+        Rule("communication", ("no_sync",), strategy=("ddp", "data_parallel")),
+        Rule("communication", ("local",), strategy=("ddp",), comm_hook=DELAYED_HOOKS),
+        Rule("comm_delay_seconds", strategy=("ddp",), comm_hook=DELAYED_HOOKS),
+        Rule("comm_delay_rank", strategy=("ddp",)),
+        Rule("sync_batch_norm", strategy=GROUPED_STRATEGIES),
+        Rule("strategy", SHARDED_STRATEGIES, memory_format=("contiguous",)),
+        # fp16's gradient scaler checks a rank's own shard only
+        Rule("strategy", ("fsdp",), precision=_without(Precision, "fp16")),
+        Rule("static_graph", accumulation_steps=(1,)),
+        Rule(
+            "execution",
+            CAPTURED_EXECUTIONS,
+            strategy=_without(Strategy, *NOT_CAPTURED),
+            comm_hook=_without(CommHook, *NOT_CAPTURED),
+        ),
+        Rule("execution", COMPILED_EXECUTIONS, strategy=_without(Strategy, "data_parallel", "fsdp")),
+        Rule("inductor", execution=COMPILED_EXECUTIONS),
     )
 
+    strategy: Strategy
+    precision: Precision = "fp32"
+    memory_format: MemoryFormat = "contiguous"
+    execution: Execution = "eager"  # type: ignore[misc]
+    inductor: InductorOptions = ""  # names of torch's compiler options
+    # Options of DistributedDataParallel, of which own_ddp has the first two:
+    comm_hook: CommHook = "none"
+    bucket_cap_mb: Annotated[int, 0, MOST_BUCKET_CAP_MB] = 0  # MiB; 0 for torch's default
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+    buffer_sync: bool = True
+    sync_batch_norm: bool = False  # whether BatchNorm computes its statistics over all ranks
+    accumulation_steps: Positive = 1  # parts of a batch, whose gradients are added up before they are sent
+    communication: Communication = "on"
+    comm_delay_seconds: Delay = 0.0  # by how much `comm_delay_rank` delays the last bucket of each step
+    comm_delay_rank: int = 0
     model: str = "resnet18"  # built in, `torchvision:NAME`, or custom as `package.module:function`
     per_rank_batch_size: Positive  # images; the global batch is `world_size` times as large
     input: Input = "fixed"
@@ -47,13 +153,21 @@ class TrainingSpec(StrategyFields):
     def problems(self) -> Iterator[str]:
         yield from super().problems()
         require_model(self.model)
+        if self.strategy == "data_parallel" and self.world_size < 2:
+            yield "world_size must be a whole number of at least 2, got 1"
+        if (rank := self.comm_delay_rank) >= self.world_size:
+            yield f"comm_delay_rank={rank} must be less than world_size={self.world_size}"
+        if self.captured and self.strategy == "zero1" and self.precision == "fp16":
+            yield f"execution {self.execution} cannot capture zero1, which waits for fp16's scaler; use bf16"
         N, images, model, parts = self.world_size, self.epoch_images, self.model, self.accumulation_steps
         if images < N:
             yield f"epoch_images must be a whole number of at least {N}, got {images}"
-        batch, last, least = self.process_batch_size, self._last_batch_size, self._least_batch_size
+        batch, last = self.process_batch_size, self.last_batch_size
         for size in {batch, last}:
             if size % parts:
                 yield f"accumulation_steps={parts} does not divide a batch of {size} images; use a divisor"
+        per_device = -(-last // (N // self.processes))  # DataParallel's last device gets what is left
+        least = min(self.per_rank_batch_size, last % per_device or per_device)
         if model in IMAGENET_STEM and least < 2 * parts:
             found = f"got a batch of {least}{f' in {parts} parts' * (parts > 1)}"
             yield f"{model}'s last BatchNorm needs 2 images, {found}; use batches of at least {2 * parts}"
@@ -66,13 +180,21 @@ class TrainingSpec(StrategyFields):
             yield "a dataloader runs ahead between the rounds of a step; measure an epoch (EpochSpec)"
 
     @property
-    def functions(self) -> tuple[str, ...]:
-        return (self.model,) if is_custom_model(self.model) else ()
+    def grouped(self) -> bool:
+        return self.strategy in GROUPED_STRATEGIES
 
     @property
-    def busy_processes(self) -> int:
-        """Return how many ranks and DataLoader workers are busy at the same time."""
-        return super().busy_processes * (1 + self.loader_workers)
+    def maps_memory(self) -> bool:
+        return self.comm_hook == "symmetric_memory"
+
+    def turns(self, size: int) -> list[list[int]]:
+        if self.strategy == "single" and self.repeats:
+            return [[rank] for rank in range(size)]
+        return [[0]] if self.strategy in ("single", "data_parallel") else super().turns(size)
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        return (self.model,) if is_custom_model(self.model) else ()
 
     @property
     def global_batch_size(self) -> int:
@@ -99,22 +221,9 @@ class TrainingSpec(StrategyFields):
         )
 
     @property
-    def _last_batch_size(self) -> int:
+    def last_batch_size(self) -> int:
+        """Return the number of images that one process trains on in the last step of an epoch."""
         return self.process_batch_size if self.input == "fixed" else self.shard.last_batch_size
-
-    @property
-    def has_equal_batches(self) -> bool:
-        """Return whether every batch of an epoch has the same number of images."""
-        return self._last_batch_size == self.process_batch_size
-
-    @property
-    def _least_batch_size(self) -> int:
-        """Return the smallest number of images that any device gets in a step.
-
-        DataParallel gives its last device what is left of a batch.
-        """
-        per_device = -(-self._last_batch_size // (self.world_size // self.processes))
-        return min(self.per_rank_batch_size, self._last_batch_size % per_device or per_device)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -123,7 +232,7 @@ class TrainingSpec(StrategyFields):
     @property
     def images_per_epoch(self) -> int:
         """Return the number of images that all processes together train on in an epoch."""
-        return self.processes * ((self.steps_per_epoch - 1) * self.process_batch_size + self._last_batch_size)
+        return self.processes * ((self.steps_per_epoch - 1) * self.process_batch_size + self.last_batch_size)
 
     def ddp(self) -> Self:
         """Return a spec for the same training step by DDP with default options."""
@@ -170,3 +279,28 @@ def require_model(model: str) -> None:
     if not re.fullmatch(patterns, model):
         other = "torchvision:NAME or package.module:function"
         raise ValueError(f"model must be one of {', '.join(known)}, {other}, got {quoted(model)}")
+
+
+def strategy_words(spec: Any) -> str:
+    """Return a spec's strategy with all non-default options as text, such as ddp+avg+bucket=4."""
+    return "+".join([spec.strategy, *words_of(spec, TrainingSpec, STRATEGY_WORDS)])
+
+
+def words_of(spec: Any, usual: type, words: Mapping[str, str]) -> list[str]:
+    """Return the words for the fields of a spec that differ from their defaults in the class `usual`."""
+    changed = {name: getattr(spec, name) for name in words if getattr(spec, name) != getattr(usual, name)}
+    return [words[name].format(value, spec=spec) for name, value in changed.items()]
+
+
+def gpu_reason(spec: TrainingSpec, device: str) -> str:
+    """Return why a training spec needs a GPU, or "" if it can run on the given device."""
+    for needed, what in (
+        (spec.captured, f"execution {spec.execution} is captured by a GPU's driver"),
+        (spec.strategy == "data_parallel", "strategy data_parallel drives several GPUs from one process"),
+        (spec.comm_hook in ("avg", "powersgd"), f"comm_hook {spec.comm_hook} needs NCCL"),
+        (spec.maps_memory, "comm_hook symmetric_memory maps the memory of GPUs"),
+        (spec.sync_batch_norm, "sync_batch_norm works on GPUs only"),
+    ):
+        if needed and device == "cpu":
+            return f"{what}; this runs on the CPU"
+    return ""

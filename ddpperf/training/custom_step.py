@@ -13,7 +13,7 @@ from ddpperf.measuring.compile_and_capture import capture
 from ddpperf.measuring.message_ledger import Ledger
 from ddpperf.measuring.repeated_work import Measurement
 from ddpperf.specs import CustomStepSpec
-from ddpperf.specs.user_functions import import_function
+from ddpperf.specs.custom import import_function
 from ddpperf.training.measured_step import CAPTURE_WARMUP
 
 

@@ -39,7 +39,7 @@ class TrainingEpoch(TrainingMeasurement):
         A DataLoader starts its workers at the first step of an epoch.
         """
         spec = self.spec
-        is_same = spec.input != "dataloader" and spec.has_equal_batches
+        is_same = spec.input != "dataloader" and spec.last_batch_size == spec.process_batch_size
         if is_same or spec.captured or self.steps is not self.training:
             self.steps.warm_up(min(steps, spec.steps_per_epoch))
         if is_same:

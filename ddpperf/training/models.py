@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddpperf.errors import CannotTrain
-from ddpperf.specs.user_functions import import_function
+from ddpperf.specs.custom import import_function
 
 Loss = Callable[[Any, Tensor], Tensor]  # from outputs and targets to a scalar
 MakeBatch = Callable[[int], tuple[Tensor, Tensor]]  # from a batch size to inputs and targets

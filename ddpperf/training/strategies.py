@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ddpperf.specs import TrainingSpec, is_custom_model
-from ddpperf.specs.strategy_fields import DDP_STRATEGIES
+from ddpperf.specs.training import DDP_STRATEGIES
 from ddpperf.training import comm_hooks
 from ddpperf.training.model_and_data import make_task
 from ddpperf.training.models import trained_parameters

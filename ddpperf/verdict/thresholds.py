@@ -279,7 +279,7 @@ def _require_possible(where: Any, place: str) -> None:
 @cache
 def _spec_fields() -> list[dict[str, list[Any]]]:
     """Return for each kind of spec the types, and the values of a Literal, that its fields can hold."""
-    hints = {kind: get_type_hints(kind) for kind in get_args(Spec)}
+    hints = {kind: get_type_hints(kind) for kind in Spec.kinds.values()}
     return [
         {field.name: _choices(hints[kind][field.name]) for field in dataclasses.fields(kind)}
         for kind in hints

@@ -16,7 +16,6 @@ from ddpperf.specs import (
     BucketReplaySpec,
     CollectiveSpec,
     EpochSpec,
-    Fault,
     MessagesSpec,
     PartsSpec,
     SamplerSpec,
@@ -24,7 +23,7 @@ from ddpperf.specs import (
     TrainingSpec,
     gpu_reason,
 )
-from ddpperf.specs.strategy_fields import MOST_BUCKET_CAP_MB
+from ddpperf.specs.training import MOST_BUCKET_CAP_MB
 from ddpperf.training.step import TrainingStep
 
 TRAINING: dict[str, Any] = {"world_size": 4, "per_rank_batch_size": 128, "strategy": "ddp"}
@@ -42,7 +41,6 @@ ALL_REDUCE = partial(AllReduceSpec, world_size=4, nbytes=4096)
 COLLECTIVE = partial(CollectiveSpec, world_size=4, nbytes=4096, kind="all_gather")
 NODES = partial(ALL_REDUCE, algorithm="hierarchical", node_size=2)
 SAMPLER = partial(SamplerSpec, world_size=3, epoch_images=10)
-FAULT = partial(Fault, kind="raise", rank=0)
 MAPPED: dict[str, Any] = {"strategy": "own_ddp", "comm_hook": "symmetric_memory"}
 
 Make = Callable[..., object]
@@ -51,12 +49,10 @@ LEAST: list[tuple[Make, str, int]] = [  # whole numbers, and the least that a sp
     (STEP, "bucket_cap_mb", 0),
     (ALL_REDUCE, "world_size", 2),
     (ALL_REDUCE, "nbytes", 4),
-    (FAULT, "rank", 0),
 ]
 CHOICES: list[tuple[Make, str]] = [
     *((STEP, name) for name in ("precision", "memory_format", "input", "strategy", "execution", "comm_hook")),
     *((ALL_REDUCE, name) for name in ("algorithm", "execution")),
-    *((FAULT, name) for name in ("kind", "command")),
 ]
 REFUSED: list[tuple[Make, dict[str, Any], str]] = [
     (STEP, {"drop_last": "no"}, "drop_last must be a bool, got 'no'"),

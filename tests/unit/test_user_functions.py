@@ -19,8 +19,7 @@ from ddpperf.specs import (
     CustomCollectiveSpec,
     CustomStepSpec,
 )
-from ddpperf.specs.custom import CustomKind
-from ddpperf.specs.user_functions import import_function
+from ddpperf.specs.custom import CustomKind, import_function
 from ddpperf.training.custom_step import CustomStep
 
 CPU = torch.device("cpu")

@@ -22,7 +22,7 @@ import pytest
 from ddpperf.errors import Refused, quoted
 from ddpperf.io.secret_values import shown_word
 from ddpperf.specs import FLOAT32_BYTES, Execution, Model, Precision, require_model
-from ddpperf.specs.strategy_fields import GROUPED_STRATEGIES
+from ddpperf.specs.training import GROUPED_STRATEGIES
 from ddpperf.verdict.two_stage_test import MOST_SETS
 from ddpperf.workers.launcher import launcher
 

@@ -37,7 +37,7 @@ from ddpperf.specs import (
     gpu_reason,
     is_custom_model,
 )
-from ddpperf.specs.strategy_fields import SHARDED_STRATEGIES
+from ddpperf.specs.training import SHARDED_STRATEGIES
 from ddpperf.workers.interpreter import Side
 
 GPU_INDUCTOR = "combo_kernels"  # joins small kernels, which makes a step at batch size 32 8% faster

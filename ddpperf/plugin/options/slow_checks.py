@@ -19,7 +19,7 @@ from ddpperf.plugin.options.ab_sides import is_elsewhere, options_of_side
 from ddpperf.plugin.options.options import Options, check_images
 from ddpperf.results.samples import BASE
 from ddpperf.specs import FUNCTIONS_VARIABLE, Model
-from ddpperf.specs.strategy_fields import COMPILED_EXECUTIONS
+from ddpperf.specs.training import COMPILED_EXECUTIONS
 from ddpperf.workers.interpreter import check_side
 
 MODEL_SECONDS = 120

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ddpperf.machine.compiler import compiler_reason, triton_reason
 from ddpperf.plugin.options.option_table import Value
 from ddpperf.specs import AllReduceSpec, Spec, TrainingSpec, gpu_reason
-from ddpperf.specs.strategy_fields import (
+from ddpperf.specs.training import (
     COMPILED_EXECUTIONS,
     DDP_OPTIONS,
     GROUPED_STRATEGIES,
