@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 from ddpperf.machine.hardware import Machine
+from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.results.samples import Measured, Sample
+
+
+def measuring(machine: Machine | None = None, pool: Any = None, sides: Sides | None = None) -> Any:
+    """Return the second argument of a `Measure` whose measurements get no warnings."""
+    return SimpleNamespace(machine=machine or Machine(), pool=pool, sides=sides, notes=lambda *_: [])
 
 
 class FakeMeasure:

@@ -17,22 +17,22 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from ddpperf.errors import Refused
 from ddpperf.io.terminal_text import harmless
 from ddpperf.machine import hardware
+from ddpperf.plugin.ab_judge import ABJudge
 from ddpperf.plugin.cases import functions_of, parameters
 from ddpperf.plugin.collected_tests import measures
-from ddpperf.plugin.confirmation import judge
 from ddpperf.plugin.interrupts import interrupt_once
-from ddpperf.plugin.measure_fixture import CLOCK, Measure
+from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.benchmark_options import check_measuring_options, formats_table, runs_tests
 from ddpperf.plugin.options.option_table import add_options
-from ddpperf.plugin.options.options import is_experiment, read_options
 from ddpperf.plugin.options.slow_checks import lacking_side
-from ddpperf.plugin.run_inputs import read_inputs
-from ddpperf.plugin.run_outputs import RequestedFiles, RunOutputs
+from ddpperf.plugin.run_outputs import RunOutputs
 from ddpperf.plugin.session import Session
+from ddpperf.plugin.stored_run_judge import StoredRunJudge
 from ddpperf.specs import Spec
 from ddpperf.verdict.exit_status import exit_status
 
 SESSION, OUTPUTS = pytest.StashKey[Session](), pytest.StashKey[RunOutputs]()
+JUDGE = pytest.StashKey[ABJudge | StoredRunJudge]()
 MARKERS = (
     "specs(cases=f, gate=g, core=c): f(options) yields the specs to measure, one test for each spec; "
     "g(options, spec) returns whether -m gate selects the test; c(options, spec) returns whether the "
@@ -68,18 +68,16 @@ def pytest_configure(config: pytest.Config) -> None:
             "ddpperf needs pytest-benchmark, which was not loaded; leave -p no:benchmark out"
         )
     with refusals_as_usage_errors():
-        files = RequestedFiles(config)
-        gpus = hardware.visible_gpus()
-        options = read_options(config, len(gpus))
-        compare_with = config.getoption("benchmark_compare") or None
-        session = Session(options, read_inputs(options, gpus, config.rootpath, compare_with))
-    config.stash[SESSION], config.stash[OUTPUTS] = session, RunOutputs(config, session, files)
+        config.stash[SESSION] = session = Session(config)
+        sides = session.sides
+        judge = StoredRunJudge(session) if sides is None else ABJudge(session, sides, session.settings)
+        config.stash[JUDGE] = judge
+        config.stash[OUTPUTS] = RunOutputs(config, session, judge)
     for plugin in (session.collection, session.outcomes, config.stash[OUTPUTS]):
         config.pluginmanager.register(plugin)
     config.option.benchmark_storage = "file://."  # pytest-benchmark then makes no folder
     config.option.benchmark_save = config.option.benchmark_autosave = config.option.benchmark_json = None
-    baseline = session.inputs.baseline
-    config.option.benchmark_compare = str(baseline.path) if baseline is not None else None
+    config.option.benchmark_compare = str(session.baseline.path) if session.baseline is not None else None
     config.option.benchmark_compare_fail = None
     if not formats_table(config):
         config.option.benchmark_quiet = True  # --benchmark-verbose still prints pytest-benchmark's table
@@ -188,15 +186,6 @@ def _relative(argument: str, config: pytest.Config) -> str:
     return "::".join(["" if relative == "." else Path(relative).as_posix(), *rest])
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_node_collection_finished(ids: list[str]) -> None:
-    if any(is_experiment(test) for test in ids):
-        pytest.exit(_NO_XDIST, returncode=4)
-
-
-_NO_XDIST = "the tests in perf/ measure time one after another, but -n was given; run them without -n"
-
-
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
     """Lock the devices before the first test, and compare the measurements after the last test."""
@@ -206,27 +195,15 @@ def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
         with refusals_as_usage_errors():
             ours.start()
     result = yield
-    if measuring:
+    if measuring and ours.measured():
         try:
-            judge(ours, session.items)
+            config.stash[JUDGE].judge(session.items)
         except Refused as refused:  # a usage error would lose what was measured
             ours.problems.append(str(refused))
     return result
 
 
 # --- measuring
-
-
-@pytest.fixture(autouse=True)
-def _device_clock(request: pytest.FixtureRequest) -> None:
-    """Make pytest-benchmark use ddpperf's virtual clock in each test with the `measure` fixture.
-
-    pytest does not merge markers, so the nearest benchmark marker is repeated with the clock added.
-    """
-    if "measure" in request.fixturenames:
-        marker = request.node.get_closest_marker("benchmark")
-        keywords = dict(marker.kwargs) if marker else {}
-        request.node.add_marker(pytest.mark.benchmark(**(keywords | {"timer": CLOCK})), append=False)
 
 
 @pytest.fixture
@@ -236,7 +213,8 @@ def measure(request: pytest.FixtureRequest, benchmark: BenchmarkFixture) -> Meas
     Call it as `measure(spec)`; `ddpperf.plugin.measure_fixture.Measure` describes the result.
     """
     if hasattr(request.config, "workerinput"):  # a worker of pytest-xdist
-        pytest.fail(_NO_XDIST, pytrace=False)
+        why = "this test measures time, but -n runs tests side by side; run it without -n"
+        pytest.fail(why, pytrace=False)
     return request.config.stash[SESSION].fixture(request.node.nodeid, benchmark)
 
 
@@ -263,9 +241,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Iterator[N
     outputs.end(exitstatus)
     try:
         yield
-    except pytest.exit.Exception:  # pytest prints its reason
-        raise
     except Exception as error:
+        if outputs.verdict is None:
+            raise
         outputs.plugin_failed(error)
     outputs.print_lines()
     # A PASS is 0, so that the exit status of another plugin holds, such as that of --fail-on-flaky.

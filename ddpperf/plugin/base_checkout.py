@@ -45,18 +45,12 @@ def require_stored_code(baseline: Baseline, sides: Sides | None, here: Path) -> 
         changes = git(root, "diff", "--name-only", f"{commit}^{{commit}}", *head, "--", ".", *NOT_CODE)
     except OSError:
         return  # the commit may be of another repository
-    if not commit or not changes:
-        return
-    if base.root is None:
+    if commit and changes:
+        held = commit_of(root).replace("+", " with changes")
         raise Refused(
-            f"{name} was measured at commit {baseline.commit}, but this tree, which the base runs, "
-            f"differs from it; check {commit} out elsewhere, and name that folder with --base"
+            f"{name} was measured at commit {baseline.commit}, but the base runs {root}, which holds {held}; "
+            f"check {commit} out elsewhere, and name that folder with --base"
         )
-    held = commit_of(root).replace("+", " with changes")
-    raise Refused(
-        f"{name} was measured at commit {baseline.commit}, but --base {root} holds {held}; "
-        f"check {commit} out there"
-    )
 
 
 def stored_sides(baseline: Baseline, here: Path, options: Options, cleanup: ExitStack) -> Sides:
@@ -71,32 +65,22 @@ def stored_sides(baseline: Baseline, here: Path, options: Options, cleanup: Exit
         raise Refused(f"{name} does not say which commit it measured")
     if commit.endswith("+"):
         raise Refused(f"{name} measured {commit.removesuffix('+')} with changes that were not committed")
-    try:
-        git(here, "cat-file", "-e", f"{commit}^{{commit}}")
-    except OSError as error:
-        raise Refused(f"commit {commit} of {name} is not in this repository ({error})") from error
     folder = here / ".ddpperf" / "base" / f"{commit}-{os.getpid()}"
     cleanup.callback(remove_worktree, here, folder)
     try:
         root = check_out(here, commit, folder)
     except OSError as error:
         raise Refused(f"commit {commit} of {name} cannot be checked out ({error})") from error
-    torch = baseline.torch_versions[0]
-    base = Side(name=BASE, python=_interpreter(baseline, torch), root=root)
+    torch, python = baseline.torch_versions[0], sys.executable
+    if torch.partition("+")[0] != version("torch").partition("+")[0]:
+        python = str(baseline.environment.get("executable", ""))
+        if not os.access(python, os.X_OK):
+            gone = f"its interpreter {python or '(not stored)'} is gone"
+            raise Refused(f"{name} measured torch {torch}, and {gone}")
+    base = Side(name=BASE, python=python, root=root)
     stored = {function for measured in baseline.measured.values() for function in measured.spec.functions}
     found = check_side(base, f"the code of {name}", options.device, [options.model, *sorted(stored)])
     found.require_root()
     if found.torch != torch:
         raise Refused(f"{name} measured torch {torch}, and {base.python} has {found.torch} today")
     return Sides(base=base, candidate=Side(name=CANDIDATE), spec_fields={}, found={BASE: found})
-
-
-def _interpreter(baseline: Baseline, torch: str) -> str:
-    """Return this interpreter if it has the stored run's torch, else the stored run's."""
-    if torch.partition("+")[0] == version("torch").partition("+")[0]:
-        return sys.executable
-    stored = str(baseline.environment.get("executable", ""))
-    if not os.access(stored, os.X_OK):
-        where = f"its interpreter {stored} is gone" if stored else "it does not name its interpreter"
-        raise Refused(f"{baseline.path.name} measured torch {torch}, and {where}")
-    return stored

@@ -15,8 +15,8 @@ from ddpperf.machine.gpu_description import Gpu
 from ddpperf.machine.gpu_watch import GpuWatch
 from ddpperf.machine.hardware import query_nvml
 from ddpperf.machine.utilization import CpuSampler, Recorder, Sampler
-from ddpperf.results.record import Note, info, warning
-from ddpperf.specs import EpochSpec, RunSpec, Spec, TrainingSpec
+from ddpperf.results.record import Note, warning
+from ddpperf.specs import Spec, TrainingSpec
 
 
 class Devices:
@@ -31,13 +31,12 @@ class Devices:
     """
 
     def __init__(self, gpus: Sequence[Gpu], world_size: int, *, several_nodes: bool = False) -> None:
+        self.pinning = Pinning()
         self._gpus = gpus[:world_size]
         self._world_size = world_size
         self._several_nodes = several_nodes
         self._locks = ExitStack()
-        self.pinning = Pinning()
         self._watch: GpuWatch | None = None
-        self._samplers: list[Sampler] = []  # of the measurements since the last warnings
         self._cores = sorted(os.sched_getaffinity(0))  # before this process is pinned to some of them
 
     def acquire(self) -> None:
@@ -57,11 +56,9 @@ class Devices:
         return self.pinning.ranks
 
     def check_round(self, processes: list[int], done: int) -> str:
-        """Return what disturbed the GPUs in a timed round, and let this process leave the ranks'
-        cores.
+        """Return what disturbed the GPUs in a timed round, and move this process off the ranks' cores.
 
-        processes: ids of the run's own processes.
-        done: number of rounds that were measured before this round.
+        processes: ids of the run's own processes. done: number of rounds measured before this round.
         """
         self.pinning.hold()
         return self._watch.look(processes, done) if self._watch is not None else ""
@@ -74,13 +71,12 @@ class Devices:
         joules are not those of all ranks. processes: ids of the ranks. alone: whether one process set
         measures.
         """
-        if not isinstance(spec, TrainingSpec) or self._crosses_nodes(spec):
+        if not isinstance(spec, TrainingSpec) or (self._several_nodes and spec.world_size > self._world_size):
             return Recorder()
         sampler = None
         if not spec.repeats:
             cpu = CpuSampler(self._cores, processes, with_children=spec.loader_workers > 0)
             sampler = Sampler(self._handles[: spec.world_size], cpu)
-            self._samplers.append(sampler)
         return Recorder(self._energy, spec.world_size, sampler, alone=alone)
 
     @cached_property
@@ -92,23 +88,9 @@ class Devices:
         return gpu_counters(self._handles)
 
     def warnings(self, spec: Spec) -> list[Note]:
-        """Return warnings about what disturbed the devices in the measurement that just ended.
-
-        A note says why their utilization is unknown. Other nodes' devices are not watched.
-        """
-        disturbed = self._watch.warnings() if self._watch is not None else []
-        problems = {sampler.problem for sampler in self._samplers if sampler.problem}
-        self._samplers.clear()
-        unsampled = [
-            info(f"the utilization is unknown, as sampling ended early: {problem}") for problem in problems
-        ]
-        if self._crosses_nodes(spec) and isinstance(spec, EpochSpec | RunSpec):
-            unsampled.append(info("energy and utilization are unknown, as some ranks are on other nodes"))
+        """Return warnings about what disturbed this node's devices in the measurement that just ended."""
         crowded = self.pinning.warnings(spec, self._world_size if self._several_nodes else None)
-        return [*map(warning, crowded), *disturbed, *unsampled]
-
-    def _crosses_nodes(self, spec: Spec) -> bool:
-        return self._several_nodes and spec.world_size > self._world_size
+        return [*map(warning, crowded), *(self._watch.warnings() if self._watch is not None else ())]
 
     def release(self) -> None:
         """Unlock the GPUs or the CPU, and let this process use all CPU cores again."""

@@ -21,38 +21,32 @@ def interrupt_once(config: pytest.Config) -> None:
     """Raise KeyboardInterrupt at the first SIGINT, SIGTERM or SIGHUP, and ignore later signals.
 
     The exception's text is the name of the signal. A signal is left alone if it has a custom handler
-    or is ignored, as SIGHUP is under nohup.
+    or is ignored, as SIGHUP is under nohup. When pytest ends, the usual handlers are restored. After
+    an interrupted run they are not, because a second signal would change the exit status.
     """
-    if threading.current_thread() is threading.main_thread():
+    if threading.current_thread() is threading.main_thread() and not _handled:
         _handled.update(number for number, usual in _USUAL.items() if signal.getsignal(number) == usual)
-        for number in _handled:
-            signal.signal(number, _first)
-        config.add_cleanup(interrupt_as_before)
+        _handle_all(_first)
+        config.add_cleanup(_restore)
 
 
 def ignore_interrupts() -> None:
     """Ignore SIGINT, SIGTERM and SIGHUP from now on, so that results are compared and saved."""
+    _handle_all(signal.SIG_IGN)
+
+
+def _handle_all(handler: Any) -> None:
     for number in _handled:
-        _handle(number, signal.SIG_IGN)
-
-
-def interrupt_as_before() -> None:
-    """Restore the default handlers of SIGINT, SIGTERM and SIGHUP.
-
-    After an interrupted run nothing is restored, because a second signal would change the exit
-    status.
-    """
-    for number in _handled:
-        _handle(number, _USUAL[number])
-    _handled.clear()
+        signal.signal(number, handler)
 
 
 def _first(number: int, frame: FrameType | None) -> None:
     ignore_interrupts()
-    _handled.clear()
+    _handled.clear()  # so that _restore changes nothing
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 
-def _handle(number: signal.Signals, handler: Any) -> None:
-    if signal.getsignal(number) in (_first, signal.SIG_IGN):  # nobody else has come to handle it
-        signal.signal(number, handler)
+def _restore() -> None:
+    for number in _handled:
+        signal.signal(number, _USUAL[number])
+    _handled.clear()

@@ -18,7 +18,7 @@ from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.results import metrics
 from ddpperf.results.outcomes import OutcomeKind
 from ddpperf.results.record import Note, Record, info, warning
-from ddpperf.results.samples import BASE, CANDIDATE, Measured
+from ddpperf.results.samples import BASE, Measured
 from ddpperf.specs import CustomStepSpec, Spec
 from ddpperf.workers.failures import Cause, SetFailure
 from ddpperf.workers.pool import Pool
@@ -47,6 +47,60 @@ class VirtualClock:
 CLOCK = VirtualClock()
 
 
+class Measuring:
+    """The measurements of all tests in the same worker processes.
+
+    pool: the worker processes, which start with the first measurement.
+    machine: properties of this machine, such as the bandwidth of its links.
+    sides: base and candidate of an A/B run; None if only this environment is measured.
+    order: the test ids in the order of the test files.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        devices: Devices,
+        machine: Machine,
+        sides: Sides | None = None,
+        order: Sequence[str] = (),
+    ) -> None:
+        self.pool = pool
+        self.machine = machine
+        self.sides = sides
+        self._devices = devices
+        self._measures: dict[str, Measure] = {}
+        self._place = {test: number for number, test in enumerate(order)}
+        self._notes: dict[tuple[Spec, tuple[str, ...]], list[Note]] = {}
+
+    def fixture(self, test: str, benchmark: BenchmarkFixture) -> Measure:
+        """Return the value of the `measure` fixture for one test."""
+        self._measures[test] = measure = Measure(benchmark, self)
+        return measure
+
+    @property
+    def measures(self) -> dict[str, Measure]:
+        """The `measure` fixtures by test id, in the order of the test files, whatever order they ran in."""
+        last = len(self._place)
+        return dict(sorted(self._measures.items(), key=lambda entry: self._place.get(entry[0], last)))
+
+    def measured(self) -> dict[str, Measured]:
+        """Return the measurement of each measured test by test id."""
+        records = ((test, measure.record) for test, measure in self.measures.items())
+        return {test: record.measured for test, record in records if record.measured is not None}
+
+    def notes(self, measured: Measured, fresh: bool) -> list[Note]:
+        """Return the warnings about a measurement.
+
+        fresh: whether the measurement was made just now. Warnings about the devices are then stored
+        for the other tests that share the measurement.
+        """
+        key = measured.spec, tuple(sample.set for sample in measured.samples)
+        if fresh:
+            self._notes[key] = self._devices.warnings(measured.spec)
+        found = [*other_kernels(measured), *silent_ranks(measured)]
+        return [*self._notes.get(key, []), *map(warning, found)]
+
+
 class Measure:
     """Measures the work that a test's spec describes, and keeps a record of the test.
 
@@ -61,28 +115,17 @@ class Measure:
     counted_seconds: the time spent in timed rounds.
     """
 
-    def __init__(
-        self,
-        benchmark: BenchmarkFixture,
-        pool: Pool,
-        notes: Callable[[Measured, bool], list[Note]],
-        *,
-        machine: Machine | None = None,
-        sides: Sides | None = None,
-    ) -> None:
-        """Store the worker processes and the function that provides warnings.
-
-        notes: returns the warnings about a measurement; its second argument is whether the
-        measurement was made just now.
-        """
-        self.machine = machine or Machine()
+    def __init__(self, benchmark: BenchmarkFixture, measuring: Measuring) -> None:
+        self.machine = measuring.machine
         self.record = Record()
         self.counted_seconds = 0.0
         self.ended_as: OutcomeKind | None = None
         self._benchmark = benchmark
-        self._pool = pool
-        self._notes = notes
-        self._sides = sides
+        self._measuring = measuring
+        self._pool = measuring.pool
+        self._sides = measuring.sides
+        # The side that runs in this environment
+        self._here = BASE if measuring.sides is None else measuring.sides.here
 
     def __call__(self, spec: Spec) -> Measured:
         """Measure the step time of the test's own spec, and pass it to pytest-benchmark.
@@ -98,6 +141,7 @@ class Measure:
         self.record.measured = measured
         durations = measured.of(self._here).all_step_seconds()
         rounds = iter(durations)
+        self._benchmark._timer = CLOCK
         self._benchmark.pedantic(
             lambda: CLOCK.show(next(rounds, 0.0)), setup=CLOCK.show, rounds=len(durations), iterations=1
         )
@@ -139,12 +183,7 @@ class Measure:
         The stored value is the median over the process sets that run in this environment. The test
         fails if the metric is not registered, or if a value is NaN or infinite.
         """
-        unit: str | None
-        try:
-            unit = metrics.find(name).unit
-        except KeyError:
-            unit = None
-        if unit is None:  # outside of the handler, whose error pytest would print, too
+        if not (unit := metrics.find_or_plain(name).unit):
             _fail(f"the metric {name} is not registered; register it with ddpperf.results.metrics.register")
         if not by_set or not all(math.isfinite(value) for value in by_set.values()):
             _fail(f"the metric {name} must have a finite number for each set, got {dict(by_set)}")
@@ -162,17 +201,6 @@ class Measure:
         self._benchmark.extra_info["ddpperf"] = self.record.to_json()
         return self._benchmark.stats
 
-    @property
-    def judged_side(self) -> str:
-        """The side whose metrics must reach thresholds: the candidate in an A/B run."""
-        return BASE if self._sides is None else CANDIDATE
-
-    def values(self) -> dict[str, float]:
-        """Return the value of each metric; in an A/B run, the value of the candidate."""
-        if self._sides is None:
-            return {name: metric["value"] for name, metric in self.metrics.items()}
-        return self.record.values_of(CANDIDATE)
-
     def warn(self, text: str) -> None:
         """Add a warning about the test's measurement; the test still passes."""
         self.record.add_note(warning(text))
@@ -180,11 +208,6 @@ class Measure:
     def note(self, text: str) -> None:
         """Add an explanation of the test's measurement to the report."""
         self.record.add_note(info(text))
-
-    @property
-    def _here(self) -> str:
-        """The side (base or candidate) that uses this process's interpreter and code; else the base."""
-        return BASE if self._sides is None else self._sides.here
 
     def _measure(self, spec: Spec, *, own: bool) -> Measured:
         """Measure a spec, or return the result if the same worker processes measured it before."""
@@ -198,19 +221,19 @@ class Measure:
         # The references of a test are measured by the process sets that measured the test's own spec.
         measured = self.record.measured
         ranks = measured.spec.world_size if measured is not None else 0
+        of_base = False
         try:
             return self._with_notes(lambda: self._pool.measure_once(spec, candidate, ranks))
         except SetFailure as error:
-            failure = str(error)
+            failure, of_base = str(error), error.set_name.startswith(BASE)
             if self._sides is not None:
-                of_base = error.set_name.startswith(BASE)
-                self.ended_as = OutcomeKind.BASE_FAILED if of_base else None
                 failure = f"the {'base' if of_base else 'candidate'}'s {failure}"
         except (ValueError, OSError, Refused) as error:
             failure = str(error)
             # The machine lacks something, such as a temporary folder, which is not the candidate's fault.
-            if self._sides is not None and not isinstance(error, ValueError):
-                self.ended_as = OutcomeKind.BASE_FAILED
+            of_base = not isinstance(error, ValueError)
+        if self._sides is not None and of_base:
+            self.ended_as = OutcomeKind.BASE_FAILED
         pytest.fail(harmless(failure), pytrace=False)  # in the handler, the error would be printed twice
 
     def _with_notes(self, measure: Callable[[], Measured]) -> Measured:
@@ -218,7 +241,7 @@ class Measure:
         measured = measure()
         spent = self._pool.counted_seconds - before
         self.counted_seconds += spent
-        for note in self._notes(measured, spent > 0):
+        for note in self._measuring.notes(measured, spent > 0):
             self.record.add_note(note)
         return measured
 
@@ -232,53 +255,6 @@ def _require_same_sets(name: str, reference: Measured, own: Measured) -> None:
 
 def _fail(sentence: str) -> NoReturn:
     pytest.fail(harmless(sentence), pytrace=False)
-
-
-class Measuring:
-    """The measurements of all tests in the same worker processes.
-
-    pool: the worker processes, which start with the first measurement.
-    order: the test ids in the order of the test files.
-    """
-
-    def __init__(
-        self, pool: Pool, devices: Devices, sides: Sides | None = None, *, order: Sequence[str] = ()
-    ) -> None:
-        self.pool = pool
-        self._measures: dict[str, Measure] = {}
-        self._place = {test: number for number, test in enumerate(order)}
-        self._devices = devices
-        self._sides = sides
-        self._notes: dict[tuple[Spec, tuple[str, ...]], list[Note]] = {}
-
-    def fixture(self, test: str, benchmark: BenchmarkFixture, machine: Machine) -> Measure:
-        """Return the value of the `measure` fixture for one test."""
-        measure = Measure(benchmark, self.pool, self.notes, machine=machine, sides=self._sides)
-        self._measures[test] = measure
-        return measure
-
-    @property
-    def measures(self) -> dict[str, Measure]:
-        """The `measure` fixtures by test id, in the order of the test files, whatever order they ran in."""
-        last = len(self._place)
-        return dict(sorted(self._measures.items(), key=lambda entry: self._place.get(entry[0], last)))
-
-    def measured(self) -> dict[str, Measured]:
-        """Return the measurement of each measured test by test id."""
-        records = ((test, measure.record) for test, measure in self.measures.items())
-        return {test: record.measured for test, record in records if record.measured is not None}
-
-    def notes(self, measured: Measured, fresh: bool) -> list[Note]:
-        """Return the warnings about a measurement.
-
-        fresh: whether the measurement was made just now. Warnings about the devices are then stored
-        for the other tests that share the measurement.
-        """
-        key = measured.spec, tuple(sample.set for sample in measured.samples)
-        if fresh:
-            self._notes[key] = self._devices.warnings(measured.spec)
-        found = [*other_kernels(measured), *silent_ranks(measured)]
-        return [*self._notes.get(key, []), *map(warning, found)]
 
 
 def silent_ranks(measured: Measured) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from typing import TextIO
 
 from ddpperf.io.terminal_text import printable
 from ddpperf.specs import Spec
@@ -24,10 +23,9 @@ class ProgressLine:
     stage: the place in the run, such as "test 7 of 45".
     """
 
-    def __init__(self, terminal: TextIO | None = None) -> None:
-        # A duplicate of stdout, because pytest captures stdout itself later
-        self._terminal = terminal or os.fdopen(os.dup(1), "w", errors="backslashreplace")
-        self._visible = self._terminal.isatty() and "CI" not in os.environ
+    def __init__(self) -> None:
+        self._terminal = os.dup(1)  # because pytest captures stdout itself later
+        self._visible = os.isatty(self._terminal) and "CI" not in os.environ
         self.stage = ""
         self._spec: Spec | None = None
         self._begun = self._drawn = 0.0
@@ -38,28 +36,25 @@ class ProgressLine:
             self._spec, self._begun = spec, now
         if not self._visible or now - self._begun <= QUIET_SECONDS or now - self._drawn <= REDRAW_SECONDS:
             return
+        self._drawn = now
         left = "warming up"
         if fraction > 0:
             minutes, seconds = divmod(round((now - self._begun) * (1 - fraction) / fraction), 60)
             left = f"{minutes}:{seconds:02} left"
         words = ", ".join(filter(None, (self.stage, f"{spec.id}: {fraction:.0%}", left)))
-        self._drawn = now
         with contextlib.suppress(OSError):  # a terminal that is closed must not fail the tests
-            width = os.get_terminal_size(self._terminal.fileno()).columns or 80
-            self._print(MAKE_ROOM + BELOW.format(printable(words)[: width - 1]))
+            width = os.get_terminal_size(self._terminal).columns or 80
+            text = MAKE_ROOM + BELOW.format(printable(words)[: width - 1])
+            os.write(self._terminal, text.encode(errors="replace"))
 
     def clear(self) -> None:
         """Remove the progress line from the terminal."""
         if self._drawn:
-            self._print(BELOW.format(""))
             self._drawn = 0.0
+            with contextlib.suppress(OSError):
+                os.write(self._terminal, BELOW.format("").encode())
 
     def close(self) -> None:
         self.clear()
-        with contextlib.suppress(OSError):
-            self._terminal.close()
-
-    def _print(self, text: str) -> None:
-        with contextlib.suppress(OSError):
-            self._terminal.write(text)
-            self._terminal.flush()
+        self._visible = False
+        os.close(self._terminal)

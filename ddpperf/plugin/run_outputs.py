@@ -7,7 +7,6 @@ died.
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 import time
@@ -29,55 +28,22 @@ from ddpperf.io.files import require_replaceable, write_atomically
 from ddpperf.io.secret_values import shown_command_line
 from ddpperf.io.terminal_text import harmless, printable_document
 from ddpperf.machine import hardware
+from ddpperf.plugin.ab_judge import ABJudge
 from ddpperf.plugin.options.benchmark_options import runs_tests
+from ddpperf.plugin.options.options import is_experiment
 from ddpperf.plugin.session import Session
+from ddpperf.plugin.stored_run_judge import StoredRunJudge
 from ddpperf.report.html_page import PAGE_BEGINS, write_page
 from ddpperf.report.markdown_pages import VERDICT_BEGINS, markdown
 from ddpperf.report.questions import report_tables
 from ddpperf.report.summary import WIDTH, markup, summary_lines, verdict_lines
-from ddpperf.results.outcomes import Status, Verdict
+from ddpperf.results.outcomes import Outcome, Status, Verdict
 from ddpperf.results.stored_runs import SCHEMA, is_baseline, to_json
-from ddpperf.verdict.exit_status import Answer
+from ddpperf.verdict.exit_status import Answer, decide
 
 # Fields of Options that are stored elsewhere, or not at all.
 NOT_STORED = ("given", "images", "sides")
-NO_READER = (errno.EPIPE, errno.EIO)  # errors of an output whose reader has ended, or whose terminal has
 VERDICT = "ddpperf::verdict"  # the JUnit case that stands for the whole run
-
-
-class RequestedFiles:
-    """The files that the command line requests besides the stored run, and that can be written.
-
-    The constructor reads the options before ddpperf changes them, and deletes an earlier run's
-    verdict in the file of --verdict. Raises Refused if a file cannot be written.
-    copy: the file of --benchmark-json. baseline: the name of --benchmark-save.
-    """
-
-    def __init__(self, config: pytest.Config) -> None:
-        copy = config.getoption("benchmark_json")
-        if copy is not None and not isinstance(copy, Path):
-            copy.close()  # pytest-benchmark has already opened it
-            copy = copy.name
-        self.baseline: str | None = config.getoption("benchmark_save")
-        page = config.getoption("report")
-        self.page = _file("--report", page)
-        self.verdict = _file("--verdict", config.getoption("verdict"))
-        self.copy = _file("--benchmark-json", None if copy is None else str(copy))
-        if self.page is not None:
-            require_replaceable("--report", page, PAGE_BEGINS, "pages")
-        if self.verdict is not None:
-            require_replaceable("--verdict", config.getoption("verdict"), VERDICT_BEGINS.encode(), "verdicts")
-            self.verdict.unlink(missing_ok=True)
-
-
-def _file(option: str, text: str | None) -> Path | None:
-    """Return the absolute path of an option's output file. Raises Refused if it cannot be written."""
-    if text is None:
-        return None
-    path = Path(text).resolve()
-    if not text or (path.exists() and not path.is_file()) or not os.access(path.parent, os.W_OK):
-        raise Refused(f"{option} takes a file in a writable folder, got {text!r}; name another file")
-    return path
 
 
 class RunOutputs:
@@ -87,14 +53,29 @@ class RunOutputs:
     saved: whether everything was written and printed that the command line requests.
     """
 
-    def __init__(self, config: pytest.Config, session: Session, files: RequestedFiles) -> None:
+    def __init__(self, config: pytest.Config, session: Session, judge: ABJudge | StoredRunJudge) -> None:
+        """Read which files the command line requests, and delete an earlier run's verdict.
+
+        Raises Refused if a file cannot be written.
+        """
         self.verdict: Verdict | None = None
         self.saved = True
         self._lines: list[str] = []
+        self._ended_by = ""  # the signal that interrupted the run, or the error that ended it
         self._config = config
         self._session = session
-        self._files = files
-        self._ended_by = ""  # the signal that interrupted the run, or the error that ended it
+        self._judge = judge
+        copy = config.getoption("benchmark_json")
+        if copy is not None and not isinstance(copy, Path):
+            copy.close()  # pytest-benchmark has already opened it
+            copy = copy.name
+        self._copy = _file("--benchmark-json", None if copy is None else str(copy))
+        self._baseline: str | None = config.getoption("benchmark_save")
+        self._page = _file("--report", config.getoption("report"), PAGE_BEGINS, "pages")
+        verdict = config.getoption("verdict")
+        self._verdict_file = _file("--verdict", verdict, VERDICT_BEGINS.encode(), "verdicts")
+        if self._verdict_file is not None:
+            self._verdict_file.unlink(missing_ok=True)
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         if excinfo.type is KeyboardInterrupt:  # pytest calls this hook for its own exits, too
@@ -108,26 +89,39 @@ class RunOutputs:
 
         Later failures of other plugins cannot lose what was measured.
         """
+        session = self._session
         try:
-            self._session.finish()
+            session.finish()
         except Exception as error:
-            self._session.problems.append(f"the worker processes could not be ended: {_described(error)}")
+            session.problems.append(f"the worker processes could not be ended: {_described(error)}")
         if not self._needs_verdict(exitstatus):
             return
-        answer, self.verdict = self._session.answer()
-        self._report_worse(answer.worse if answer is not None else {}, self.verdict)
-        document = printable_document(self._document(answer, self.verdict))
+        outcomes = session.outcomes_by_side()
+        answer = self._judge.answer(outcomes)
+        measured, problems = session.measured(), session.problems
+        self.verdict = verdict = decide(outcomes, measured=measured, answer=answer, problems=problems)
+        self._report_worse(answer.worse if answer is not None else {}, verdict)
+        document = printable_document(self._document(outcomes, answer, verdict))
         self._save(document)
         width = self._width()
-        verdict = verdict_lines(document["ddpperf"], width=width)
         tables = report_tables(document).splitlines() if self._config.getoption("tables") else []
-        self._lines = [*summary_lines(document, width=width), *tables, *self._lines, *verdict]
+        last = verdict_lines(document["ddpperf"], width=width)
+        self._lines = [*summary_lines(document, width=width), *tables, *self._lines, *last]
 
     def _needs_verdict(self, exitstatus: int) -> bool:
-        """Return whether the run needs a verdict, and report as a problem if it ended early."""
+        """Return whether the run needs a verdict, and report as a problem if it ended early.
+
+        It needs none if the command line left all performance tests out, and other tests ran.
+        """
         session = self._session
+        found = session.outcomes.measured or (session.collection.deselected and not session.outcomes.seconds)
+        requested = session.options.sides is not None or session.compares or session.problems
         failed = exitstatus in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR)
-        if (failed and not session.measured()) or not session.is_suite or not runs_tests(self._config):
+        if (
+            (failed and not session.measured())
+            or not (requested or found or any(map(is_experiment, session.collection.uncollected)))
+            or not runs_tests(self._config)
+        ):
             return False
         if failed:
             if (refusal := sys.exception()) is not None:  # pytest has no hook for a usage error
@@ -137,6 +131,11 @@ class RunOutputs:
             exitstatus == pytest.ExitCode.INTERRUPTED and not session.collection.uncollected
         ):
             session.problems.append(f"the run was interrupted by {self._ended_by}".removesuffix(" by "))
+        if (count := len(session.collection.deselected)) and not session.outcomes.measured:
+            how = "were deselected on the command line"
+            if session.collection.left_out:
+                how = "were left out or deselected; --full runs the tests outside the core suite"
+            session.problems.append(f"all {count} tests {how}")
         return True
 
     def _report_worse(self, worse: Mapping[str, str], verdict: Verdict) -> None:
@@ -153,32 +152,21 @@ class RunOutputs:
 
     def plugin_failed(self, error: Exception) -> None:
         """Report that another plugin failed while pytest ended; the run has been saved before."""
-        if self.verdict is None:
-            raise error
-        if isinstance(error, OSError) and error.errno in NO_READER:
-            _drop_output()
-            return
         self.saved = False
         self._lines.append(f"another plugin failed while the run ended: {_described(error)}")
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_terminal_summary(self) -> None:
-        """Print the tables and the verdict after the summaries of pytest and of other plugins."""
-        self.print_lines()
-
     def print_lines(self) -> None:
-        """Print the lines of this run that were not printed yet."""
-        lines, self._lines = self._lines, []
+        """Print the tables and the verdict, after the summaries of pytest and of other plugins."""
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
         try:
-            if reporter is not None and lines:
+            if reporter is not None and self._lines:
                 reporter.section("ddpperf", bold=True)
-                for line in lines:
+                for line in self._lines:
                     reporter.line(harmless(line), **markup(line))
             sys.stdout.flush()
-        except OSError as error:
-            self.saved &= error.errno in NO_READER
-            _drop_output()
+        except OSError:  # a full disk, or a reader that has ended; Python would fail again at its end
+            self.saved = False
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def _width(self) -> int:
         """Return the width of the printed lines, which follows a terminal."""
@@ -188,24 +176,25 @@ class RunOutputs:
 
     def _save(self, document: dict[str, Any]) -> None:
         """Write the run as JSON and, on request, a copy, a baseline, the Markdown and the page."""
-        storage, collection, files = self._session.inputs.storage, self._session.collection, self._files
+        storage, collection = self._session.storage, self._session.collection
         if collection.tests or collection.uncollected:
             commit = document["ddpperf"]["environment"]["commit"]
             self._write("the run", storage.runs, partial(storage.save_run, document, commit))
-            if files.copy:
-                self._write("the JSON", files.copy, partial(write_atomically, files.copy, to_json(document)))
-            if files.baseline and is_baseline(document):
-                promote = partial(storage.promote, document, files.baseline)
+            if self._copy:
+                self._write("the JSON", self._copy, partial(write_atomically, self._copy, to_json(document)))
+            if self._baseline and is_baseline(document):
+                promote = partial(storage.promote, document, self._baseline)
                 self._write("the baseline", storage.baselines, promote)
-            elif files.baseline:
+            elif self._baseline:
                 self._lines.append(f"not saved as a baseline: {_no_baseline(document['ddpperf'])}")
         text = markdown(document, summary_lines(document))
-        if files.verdict:
-            self._write("the verdict", files.verdict, partial(write_atomically, files.verdict, text))
-        if files.page:
+        if self._verdict_file:
+            write = partial(write_atomically, self._verdict_file, text)
+            self._write("the verdict", self._verdict_file, write)
+        if self._page:
             try:
-                page = partial(write_page, files.page, document, storage.kept())
-                self._write("the page", files.page, page)
+                page = partial(write_page, self._page, document, storage.kept())
+                self._write("the page", self._page, page)
             except Exception as error:  # such as a broken installation of matplotlib
                 self.saved = False
                 again = "the run is saved, so python -m ddpperf.report can try again"
@@ -222,7 +211,9 @@ class RunOutputs:
             why = f"{where} cannot be written ({error.strerror})"
             self._lines.append(f"{what} was not saved: {why}; make it writable")
 
-    def _document(self, answer: Answer | None, verdict: Verdict) -> dict[str, Any]:
+    def _document(
+        self, outcomes: Mapping[str, Outcome], answer: Answer | None, verdict: Verdict
+    ) -> dict[str, Any]:
         """Return the JSON document of the run, in pytest-benchmark's format with ddpperf's part."""
         measures = self._session.measures.values()
         document: dict[str, Any] = pytest_benchmark_generate_json(
@@ -233,16 +224,22 @@ class RunOutputs:
             commit_info=pytest_benchmark_generate_commit_info(config=self._config),
         )
         command_line = shown_command_line(map(str, self._config.invocation_params.args))
-        return document | {"ddpperf": header(self._session, command_line, answer, verdict)}
+        header = _header(self._session, command_line) | {
+            "outcomes": {test: asdict(outcome) for test, outcome in outcomes.items()},
+            "verdict": asdict(verdict),
+            "unfit": list(answer.unfit) if answer is not None else [],
+            "compared_with": None,
+            "comparison": None,
+        }
+        return document | {"ddpperf": header | self._judge.to_json()}
 
 
-def header(session: Session, command_line: str, answer: Answer | None, verdict: Verdict) -> dict[str, Any]:
-    """Return the part of a stored run's JSON document that ddpperf adds to pytest-benchmark's."""
-    options, comparison, seconds = session.options, session.run.comparison, session.outcomes.seconds
-    images = options.images
+def _header(session: Session, command_line: str) -> dict[str, Any]:
+    """Return what ddpperf stores of a whole run besides the judge's answer, as JSON."""
+    options, seconds, images = session.options, session.outcomes.seconds, session.options.images
     return {
         "schema": SCHEMA,
-        "hardware_key": session.inputs.storage.hardware_key,
+        "hardware_key": session.storage.hardware_key,
         "environment": session.environment(),
         "machine_findings": [asdict(finding) for finding in session.machine_findings],
         "options": {
@@ -255,8 +252,7 @@ def header(session: Session, command_line: str, answer: Answer | None, verdict: 
             },
             "epoch_images": options.epoch_images if images is not None else None,
         },
-        **session.run.to_json(),
-        "thresholds": session.inputs.thresholds.to_json(),
+        "thresholds": session.thresholds.to_json(),
         "recipes": session.collection.recipes,
         "left_out": dict(Counter(test.partition("::")[0] for test in session.collection.left_out)),
         "timing": {
@@ -268,11 +264,6 @@ def header(session: Session, command_line: str, answer: Answer | None, verdict: 
                 if test in seconds
             },
         },
-        "outcomes": {test: asdict(outcome) for test, outcome in session.outcomes_by_side().items()},
-        "verdict": asdict(verdict),
-        "compared_with": comparison and comparison.baseline,
-        "comparison": comparison and comparison.to_json(),
-        "unfit": list(answer.unfit) if answer is not None else [],
     }
 
 
@@ -291,11 +282,6 @@ def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {first_line(error)}"[: 160 - len(place)] + place
 
 
-def _drop_output() -> None:
-    """Discard what this process prints from now on, so that pytest does not fail with each line."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def _append(path: Path, text: str) -> Path:
     with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
         file.write(text)
@@ -310,3 +296,18 @@ def _report(listener: LogXML | LFPlugin, test: str, when: Literal["setup", "call
         location = (path, None, name)
         report = pytest.TestReport(test, location, {}, outcome, why or None, phase)  # type: ignore[arg-type]
         listener.pytest_runtest_logreport(report)
+
+
+def _file(option: str, text: str | None, begins: bytes = b"", kind: str = "") -> Path | None:
+    """Return the absolute path of an option's output file.
+
+    Raises Refused if the file cannot be written, or is of another kind than earlier outputs.
+    """
+    if text is None:
+        return None
+    path = Path(text).resolve()
+    if not text or (path.exists() and not path.is_file()) or not os.access(path.parent, os.W_OK):
+        raise Refused(f"{option} takes a file in a writable folder, got {text!r}; name another file")
+    if kind:
+        require_replaceable(option, text, begins, kind)
+    return path

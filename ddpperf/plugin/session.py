@@ -1,10 +1,10 @@
-"""The course of one test run, from its options to its verdict."""
+"""The state of one test run, from its options to the processes that measure its tests."""
 
 from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from ddpperf.doctor.all_checks import run_findings
@@ -19,23 +20,24 @@ from ddpperf.doctor.findings import Finding
 from ddpperf.errors import Refused
 from ddpperf.machine import hardware
 from ddpperf.machine.compiler import compiler_cache
+from ddpperf.machine.gpu_description import Gpu
 from ddpperf.machine.links import rates_to_json
 from ddpperf.machine.network import find_interface
-from ddpperf.plugin.ab_run import ABRun
 from ddpperf.plugin.base_checkout import require_stored_code
 from ddpperf.plugin.collected_tests import Collection, Outcomes
 from ddpperf.plugin.devices import Devices
 from ddpperf.plugin.interrupts import ignore_interrupts
 from ddpperf.plugin.measure_fixture import Measure, Measuring
-from ddpperf.plugin.options.options import Options, is_experiment
+from ddpperf.plugin.options.ab_sides import Sides
+from ddpperf.plugin.options.options import Options, read_options
 from ddpperf.plugin.options.slow_checks import prepare, with_functions
-from ddpperf.plugin.plain_run import PlainRun
 from ddpperf.plugin.progress import ProgressLine
-from ddpperf.plugin.run_inputs import RunInputs
-from ddpperf.results.outcomes import Outcome, OutcomeKind, Verdict
-from ddpperf.results.samples import Measured
+from ddpperf.results.outcomes import Outcome, OutcomeKind
+from ddpperf.results.record import Record
+from ddpperf.results.samples import CANDIDATE, Measured
+from ddpperf.results.stored_runs import Baseline, NoBaseline, Storage
 from ddpperf.specs import DATA_VARIABLE, FUNCTIONS_VARIABLE
-from ddpperf.verdict.exit_status import Answer, decide
+from ddpperf.verdict.thresholds import HardwareThresholds, read_threshold_file
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import LOOPBACK, Side
 from ddpperf.workers.launcher import Launcher
@@ -46,67 +48,74 @@ from ddpperf.workers.process_set import SetOptions
 class Session:
     """The state of one pytest run of the performance tests.
 
-    run: a plain run or an A/B run; compares the measurements of the tests.
-    passes: the first measurement of all tests, and later ones of some tests in new processes.
+    baseline: the stored run to compare with; None without --benchmark-compare, or if none was found.
+    compares: whether --benchmark-compare was given.
     problems: sentences that say why the run can give no verdict.
+    passes: the first measurement of all tests, and later ones of some tests in new processes.
     cleanup: releases what the run holds. It is closed when all processes have ended.
     host: the machine and the git commit at the start of the run, as stored in the JSON file.
     machine_findings: what may spoil the measurements, as the doctor found before the first one.
     """
 
-    def __init__(self, options: Options, inputs: RunInputs) -> None:
-        self.options = options
-        self.inputs = inputs
-        self.collection = Collection()
-        self.outcomes = Outcomes()
-        self.problems = [inputs.no_baseline] if inputs.no_baseline else []
+    def __init__(self, config: pytest.Config) -> None:
+        """Read the options, perf/thresholds.toml and the stored run to compare with.
+
+        Raises Refused for a wrong option or file, and for a stored run that does not exist.
+        """
+        gpus = hardware.visible_gpus()
+        self.options = read_options(config, len(gpus))
+        self.gpus = gpus if self.options.device == "cuda" else ()
+        self.storage = storage_for(self.options, self.gpus, config.rootpath)
+        thresholds, settings = read_threshold_file(config.rootpath)
+        self.thresholds = HardwareThresholds(thresholds, self.storage.hardware_key)
+        self.settings = settings["gpu" if self.options.device == "cuda" else "cpu"]
+        self.collection, self.outcomes = Collection(), Outcomes()
+        self.problems: list[str] = []
+        self.compares, self.baseline = self._stored_run(config.getoption("benchmark_compare"))
+        if self.sides is not None and self.options.replicates is not None:
+            self.settings = self.settings.with_sets(self.options.replicates)
         self.progress = ProgressLine()
         self.passes: list[Measuring] = []
-        most, several = max(options.world_sizes), options.nodes.count > 1
-        self.devices = Devices(
-            inputs.gpus if options.device == "cuda" else (),
-            min(most, options.nodes.size) if several else most,
-            several_nodes=several,
-        )
+        most, nodes = max(self.options.world_sizes), self.options.nodes
+        several = nodes.count > 1
+        self.devices = Devices(self.gpus, min(most, nodes.size) if several else most, several_nodes=several)
         self.cleanup = ExitStack()
         self.host: dict[str, Any] = {}
         self.machine_findings: list[Finding] = []
-        self.run: PlainRun | ABRun
-        if options.sides is None or inputs.baseline is not None or inputs.no_baseline:
-            self.run = PlainRun(options, inputs)
-        else:
-            settings = inputs.settings
-            if options.replicates is not None:
-                settings = settings.with_sets(options.replicates)
-            self.run = ABRun(options.sides, settings, options.device, rounds=options.rounds)
+
+    def _stored_run(self, name: str | bool | None) -> tuple[bool, Baseline | None]:
+        """Return whether the run is compared with a stored run, and that stored run.
+
+        name: the name of the stored run, or True for the newest one.
+        """
+        if not name:
+            return False, None
+        try:
+            return True, self.storage.load(self.storage.find(name))
+        except NoBaseline as problem:
+            if name is not True:
+                raise Refused(str(problem)) from problem
+            self.problems.append(str(problem))
+        return True, None
+
+    @property
+    def sides(self) -> Sides | None:
+        """Base and candidate of an A/B run; None in a run of this environment alone."""
+        return None if self.compares else self.options.sides
 
     @cached_property
     def machine(self) -> hardware.Machine:
         """The properties of this machine, such as its GPUs and the bandwidth of its links."""
-        options = self.options
-        gpus = self.inputs.gpus if options.device == "cuda" else ()
         return hardware.Machine(
-            device=options.device,
-            links=options.links,
-            world_sizes=options.world_sizes,
-            unmapped=hardware.first_unmapped(gpus),
-            interface=options.nodes.interface,
-            gpus=tuple(gpus),
+            device=self.options.device,
+            links=self.options.links,
+            world_sizes=self.options.world_sizes,
+            unmapped=hardware.first_unmapped(self.gpus),
+            interface=self.options.nodes.interface,
+            gpus=tuple(self.gpus),
         )
 
-    @property
-    def is_suite(self) -> bool:
-        """Whether the run needs a verdict.
-
-        It needs none if the command line left all performance tests out, and other tests ran.
-        """
-        requested = isinstance(self.run, ABRun) or self.inputs.baseline is not None or bool(self.problems)
-        found = self.outcomes.measured or (self.collection.deselected and not self.outcomes.seconds)
-        return requested or bool(found) or any(map(is_experiment, self.collection.uncollected))
-
-    def measured(self) -> dict[str, Measured]:
-        """Return the first measurement of each measured test by test id."""
-        return self.passes[0].measured() if self.passes else {}
+    # --- collecting
 
     def prepare(self) -> None:
         """Check images, interpreters and models once, before the first measurement.
@@ -116,12 +125,12 @@ class Session:
         if self.host:
             return
         self.host = self._host()  # now: the commit at the beginning is the one that is stored
-        self.options = prepare(self.options, self.inputs.storage.root)
-        if self.inputs.baseline is not None:
-            require_stored_code(self.inputs.baseline, self.options.sides, self.inputs.storage.root)
+        self.options = prepare(self.options, self.storage.root)
+        if self.baseline is not None:
+            require_stored_code(self.baseline, self.options.sides, self.storage.root)
 
     def _host(self) -> dict[str, Any]:
-        return hardware.environment(self.options.device, self.inputs.gpus, self.inputs.storage.root)
+        return hardware.environment(self.options.device, self.gpus, self.storage.root)
 
     def use_functions(self, functions: Iterable[str]) -> None:
         """Let the ranks import the user's functions that the collected tests measure.
@@ -130,12 +139,12 @@ class Session:
         """
         self.options = with_functions(self.options, functions)
 
-    # --- measuring
+    def expected(self) -> set[str]:
+        """Return the ids of collected tests, and of stored tests that the command line names."""
+        stored = self.baseline.measured if self.baseline is not None else ()
+        return self.collection.expected(stored, self.storage.root)
 
-    @property
-    def measures(self) -> Mapping[str, Measure]:
-        """The values of the `measure` fixture in the first measurement, by test id."""
-        return self.passes[0].measures if self.passes else {}
+    # --- measuring
 
     def start(self) -> None:
         """Lock the devices, examine this machine, and wait for other nodes, before the first test.
@@ -147,11 +156,13 @@ class Session:
         self.prepare()
         self.cleanup.callback(self.devices.release)
         self.devices.acquire()
-        self.machine_findings = run_findings(self.options.device, self.inputs.gpus)
-        self.begin_pass(self.run, self.run.replicates)
+        self.machine_findings = run_findings(self.options.device, self.gpus)
+        alone = self.options.replicates or 1
+        sets = alone if self.sides is None else self.settings.default.screen_sets
+        first = self.begin_pass(self.sides, sets, self.options.rounds)
         if self.launcher is not None:
             try:
-                self.passes[0].pool.live_sets()
+                first.pool.live_sets()
             except SetFailure as failure:
                 raise Refused(f"--launcher: {failure}") from failure
 
@@ -173,84 +184,88 @@ class Session:
         self.cleanup.callback(launcher.close)
         return launcher
 
+    def begin_pass(
+        self, sides: Sides | None, sets: int, rounds: int, *, time_only: bool = False
+    ) -> Measuring:
+        """End the old processes, and begin to measure with new process sets.
+
+        sets: the number of process sets of this environment, or of base and candidate each. time_only:
+        whether to measure only the times of the tests' own specs, in rounds as long as those of the
+        first pass.
+        """
+        options = self.options
+        sets_made = 0  # the names of process sets are not used again
+        if self.passes:
+            self.passes[-1].pool.close()
+            sets_made = self.passes[-1].pool.sets_made
+        shared = SetOptions(
+            size=max(options.world_sizes),
+            device=options.device,
+            rounds=rounds,
+            deadline_seconds=options.deadline_seconds,
+            log_folder=options.worker_logs,
+            hang_folder=self.storage.root / ".ddpperf" / "hangs",
+            cores=self.devices.cores(),
+            time_only=time_only,
+            launcher=self.launcher,
+        )
+        known = self.measured().values() if time_only else ()
+        pool = Pool(
+            shared,
+            replicates=sets,
+            sets_made=sets_made,
+            sides=self._started_sides(sides, sets),
+            step_seconds={measured.spec: median(measured.all_step_seconds()) for measured in known},
+            progress=self.progress,
+            check_round=self.devices.check_round,
+            recorder=self.devices.recorder,
+        )
+        order = list(self.outcomes.measured)
+        self.passes.append(Measuring(pool, self.devices, self.machine, sides, order))
+        return self.passes[-1]
+
+    def _started_sides(self, sides: Sides | None, sets: int) -> list[Side]:
+        """Return the interpreters and variables of the ranks, of base and candidate in an A/B run."""
+        options = self.options
+        common = {FUNCTIONS_VARIABLE: ",".join((options.model, *options.functions))}
+        if options.data.path is not None:
+            common[DATA_VARIABLE] = str(options.data.path.absolute())  # other nodes run in other folders
+        if sets == options.nodes.count == 1:
+            # Several process sets, as in A/B, each compile: the compiler chooses kernels by timing them,
+            # and one choice for all sets of a side could look like a change.
+            common |= compiler_cache(options.device)
+        started = [Side()]
+        if sides is not None:  # in random order: the first side of a round may meet colder caches
+            # A source that pytest-randomly does not seed: with its seed, all runs would have one order.
+            started = random.SystemRandom().sample([sides.base, sides.candidate], 2)
+        return [
+            replace(
+                side, environment=common | dict(side.environment), root=side.root and side.root.absolute()
+            )
+            for side in started
+        ]
+
     def fixture(self, test: str, benchmark: BenchmarkFixture) -> Measure:
         """Return the value of the `measure` fixture for one test, and name the test in the progress line."""
         self.start()
-        measure = self.passes[-1].fixture(test, benchmark, self.machine)
+        measure = self.passes[-1].fixture(test, benchmark)
         if len(self.passes) == 1:
             self.progress.stage = f"test {len(self.measures)} of {len(self.outcomes.measured)}"
             if test in self.outcomes.repeated:
                 measure.warn(f"failed at first, and was run again: {self.outcomes.repeated[test]}")
         return measure
 
-    def begin_pass(self, run: PlainRun | ABRun, replicates: int) -> None:
-        """End the old processes, and begin to measure with `replicates` new process sets per side.
-
-        An A/B run that confirms a comparison measures only the times of the tests' own specs, in
-        rounds as long as those of the first pass.
-        """
-        options, time_only = self.options, run is not self.run
-        sets_made = 0  # the names of process sets are not used again
-        if self.passes:
-            self.passes[-1].pool.close()
-            sets_made = self.passes[-1].pool.sets_made
-        known = self.passes[0].measured().values() if time_only else ()
-        shared = SetOptions(
-            size=max(options.world_sizes),
-            device=options.device,
-            rounds=run.rounds,
-            deadline_seconds=options.deadline_seconds,
-            log_folder=options.worker_logs,
-            hang_folder=self.inputs.storage.root / ".ddpperf" / "hangs",
-            cores=self.devices.cores(),
-            time_only=time_only,
-            launcher=self.launcher,
-        )
-        pool = Pool(
-            shared,
-            replicates=replicates,
-            sets_made=sets_made,
-            sides=self._sides(run, replicates),
-            step_seconds={measured.spec: median(measured.all_step_seconds()) for measured in known},
-            progress=self.progress,
-            check_round=self.devices.check_round,
-            recorder=self.devices.recorder,
-        )
-        self.passes.append(Measuring(pool, self.devices, run.sides, order=list(self.outcomes.measured)))
-
-    def _sides(self, run: PlainRun | ABRun, replicates: int) -> list[Side]:
-        """Return the interpreters and variables of the ranks, of base and candidate in an A/B run."""
-        options = self.options
-        common = {FUNCTIONS_VARIABLE: ",".join((options.model, *options.functions))}
-        if options.data.path is not None:
-            common[DATA_VARIABLE] = str(options.data.path.absolute())  # other nodes run in other folders
-        if replicates == options.nodes.count == 1:
-            # Several process sets, as in A/B, each compile: the compiler chooses kernels by timing them,
-            # and one choice for all sets of a side could look like a change.
-            common |= compiler_cache(options.device)
-        sides = [Side()]
-        if run.sides is not None:  # in random order: the first side of a round may meet colder caches
-            # A source that pytest-randomly does not seed: with its seed, all runs would have one order.
-            sides = random.SystemRandom().sample([run.sides.base, run.sides.candidate], 2)
-        return [
-            replace(
-                side, environment=common | dict(side.environment), root=side.root and side.root.absolute()
-            )
-            for side in sides
-        ]
-
     def violations(self, test: str, function: str) -> list[str]:
         """Return a sentence for each metric of a test that misses its threshold."""
-        measure = self.measures.get(test)
-        if len(self.passes) > 1 or measure is None or measure.record.measured is None:
+        record = self.measures[test].record if test in self.measures else Record()
+        if len(self.passes) > 1 or record.measured is None:
             return []  # only the first measurement has the rounds that thresholds were made for
-        spec = measure.record.measured.spec_of(measure.judged_side)
-        return self.inputs.thresholds.violations(test, function, spec, measure.values())
-
-    def expected(self) -> set[str]:
-        """Return the ids of collected tests, and of stored tests that the command line names."""
-        stored = self.inputs.baseline.measured if self.inputs.baseline is not None else ()
-        return self.collection.expected(stored, self.inputs.storage.root)
+        if self.sides is not None:  # the candidate's metrics must reach their thresholds
+            spec, values = record.measured.spec_of(CANDIDATE), record.values_of(CANDIDATE)
+        else:
+            spec = record.measured.spec
+            values = {name: metric["value"] for name, metric in record.metrics.items()}
+        return self.thresholds.violations(test, function, spec, values)
 
     def finish(self) -> None:
         """End all worker processes and release the devices, even if an error occurs."""
@@ -260,33 +275,23 @@ class Session:
             for measuring in self.passes:
                 measuring.pool.close()
 
-    # --- the answer
+    # --- what was measured
 
-    def answer(self) -> tuple[Answer | None, Verdict]:
-        """Return the result of the comparison, if any, and the verdict of the whole test run."""
-        outcomes, measured, problems = self.outcomes_by_side(), self.measured(), list(self.problems)
-        answer: Answer | None
-        if isinstance(self.run, ABRun):
-            cannot = OutcomeKind.CANDIDATE_CANNOT
-            answer = self.run.answer([test for test, outcome in outcomes.items() if outcome.kind is cannot])
-        else:
-            answer = self.run.answer(measured, self.expected(), self.environment())
-        if (count := len(self.collection.deselected)) and not self.outcomes.measured:
-            how = "were deselected on the command line"
-            if self.collection.left_out:
-                how = "were left out or deselected; --full runs the tests outside the core suite"
-            problems.append(f"all {count} tests {how}")
-        return answer, decide(outcomes, measured=measured, answer=answer, problems=problems)
+    @property
+    def measures(self) -> Mapping[str, Measure]:
+        """The `measure` fixtures of the first measurement, in the order of the test files."""
+        return self.passes[0].measures if self.passes else {}
+
+    def measured(self) -> dict[str, Measured]:
+        """Return the first measurement of each measured test by test id."""
+        return self.passes[0].measured() if self.passes else {}
 
     def outcomes_by_side(self) -> dict[str, Outcome]:
         """Return how each test ended, and whether base or candidate of an A/B run was the cause."""
-        found = self.outcomes
-        outcomes = found.measured | self.collection.uncollected | found.other_failures
+        outcomes = self.outcomes.measured | self.collection.uncollected | self.outcomes.other_failures
         ended_as = dict.fromkeys(self.collection.candidate_cannot, OutcomeKind.CANDIDATE_CANNOT)
-        for measuring in self.passes:
-            for test, measure in measuring.measures.items():
-                if measure.ended_as is not None:
-                    ended_as[test] = measure.ended_as
+        measures = [entry for measuring in self.passes for entry in measuring.measures.items()]
+        ended_as |= {test: measure.ended_as for test, measure in measures if measure.ended_as is not None}
         for test, outcome in outcomes.items():
             kind = ended_as.get(test)
             if kind is OutcomeKind.BASE_FAILED or (kind is not None and outcome.kind is OutcomeKind.SKIPPED):
@@ -307,3 +312,11 @@ class Session:
             here = {"link": self.launcher.interface.link, "ranks": self.launcher.per_node}
             environment["nodes"] = [node | here for node in self.launcher.hosts]
         return environment
+
+
+def storage_for(options: Options, gpus: Sequence[Gpu], root: Path) -> Storage:
+    """Return the storage of the runs that may be compared with runs on these devices and nodes."""
+    key = hardware.hardware_key(options.device, gpus)
+    if options.nodes.interface is not None:
+        key = f"{options.nodes.count}x{key}-{options.nodes.interface.link}"
+    return Storage(root=root, hardware_key=key)

@@ -14,7 +14,7 @@ from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import TrainingSpec
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure
 from perf.test_batch_size import test_largest_batch as largest_batch
-from tests.fake_measure import FakeMeasure
+from tests.fake_measure import FakeMeasure, measuring
 from tests.generated import BOUNDED
 from tests.project import Finished, Project
 
@@ -152,8 +152,7 @@ def test_only_a_limit_is_an_answer(cause: Cause, limit: bool, fits: bool | None)
         def measure_alone(self, spec: object) -> None:
             raise SetFailure("A1", "at open", [failure])
 
-    full_pool: Any = FullPool()
-    measure = Measure(cast(Any, None), full_pool, lambda measured, fresh: [])
+    measure = Measure(cast(Any, None), measuring(pool=FullPool()))
     spec = TrainingSpec(world_size=1, per_rank_batch_size=32, strategy="single")
     if fits is False:
         assert measure.attempt(spec) == "rank 0 of set A1 raised NoRoom: 3 GB (at open)"

@@ -19,6 +19,7 @@ from ddpperf.specs.collective import CollectiveKind
 from perf.common.all_reduces import link_utilization, warn_if_undetermined
 from perf.test_all_reduce import call_metrics, model_metrics, the_fastest
 from perf.test_all_reduce import test_fastest_all_reduce as fastest_all_reduce
+from tests.fake_measure import measuring
 from tests.fake_nvml import healthy
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
@@ -40,7 +41,7 @@ def call(*rounds: float, kernels: tuple[float, ...] = (), side: str = "A") -> Me
 
 def measure_on(machine: Machine) -> Measure:
     nothing: Any = None
-    return Measure(nothing, nothing, nothing, machine=machine)
+    return Measure(nothing, measuring(machine))
 
 
 def values(measure: Measure) -> dict[str, float]:
@@ -87,7 +88,7 @@ def test_each_side_names_its_own_fastest(candidate: float, fastest: str) -> None
             return both(2.0, 2.0) if name == "ring" else both(9.0, 9.0)
 
     nothing: Any = None
-    measure = Contest(nothing, nothing, nothing)
+    measure = Contest(nothing, measuring())
     fastest_all_reduce(measure, SPEC)
     assert [note.text for note in measure.record.notes] == [
         "1KiB on 2 ranks, base: backend is the fastest",

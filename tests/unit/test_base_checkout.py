@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -91,13 +90,6 @@ def test_commit_is_checked_out_beside_the_tree(repository: Path) -> None:
     assert (root / "mine.py").read_text() == "old"
 
 
-def test_worktree_of_a_killed_run_is_replaced(repository: Path) -> None:
-    folder = check_out(repository, old(repository), place(repository))
-    shutil.rmtree(folder)  # as if somebody had deleted the files
-    assert check_out(repository, old(repository), folder) == folder
-    assert (folder / "mine.py").read_text() == "old"
-
-
 def test_failed_checkout_leaves_no_worktree(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good, folder = old(repository), place(repository)
     with pytest.raises(OSError, match="invalid reference: 123456789"):
@@ -109,12 +101,6 @@ def test_failed_checkout_leaves_no_worktree(repository: Path, monkeypatch: pytes
         check_out(repository, good, folder)
     assert not folder.exists()
     assert worktrees(repository) == 1
-
-
-def test_missing_git_is_no_worktree(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(OSError, match="'git'"):
-        check_out(repository, "123456789", place(repository))
 
 
 def hook(repository: Path, name: str, script: str) -> None:
@@ -213,7 +199,7 @@ def test_other_torch_needs_the_stored_interpreter(repository: Path, checked: lis
 
 
 def test_code_that_cannot_be_checked_out_is_refused(repository: Path) -> None:
-    with pytest.raises(Refused, match=r"not in this repository .*Not a valid"), ExitStack() as cleanup:
+    with pytest.raises(Refused, match=r"cannot be checked out .*invalid ref"), ExitStack() as cleanup:
         stored_sides(stored("123456789"), repository, OPTIONS, cleanup)
     assert worktrees(repository) == 1
     assert list(repository.glob(".ddpperf/base/*")) == []
@@ -240,12 +226,10 @@ def test_the_base_is_the_code_that_was_stored(repository: Path) -> None:
         require_stored_code(stored(was), the_base, repository)
     (repository / "mine.py").write_text("two")
     for held in (r"\w+ with changes", r"\w+"):
-        words = f"^0007_main.json was measured at commit {was}, but --base .* holds {held}; check {was} out"
-        with pytest.raises(Refused, match=words):
-            require_stored_code(stored(was), base(repository), repository)
-        words = f"{was}, but this tree, which the base runs, differs .* name that folder with --base$"
-        with pytest.raises(Refused, match=words):
-            require_stored_code(stored(was), base(None), repository)
+        words = f"^0007_main.json was measured at commit {was}, but the base .* holds {held}; check {was} out"
+        for the_base in (base(repository), base(None)):
+            with pytest.raises(Refused, match=words):
+                require_stored_code(stored(was), the_base, repository)
         git(repository, "commit", "-a", "--allow-empty", "-m", "two")
 
 
@@ -284,9 +268,3 @@ def test_a_base_that_is_the_candidate_clears_nothing(tmp_path: Path) -> None:
         for change in ({"spec_fields": {"execution": "graph"}}, {"delay_seconds": 0.1}):
             require_stored_code(stored("nogit"), dataclasses.replace(same, **change), tmp_path)
     require_stored_code(stored("nogit"), sides(elsewhere, here), tmp_path)
-
-
-def test_the_base_has_the_torch_that_was_stored(tmp_path: Path) -> None:
-    require_stored_code(stored("nogit"), base(None, torch=""), tmp_path)
-    with pytest.raises(Refused, match=r"measured with torch 2.11.0, but the base has 2.12.0; name an interp"):
-        require_stored_code(stored("nogit"), base(None, torch="2.12.0"), tmp_path)

@@ -13,7 +13,7 @@ from ddpperf.errors import Refused
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.cases import FASTEST_DDP, case_id, parameters, size_id
 from ddpperf.plugin.options.options import Options, read_options
-from ddpperf.plugin.run_inputs import read_inputs
+from ddpperf.plugin.session import storage_for
 from ddpperf.specs import (
     AllReduceSpec,
     CollectiveSpec,
@@ -59,7 +59,7 @@ def test_default_suite_has_short_unique_ids(gpus: int, read: Read) -> None:
 
 def test_runs_on_other_nodes_or_links_are_not_compared(read: Read, tmp_path: Path) -> None:
     def key(*arguments: str) -> str:
-        return read_inputs(read(*arguments), [], tmp_path, None).storage.hardware_key
+        return storage_for(read(*arguments), [], tmp_path).hardware_key
 
     here = key()
     two = key("--nodes=2", "--interface=lo", "--launcher=srun")

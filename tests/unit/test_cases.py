@@ -18,6 +18,7 @@ from ddpperf.results.outcomes import OutcomeKind
 from ddpperf.specs import AllReduceSpec, EpochSpec, PartsSpec, Spec, TrainingSpec
 from perf.test_all_reduce import test_fastest_all_reduce as fastest_all_reduce
 from tests.canned import CannedSuite
+from tests.fake_measure import measuring
 
 TEST = "perf/test_it.py::test_it"
 CASE = "1rank-b8"
@@ -100,7 +101,7 @@ def test_mapped_memory_of_the_candidate_needs_peer_access() -> None:
 
 def test_fastest_all_reduce_needs_another_algorithm() -> None:
     nothing: Any = None
-    measure = Measure(nothing, nothing, nothing, machine=Machine(device="cuda", unmapped=(0, 1)))
+    measure = Measure(nothing, measuring(Machine(device="cuda", unmapped=(0, 1))))
     with pytest.raises(
         pytest.skip.Exception, match=r"^no other algorithm can run: it maps the memory of all GPUs, and "
     ):

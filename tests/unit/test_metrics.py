@@ -10,6 +10,7 @@ from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.results import metrics
 from ddpperf.results.metrics import Gate
 from ddpperf.results.stored_runs import read_document
+from tests.fake_measure import measuring
 from tests.project import REPOSITORY
 
 
@@ -41,7 +42,7 @@ def test_unknown_name_fails_its_test(name: str) -> None:
     with pytest.raises(KeyError, match=f"^{name!r}$"):
         metrics.find(name)
     nothing: Any = None
-    measure = Measure(nothing, nothing, nothing)
+    measure = Measure(nothing, measuring())
     with pytest.raises(pytest.fail.Exception, match=f"the metric {name} is not registered; register it with"):
         measure.metric(name, {"A1": 1.0})
     assert measure.metrics == {}

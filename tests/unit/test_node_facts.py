@@ -17,6 +17,7 @@ from ddpperf.report.summary import next_step, summary_lines
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import EpochSpec, Spec, TrainingSpec
 from perf.test_comm_split import exposed_by_link
+from tests.fake_measure import measuring
 
 LINK = Interface(name="eth0", address="10.0.0.1", link="eth10", bytes_per_second=1.25e9)
 LOOPBACK = Interface(name="lo", address="127.0.0.1", link="lo")
@@ -40,7 +41,7 @@ class CannedMeasure(Measure):
     def __init__(self, node_size: int) -> None:
         nothing: Any = None
         two_nodes = dataclasses.replace(TWO_OF_TWO, links=Links(node=node_size))
-        super().__init__(nothing, nothing, nothing, machine=two_nodes)
+        super().__init__(nothing, measuring(two_nodes))
 
     def reference(self, name: str, spec: Spec) -> Measured:
         return canned({"one_node": 1.1, "one_node_no_sync": 1.0}[name], spec)
@@ -86,17 +87,13 @@ def test_node_bandwidth_overrides_the_interface() -> None:
 # --- what one node sees, and what needs one node
 
 
-def test_usage_across_nodes_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usage_across_nodes_is_not_recorded() -> None:
     devices = Devices((), 2, several_nodes=True)
     inside, across = (
         EpochSpec(world_size=N, per_rank_batch_size=8, strategy="ddp", epoch_images=64) for N in (2, 4)
     )
     assert devices.recorder(inside, [], True)._sampler is not None
     assert devices.recorder(across, [], True)._sampler is None
-    monkeypatch.setattr(devices.pinning, "warnings", lambda spec, most_ranks: [])
-    (note,) = devices.warnings(across)
-    assert note.text == "energy and utilization are unknown, as some ranks are on other nodes"
-    assert devices.warnings(DDP) == [], "a step is not sampled anyway"
 
 
 def test_ranks_of_other_nodes_share_no_cores_here() -> None:

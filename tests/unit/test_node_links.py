@@ -14,6 +14,7 @@ from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec
 from perf.test_all_reduce import modelled
 from perf.test_all_reduce import test_cost_model as cost_model
+from tests.fake_measure import measuring
 
 SIZES = (2**16, 2**20, 2**22, 2**24)
 INSIDE, BETWEEN = (30e-6, 1 / 3e9), (2e-3, 1 / 125e6)  # seconds per message and per byte
@@ -25,7 +26,7 @@ class Nodes(Measure):
     def __init__(self, node: int, world_sizes: tuple[int, ...], seconds_of: Callable[[Any, int], float]):
         nothing: Any = None
         links = Links(node=node, buffer_sizes=SIZES)
-        super().__init__(nothing, nothing, nothing, machine=Machine(links=links, world_sizes=world_sizes))
+        super().__init__(nothing, measuring(Machine(links=links, world_sizes=world_sizes)))
         self.seconds_of, self.measured_specs = seconds_of, list[Any]()
 
     def __call__(self, spec: Any) -> Measured:
