@@ -86,6 +86,6 @@ def cpu_data_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let strategy data_parallel train two replicas on the CPU."""
     monkeypatch.setattr("ddpperf.training.step.gpu_reason", lambda *_: "")
     monkeypatch.setattr("ddpperf.training.strategies.DataParallel", CpuDataParallel)
-    monkeypatch.setattr("ddpperf.training.data_parallel.parallel_apply", in_threads)
-    for module in ("strategies", "data_parallel"):
+    monkeypatch.setattr("ddpperf.training.separate_replicas.parallel_apply", in_threads)
+    for module in ("strategies", "separate_replicas"):
         monkeypatch.setattr(f"ddpperf.training.{module}.driven_gpus", lambda spec: [0] * REPLICAS)

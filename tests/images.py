@@ -1,6 +1,4 @@
-"""Small images as files, in the folders that `--data imagefolder:DIR` means, and a disk that is
-soon full.
-"""
+"""Small images as files, in the folders that `--data imagefolder:DIR` means."""
 
 from __future__ import annotations
 

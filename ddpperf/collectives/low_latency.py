@@ -19,13 +19,16 @@ order, so that the kernels also work if not all blocks run at once.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
+import torch.distributed._symmetric_memory as symmetric_memory
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ddpperf.collectives.symmetric_memory import mapped_addresses, symmetric_buffer
+from ddpperf.collectives.symmetric_memory import group_name, symmetric_buffer
 from ddpperf.specs import FLOAT32_BYTES
 
 EMPTY = tl.constexpr(-1)
@@ -168,7 +171,10 @@ class LowLatency:
         phases, block = choose(source.numel(), N)
         blocks, _, size = layout(phases, block, source.numel(), N)
         mailbox = symmetric_buffer(size, torch.int32, device).fill_(EMPTY.value)
-        mailboxes, self.handle = mapped_addresses(mailbox)
+        self.handle: Any = symmetric_memory.rendezvous(mailbox, group_name())  # keeps it mapped
+        offset = mailbox.data_ptr() - self.handle.buffer_ptrs[rank]  # in its allocation
+        addresses = [base + offset for base in self.handle.buffer_ptrs]
+        mailboxes = torch.tensor(addresses, dtype=torch.int64, device=device)
         slots = torch.zeros(blocks, dtype=torch.int32, device=device)
         self.result = result
         self.arguments = phases, block, source, result, mailbox, mailboxes, slots, rank

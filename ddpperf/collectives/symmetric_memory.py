@@ -25,19 +25,6 @@ def symmetric_buffer(count: int, dtype: torch.dtype, device: torch.device) -> Te
     return buffer
 
 
-def mapped_addresses(buffer: Tensor) -> tuple[Tensor, Any]:
-    """Return the addresses of all ranks' symmetric buffers, and torch's handle, which keeps them mapped.
-
-    The addresses are int64 [N] on the GPU of `buffer`.
-    """
-    import torch.distributed._symmetric_memory as symmetric_memory
-
-    handle: Any = symmetric_memory.rendezvous(buffer, group_name())
-    offset = buffer.data_ptr() - handle.buffer_ptrs[handle.rank]  # in its allocation
-    addresses = [base + offset for base in handle.buffer_ptrs]
-    return torch.tensor(addresses, dtype=torch.int64, device=buffer.device), handle
-
-
 def group_name() -> Any:
     """Return the name of torch's default process group."""
     group: Any = dist.group.WORLD

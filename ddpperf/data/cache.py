@@ -72,21 +72,13 @@ def prepare(text: str, folder: Path, say: Callable[[str], None]) -> Data:
 
 def _key(kind: str, source: str) -> str:
     """Return a hash of the names, sizes and times of the image files in a folder."""
-
-    def stop(error: OSError) -> None:
-        raise error
-
     files = []
-    try:
-        for part in PARTS[kind] if source else ():
-            for folder, _, names in os.walk(f"{source}/{part}", onerror=stop, followlinks=True):
-                for path in (os.path.join(folder, name) for name in names):
-                    with contextlib.suppress(FileNotFoundError):  # a link to nowhere, which decoding refuses
-                        status = os.stat(path)
-                        files.append((path, status.st_size, status.st_mtime_ns))
-    except OSError as error:
-        why = f"{error.filename} cannot be read ({error.strerror})"
-        raise Refused(f"--data {kind}:{source} cannot be used, because {why}; pass {FORMS}") from error
+    for part in PARTS[kind] if source else ():
+        for folder, _, names in os.walk(f"{source}/{part}", followlinks=True):
+            for path in (os.path.join(folder, name) for name in names):
+                with contextlib.suppress(OSError):  # decoding refuses what cannot be read
+                    status = os.stat(path)
+                    files.append((path, status.st_size, status.st_mtime_ns))
     return hashlib.sha256(repr((FORMAT, sorted(files))).encode()).hexdigest()
 
 

@@ -1,22 +1,23 @@
-"""Training and test images, and the batches of images that each rank gets in an epoch."""
+"""Training and test images: synthetic ones, or those of a file that ddpperf/data/decode.py has made."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import cycle, islice
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import DistributedSampler
 
-from ddpperf.specs import Shard
+from ddpperf.specs import DATA_VARIABLE, RunSpec, TrainingSpec
 
 IMAGE_SHAPE = (3, 32, 32)
 NUM_CLASSES = 10
 SEEDS = {"train": 1, "test": 2}
+# of CIFAR-10, by channel, for values from 0 to 1
+MEAN = (0.4914, 0.4822, 0.4465)
+STD = (0.2470, 0.2435, 0.2616)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,45 +47,25 @@ def synthetic_images(count: int, coarse_seed: int | None = None) -> Images:
     return Images(pixels=pixels.add_(patterns[labels]), labels=labels)
 
 
-def load_images(path: str | None, count: int, part: str = "train", *, coarse: bool = False) -> Images:
-    """Return at most `count` images from `path`, or synthetic images if `path` is None.
+def load_images(spec: TrainingSpec, part: str = "train") -> Images:
+    """Return the first images of a spec's data set, or synthetic images.
 
-    part: "train" or "test". coarse: whether synthetic images have coarse patterns, as whole
-    training runs need them.
+    part: "train" or "test". Only whole trainings, which are evaluated, have test images. For them,
+    synthetic images have coarse patterns.
     """
-    if path is None:
-        return synthetic_images(count, SEEDS[part] if coarse else None)
-    stored = torch.load(path, weights_only=True, mmap=True)
+    is_run = isinstance(spec, RunSpec)
+    count = spec.test_images if is_run and part == "test" else spec.epoch_images
+    if spec.data == "synthetic":
+        return synthetic_images(count, SEEDS[part] if is_run else None)
+    stored = torch.load(os.environ[DATA_VARIABLE], weights_only=True, mmap=True)
     return Images(pixels=stored[f"{part}_images"][:count], labels=stored[f"{part}_labels"][:count])
 
 
-class EpochBatches:
-    """Yields the image indices of each batch that one rank gets in an epoch.
+def normalized(pixels: Tensor, memory_format: torch.memory_format) -> Tensor:
+    """Convert uint8 images [N, 3, H, W] to float32 with about zero mean and unit variance.
 
-    `set_epoch` chooses the epoch. torch's DistributedSampler chooses the rank's images. A batch
-    larger than the rank's share of the images is filled by repeating images.
+    The mean and the standard deviation are those of CIFAR-10.
     """
-
-    def __init__(self, shard: Shard, rank: int, *, seed: int = 0, set_epoch: bool = True) -> None:
-        self.shard = shard
-        self.sampler: DistributedSampler[int] = DistributedSampler(
-            range(shard.epoch_images),  # type: ignore[arg-type]  # it reads the length only
-            num_replicas=shard.processes,
-            rank=rank,
-            drop_last=shard.drop_last,
-            seed=seed,
-        )
-        self._own_orders = set_epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, whose number determines the random order of the images.
-
-        With set_epoch=False, all epochs have the order of epoch 0.
-        """
-        self.sampler.set_epoch(epoch if self._own_orders else 0)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        indices = cycle(self.sampler)
-        shard = self.shard
-        for size in [shard.batch_size] * (shard.steps - 1) + [shard.last_batch_size]:
-            yield list(islice(indices, size))
+    mean = torch.tensor(MEAN, device=pixels.device).view(3, 1, 1) * 255
+    std = torch.tensor(STD, device=pixels.device).view(3, 1, 1) * 255
+    return ((pixels - mean) / std).contiguous(memory_format=memory_format)

@@ -1,13 +1,47 @@
-"""Measure how fast a rank samples an epoch, and check how the ranks split the epoch's images."""
+"""Divide the images of an epoch among the ranks, and measure and check how they are divided."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import cycle, islice
+
 import torch
 import torch.distributed as dist
+from torch.utils.data import DistributedSampler
 
-from ddpperf.data.images import EpochBatches
 from ddpperf.measuring.repeated_work import Measurement
-from ddpperf.specs import SamplerSpec
+from ddpperf.specs import SamplerSpec, TrainingSpec
+
+
+class EpochBatches:
+    """Yields the image indices of each batch that one rank gets in an epoch.
+
+    `set_epoch` chooses the epoch. torch's DistributedSampler chooses the rank's images. A batch
+    larger than the rank's share of the images is filled by repeating images.
+    """
+
+    def __init__(self, spec: SamplerSpec | TrainingSpec, rank: int) -> None:
+        self.shard, self._own_orders = spec.shard, spec.set_epoch
+        self.sampler: DistributedSampler[int] = DistributedSampler(
+            range(self.shard.epoch_images),  # type: ignore[arg-type]  # it reads the length only
+            num_replicas=self.shard.processes,
+            rank=rank if spec.grouped else 0,
+            drop_last=self.shard.drop_last,
+            seed=spec.seed << 10,  # the sampler adds the epoch's number
+        )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch, whose number determines the random order of the images.
+
+        Without the spec's set_epoch, all epochs have the order of epoch 0.
+        """
+        self.sampler.set_epoch(epoch if self._own_orders else 0)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        indices = cycle(self.sampler)
+        shard = self.shard
+        for size in [shard.batch_size] * (shard.steps - 1) + [shard.last_batch_size]:
+            yield list(islice(indices, size))
 
 
 class Sampling(Measurement):
@@ -18,7 +52,7 @@ class Sampling(Measurement):
     def __init__(self, spec: SamplerSpec, *, rank: int, device: torch.device) -> None:
         self.images = spec.epoch_images
         self.device = device
-        self.batches = EpochBatches(spec.shard, rank, set_epoch=spec.set_epoch)
+        self.batches = EpochBatches(spec, rank)
         self.epoch = 0
         self.indices: list[int] = []
 

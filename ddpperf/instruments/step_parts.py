@@ -137,14 +137,14 @@ class PartedSteps(TrainingMeasurement):
         # Imported here, because the import is slow.
         from torch.utils.flop_counter import FlopCounterMode
 
-        training, task = self.training.training, self.training.training.task
+        training = self.training.training
         parts = training.spec.accumulation_steps
-        task.input.begin(0)
-        task.input.load()
-        inputs, targets = (whole.chunk(parts)[0] for whole in task.input.take())
+        training.input.begin(0)
+        training.input.load()
+        inputs, targets = (whole.chunk(parts)[0] for whole in training.input.take())
         with FlopCounterMode(display=False) as counter:
             with training.autocast():
-                loss = task.loss(task.module(inputs), targets)
+                loss = training.loss_function(training.module(inputs), targets)
             loss.backward()
         self.flops = parts * counter.get_total_flops()
         training.optimizer.zero_grad()

@@ -19,17 +19,15 @@ SYMMETRIC_BYTES = 16 * 2**20  # for larger buckets NCCL's own algorithms are fas
 ONE_SHOT_BYTES = 2**18  # up to this size every rank reads the whole buffers of all others
 
 
-def register(
-    model: DistributedDataParallel, spec: TrainingSpec, device: torch.device, hook: "OwnAverage | None" = None
-) -> None:
-    """Register a communication hook with a DDP model: `hook` or else the training spec's hook.
+def register(model: DistributedDataParallel, spec: TrainingSpec, device: torch.device) -> None:
+    """Register a training spec's communication hook with a DDP model.
 
     With comm_hook "none" DDP keeps its default, which divides the gradients and then sums them.
     """
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-    if hook is not None or spec.communication == "local" or spec.comm_delay_seconds:
-        model.register_comm_hook(None, (hook or OwnAverage(spec, device)).average)
+    if spec.communication == "local" or spec.comm_delay_seconds:
+        model.register_comm_hook(None, OwnAverage(spec, device).average)
     elif spec.comm_hook == "powersgd":
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)

@@ -43,7 +43,7 @@ class TrainingEpoch(TrainingMeasurement):
         if is_same or spec.captured or self.steps is not self.training:
             self.steps.warm_up(min(steps, spec.steps_per_epoch))
         if is_same:
-            self.training.training.task.input.prepare(self.training.epoch)
+            self.training.training.input.prepare(self.training.epoch)
         else:
             self.step()
 
@@ -52,7 +52,7 @@ class TrainingEpoch(TrainingMeasurement):
             self.steps.step()
             self.after_step()
         # The CPU prepares the next epoch while the device still trains.
-        self.training.training.task.input.prepare(self.training.epoch)
+        self.training.training.input.prepare(self.training.epoch)
 
     def start_round(self) -> None:
         self.steps.start_round()

@@ -11,8 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from ddpperf.data.images import Images
-from ddpperf.data.inputs import normalized
+from ddpperf.data.images import Images, normalized
 from ddpperf.specs import RunSpec
 from ddpperf.training.model_and_data import MEMORY_FORMATS
 

@@ -50,13 +50,13 @@ class MeasuredStep(Measurement):
         self.train_batch()
 
     def begin_epoch(self) -> None:
-        self.training.task.input.begin(self.epoch)
+        self.training.input.begin(self.epoch)
         self.training.schedule.begin()
         self.epoch += 1
         self.left = self.training.spec.steps_per_epoch
 
     def train_batch(self) -> None:
-        self.training.task.input.load(partial(self.training.enter, "data"))
+        self.training.input.load(partial(self.training.enter, "data"))
         self.run()
         self.steps += 1
         if self.steps == LOSS_STEPS + 1:
@@ -86,8 +86,8 @@ class MeasuredStep(Measurement):
         Each call of `capture_once` captures the step and returns the replay of its graph.
         """
         training, device = self.training, self.training.device
-        training.task.input.begin(self.epoch)
-        training.task.input.load()
+        training.input.begin(self.epoch)
+        training.input.load()
         training.optimizer.zero_grad()
         clock.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -186,4 +186,4 @@ def sent_bytes(training: TrainingStep) -> dict[str, float]:
     if spec.strategy not in EQUAL_STRATEGIES or spec.communication != "on" or spec.comm_hook == "powersgd":
         return {}
     itemsize = 2 if spec.comm_hook in ("bf16", "fp16") else None
-    return {"gradient_bytes": float(gradient_bytes(training.task.module, itemsize))}
+    return {"gradient_bytes": float(gradient_bytes(training.module, itemsize))}

@@ -183,26 +183,21 @@ def custom_model(name: str) -> tuple[nn.Module, MakeBatch, Loss]:
 
 
 def custom_batch(name: str, make_batch: MakeBatch, batch_size: int) -> tuple[Tensor, Tensor]:
-    """Return a custom model's batch, which must be two tensors of `batch_size` rows.
-
-    Raises CannotTrain for any other batch.
-    """
+    """Return a custom model's batch, or raise CannotTrain unless it is two tensors of `batch_size` rows."""
     made = make_batch(batch_size)
     is_two = isinstance(made, tuple) and len(made) == 2
-    if not (is_two and all(isinstance(part, Tensor) for part in made)):
-        why = f"must return (inputs, targets), got {_describe(made)}; return tensors"
-        raise CannotTrain(f"the batch maker of {name} {why}")
-    if any(part.shape[:1] != (batch_size,) for part in made):
-        shapes = " and ".join(str(tuple(part.shape)) for part in made)
-        why = f"was asked for {batch_size} rows, got shapes {shapes}; return as many"
+    if not is_two or not all(isinstance(part, Tensor) and part.shape[:1] == (batch_size,) for part in made):
+        why = f"must return inputs and targets, two tensors of {batch_size} rows, got {_describe(made)}"
         raise CannotTrain(f"the batch maker of {name} {why}")
     return made
 
 
 def _describe(made: object) -> str:
-    if isinstance(made, tuple):
-        return f"a tuple of {', '.join(type(part).__name__ for part in made) or 'nothing'}"
-    return f"a value of type {type(made).__name__}"
+    """Return the type of a value or the types in a tuple, and the shapes of tensors."""
+    parts = made if isinstance(made, tuple) else (made,)
+    shapes = (f" {list(part.shape)}" if isinstance(part, Tensor) else "" for part in parts)
+    types = (f"{type(part).__name__}{shape}" for part, shape in zip(parts, shapes, strict=True))
+    return f"({', '.join(types)})" if isinstance(made, tuple) else "".join(types)
 
 
 def trained_parameters(module: nn.Module) -> list[nn.Parameter]:

@@ -24,20 +24,9 @@ SECOND_BETA, EPSILON = 0.999, 1e-6  # of LAMB
 
 
 def optimizer_of(model: nn.Module, spec: TrainingSpec, device: torch.device) -> torch.optim.Optimizer:
-    """Return the optimizer of a training recipe, or SGD with momentum for a spec without a recipe.
-
-    The optimizer of a recipe clips gradients before each step if the recipe has a clip_norm.
-    """
+    """Return the optimizer of a training recipe, or SGD with momentum for a spec without a recipe."""
     if isinstance(spec, RunSpec):
-        optimizer = _of_recipe(model, spec, device)
-        if spec.clip_norm:
-            parameters = list(model.parameters())
-
-            def clip(*_: object) -> None:
-                torch.nn.utils.clip_grad_norm_(parameters, spec.clip_norm)
-
-            optimizer.register_step_pre_hook(clip)
-        return with_zero_momenta(optimizer, spec)
+        return with_zero_momenta(_of_recipe(model, spec, device), spec)
     # torch 2.11 has no fused SGD for sharded parameters.
     fused = device.type == "cuda" and spec.strategy != "fsdp"
     settings: dict[str, Any] = {"lr": PEAK_RATE, "momentum": 0.9, "weight_decay": 5e-4, "fused": fused}

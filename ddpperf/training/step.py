@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -14,7 +13,7 @@ from torch import Tensor
 from ddpperf.data.inputs import Input
 from ddpperf.measuring.compile_and_capture import compiled
 from ddpperf.specs import RunSpec, TrainingSpec, gpu_reason
-from ddpperf.training.model_and_data import make_task
+from ddpperf.training.model_and_data import model_and_data
 from ddpperf.training.models import Loss
 from ddpperf.training.optimizers import optimizer_of
 from ddpperf.training.schedules import Schedule, rates_of
@@ -44,26 +43,25 @@ class TrainingStep:
             raise ValueError(reason)
         allow_tf32(spec.precision == "tf32")
         self.spec, self.device, self.enter = spec, device, enter
-        task = make_task(spec, rank, device)
-        self.task = task if loss is None else dataclasses.replace(task, loss=loss)
-        self.model = parallelize(task.module, spec, device)
+        self.module, self.input, usual_loss = model_and_data(spec, rank, device)
+        self.loss_function = loss or usual_loss
+        self.model = parallelize(self.module, spec, device)
         self.optimizer = optimizer_of(self.model, spec, device)
         self.schedule = Schedule(self.optimizer, rates_of(spec), device if spec.captured else None)
         self.scaler = torch.amp.GradScaler(device.type, enabled=spec.precision == "fp16")
         self.loss = torch.empty((), device=device)
-        self.take = task.input.take
+        self.take = self.input.take
         self.forward: Callable[[Any, Tensor], Tensor] = self.loss_on
         if spec.compiled:
-            half = gradient_bytes(task.module) // 2 if spec.strategy == "own_ddp" else 0
+            half = gradient_bytes(self.module) // 2 if spec.strategy == "own_ddp" else 0
             self.forward = compiled(self.loss_on, spec.inductor, part_bytes=half)
             if spec.input == "device":
-                self.take = compiled(task.input.take, spec.inductor)
+                self.take = compiled(self.input.take, spec.inductor)
 
     def with_input(self, input: Input) -> TrainingStep:
         """Return a training step for the same model and optimizer that reads other input data."""
         other = copy.copy(self)
-        other.task = dataclasses.replace(self.task, input=input)
-        other.take = input.take
+        other.input, other.take = input, input.take
         return other
 
     def train(self) -> None:
@@ -89,6 +87,7 @@ class TrainingStep:
         self.enter("optimizer")
         if isinstance(self.spec, RunSpec) and self.spec.clip_norm:
             self.scaler.unscale_(self.optimizer)  # or the scaled gradients would be clipped
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.spec.clip_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.loss = losses[0] if parts == 1 else torch.stack(losses).mean()
@@ -96,7 +95,7 @@ class TrainingStep:
     def loss_on(self, inputs: Any, targets: Tensor) -> Tensor:
         """Return the model's mean loss on a batch of inputs and targets."""
         with self.autocast():
-            return self.task.loss(self.model(inputs), targets)
+            return self.loss_function(self.model(inputs), targets)
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return the autocast context for the precision of a training spec.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 from contextlib import AbstractContextManager
 from typing import Any
@@ -15,7 +16,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from ddpperf.specs import TrainingSpec, is_custom_model
 from ddpperf.specs.training import DDP_STRATEGIES
 from ddpperf.training import comm_hooks
-from ddpperf.training.model_and_data import make_task
+from ddpperf.training.model_and_data import model_and_data
 from ddpperf.training.models import trained_parameters
 from ddpperf.training.own_ddp import OwnDDP
 
@@ -26,13 +27,10 @@ _IS_NEW = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).p
 _BUFFER_SYNC = "forward_sync_buffers" if _IS_NEW else "broadcast_buffers"
 
 
-def parallelize(
-    model: nn.Module, spec: TrainingSpec, device: torch.device, hook: comm_hooks.OwnAverage | None = None
-) -> nn.Module:
+def parallelize(model: nn.Module, spec: TrainingSpec, device: torch.device) -> nn.Module:
     """Wrap a model for the strategy of a training spec, such as DDP or FSDP.
 
     The ranks communicate in the default process group.
-    hook: a communication hook for DDP's gradients, instead of the spec's hook.
     """
     if spec.sync_batch_norm:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
@@ -46,7 +44,7 @@ def parallelize(
             static_graph=spec.static_graph,
             **options,
         )
-        comm_hooks.register(ddp, spec, device, hook)
+        comm_hooks.register(ddp, spec, device)
         return ddp
     if spec.strategy == "own_ddp":
         return OwnDDP(model, spec, device)
@@ -141,13 +139,15 @@ def require_equal_parameters(model: nn.Module) -> None:
 
 def bucket_messages(spec: TrainingSpec, rank: int, device: torch.device) -> list[comm_hooks.BucketMessage]:
     """Return the number of elements and the data type of each of DDP's gradient buckets."""
-    task = make_task(spec, rank, device)
+    module, input, loss = model_and_data(spec, rank, device)
+    plain = dataclasses.replace(spec, comm_hook="none", communication="on", comm_delay_seconds=0.0)
+    ddp: Any = parallelize(module, plain, device)
     hook = comm_hooks.OwnAverage(spec, device)
-    ddp = parallelize(task.module, spec, device, hook=hook)
+    ddp.register_comm_hook(None, hook.average)
     for _ in range(LEARNING_STEPS):
-        task.input.begin(0)  # in each step, because an epoch may have only one batch
-        task.input.load()
-        inputs, targets = task.input.take()
-        task.loss(ddp(inputs), targets).backward()
+        input.begin(0)  # in each step, because an epoch may have only one batch
+        input.load()
+        inputs, targets = input.take()
+        loss(ddp(inputs), targets).backward()
         ddp.zero_grad()
     return hook.messages

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from ddpperf.data.images import load_images
 from ddpperf.data.inputs import DeviceInput
+from ddpperf.data.sampler import EpochBatches
 from ddpperf.measuring.clock import synchronize
 from ddpperf.measuring.repeated_work import Measurement
 from ddpperf.specs import RunSpec
 from ddpperf.training.epoch import reported
 from ddpperf.training.evaluation import AveragedWeights, Evaluation, average_buffers
 from ddpperf.training.measured_step import CAPTURE_WARMUP, MeasuredStep
-from ddpperf.training.model_and_data import data_path, epoch_batches
 from ddpperf.training.step import TrainingStep
 from ddpperf.training.strategies import require_equal_parameters
 
@@ -120,26 +120,25 @@ class TrainingRun(Measurement):
         self.after_step, self.report = after_step, report
         self.record = StepRecord(spec, device)
         self.training = TrainingStep(spec, rank=rank, device=device, loss=self.record.loss)
-        images = load_images(data_path(spec), spec.test_images, "test", coarse=True)
-        self.evaluation = Evaluation(images, spec, rank, device)
-        self.start = {name: value.clone() for name, value in self.training.task.module.state_dict().items()}
+        self.evaluation = Evaluation(load_images(spec, "test"), spec, rank, device)
+        self.start = {name: value.clone() for name, value in self.training.module.state_dict().items()}
         self.start_scaler = self.training.scaler.state_dict()  # empty except in fp16
         self.steps = {size: self._step_of(size) for size in dict.fromkeys(spec.batch_sizes)}
-        self.averaged = AveragedWeights(self.training.task.module) if spec.average_weights else None
+        self.averaged = AveragedWeights(self.training.module) if spec.average_weights else None
         self.history: list[Epoch] = []
 
     def _step_of(self, batch_size: int) -> MeasuredStep:
         training = self.training
         if batch_size != self.spec.per_rank_batch_size:
-            assert isinstance(training.task.input, DeviceInput)
-            batches = epoch_batches(self.spec.of_batches(batch_size), self.rank)
-            training = training.with_input(DeviceInput(training.task.input.images, batches))
+            assert isinstance(training.input, DeviceInput)
+            batches = EpochBatches(self.spec.of_batches(batch_size), self.rank)
+            training = training.with_input(DeviceInput(training.input.images, batches))
         return MeasuredStep(training, train=partial(self.record.train, training))
 
     @property
     def evaluated(self) -> nn.Module:
         """The model that is evaluated: the averaged weights if the spec says so."""
-        return self.averaged.module if self.averaged is not None else self.training.task.module
+        return self.averaged.module if self.averaged is not None else self.training.module
 
     @property
     def last_step(self) -> MeasuredStep:
@@ -162,7 +161,7 @@ class TrainingRun(Measurement):
 
         A CUDA graph uses the addresses of the tensors.
         """
-        self.training.task.module.load_state_dict(self.start)
+        self.training.module.load_state_dict(self.start)
         with torch.no_grad():
             for state in self.training.optimizer.state.values():
                 for value in state.values():
@@ -189,14 +188,14 @@ class TrainingRun(Measurement):
         self.record.skipped.zero_()
         # Dropout is the same in each repetition of the training.
         torch.manual_seed(Random(f"{spec.seed} {self.rank} {epoch}").getrandbits(32))
-        step.training.task.input.begin(epoch)
+        step.training.input.begin(epoch)
         for _ in reported(spec.epoch_steps[epoch], lambda done: self.report((epoch + done) / spec.epochs)):
             step.train_batch()
             if self.averaged is not None:
                 self.averaged.update()
             self.after_step()
         if epoch + 1 < spec.epochs:
-            self.steps[spec.batch_sizes[epoch + 1]].training.task.input.prepare(epoch + 1)
+            self.steps[spec.batch_sizes[epoch + 1]].training.input.prepare(epoch + 1)
         trained = self.record.of_epoch(epoch)
         synchronize(device)
         seconds = time.perf_counter() - began
@@ -223,11 +222,11 @@ class TrainingRun(Measurement):
         The images come in the order of the next epoch, in batches of this epoch's size.
         """
         training = self.steps[self.spec.batch_sizes[epoch]].training
-        training.task.input.begin(epoch + 1)
+        training.input.begin(epoch + 1)
         images = self.spec.world_size * self.spec.batch_sizes[epoch]
         for _ in range(min(self.spec.epoch_steps[epoch], -(-STATISTICS_IMAGES // images))):
-            training.task.input.load()
-            yield training.task.input.take()[0]
+            training.input.load()
+            yield training.input.take()[0]
 
     def finish(self) -> dict[str, float]:
         """Return the losses, accuracies and seconds of each epoch by name, such as train_loss_1.

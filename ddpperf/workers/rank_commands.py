@@ -34,9 +34,9 @@ from ddpperf.measuring.message_ledger import Ledger
 from ddpperf.measuring.repeated_work import Measurement
 from ddpperf.specs import Spec
 from ddpperf.training.custom_step import CustomStep
-from ddpperf.training.data_parallel import training_step
 from ddpperf.training.epoch import TrainingEpoch
 from ddpperf.training.measured_step import MeasuredStep, sent_bytes
+from ddpperf.training.separate_replicas import SeparateReplicas
 from ddpperf.training.step import TrainingStep
 from ddpperf.training.strategies import bucket_messages, gradient_bytes
 from ddpperf.training.whole_training import TrainingRun
@@ -329,9 +329,11 @@ def _training(spec: specs.TrainingSpec, rank: int, device: torch.device) -> tupl
         with (ledger := Ledger()):
             step = TrainingStep(spec, rank=rank, device=device, enter=ledger.enter_part)
         training = MeasuredStep(step)
-        sizes = {"parameter_bytes": float(gradient_bytes(step.task.module)), **sent_bytes(step)}
+        sizes = {"parameter_bytes": float(gradient_bytes(step.module)), **sent_bytes(step)}
         return CountedSteps(training, ledger, sizes), training
-    training = MeasuredStep(training_step(spec, rank=rank, device=device))
+    is_separate = spec.strategy == "data_parallel" and spec.communication == "no_sync"
+    kind = SeparateReplicas if is_separate else TrainingStep
+    training = MeasuredStep(kind(spec, rank=rank, device=device))
     if not isinstance(spec, specs.TraceSpec):
         return training, training
     traced = TracedDataParallel if spec.strategy == "data_parallel" else TracedSteps

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ddpperf.instruments.data_parallel_trace import mark_parts
 from ddpperf.specs import DATA_PARALLEL_PARTS, TraceSpec, TrainingSpec, measured_as
-from ddpperf.training.data_parallel import SeparateReplicas, training_step
+from ddpperf.training.separate_replicas import SeparateReplicas
 from ddpperf.training.step import TrainingStep
 from ddpperf.workers.rank_commands import open_measurement
 
@@ -31,7 +31,7 @@ SPEC = TrainingSpec(
 def places(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
     """The GPUs of the two replicas, which share one if there is only one."""
     found = (0, min(1, torch.cuda.device_count() - 1))
-    for module in ("strategies", "data_parallel"):
+    for module in ("strategies", "separate_replicas"):
         monkeypatch.setattr(f"ddpperf.training.{module}.driven_gpus", lambda spec: list(found))
     torch.cuda.set_device(GPU)
     yield found
@@ -39,11 +39,11 @@ def places(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
 
 
 def trained(spec: TrainingSpec, *, ranged: bool = False) -> TrainingStep:
-    step = training_step(spec, rank=0, device=GPU)
+    step = (SeparateReplicas if spec.communication == "no_sync" else TrainingStep)(spec, rank=0, device=GPU)
     if ranged:
         mark_parts(step.model)
-    step.task.input.begin(0)
-    step.task.input.load()
+    step.input.begin(0)
+    step.input.load()
     step.train()
     for device in range(torch.cuda.device_count()):
         torch.cuda.synchronize(device)
@@ -64,7 +64,7 @@ def assert_close(found: list[Tensor], expected: list[Tensor]) -> None:
 @pytest.mark.usefixtures("places")
 def test_ranges_leave_the_gradients_unchanged() -> None:
     plain, ranged = trained(SPEC), trained(SPEC, ranged=True)
-    assert_close(gradients(ranged.task.module), gradients(plain.task.module))
+    assert_close(gradients(ranged.module), gradients(plain.module))
 
 
 def test_separate_replicas_compute_the_reduced_gradients(places: tuple[int, int]) -> None:
@@ -73,7 +73,7 @@ def test_separate_replicas_compute_the_reduced_gradients(places: tuple[int, int]
     assert isinstance(separate, SeparateReplicas)
     assert [next(replica.parameters()).device.index for replica in separate.replicas] == list(places)
     pairs = zip(*map(gradients, separate.replicas), strict=True)
-    assert_close([(one + other) / 2 for one, other in pairs], gradients(together.task.module))
+    assert_close([(one + other) / 2 for one, other in pairs], gradients(together.module))
 
 
 def test_trace_assigns_every_kernel_to_a_part(places: tuple[int, int]) -> None:
@@ -104,11 +104,11 @@ def traced(spec: TrainingSpec) -> dict[str, float]:
 
 @pytest.mark.usefixtures("places")
 def test_replicas_compute_in_the_steps_precision() -> None:
-    step = training_step(replace(SPEC, precision="bf16"), rank=0, device=GPU)
+    step = TrainingStep(replace(SPEC, precision="bf16"), rank=0, device=GPU)
     dtypes = []
-    layer = next(module for module in step.task.module.modules() if isinstance(module, nn.Conv2d))
+    layer = next(module for module in step.module.modules() if isinstance(module, nn.Conv2d))
     layer.register_forward_hook(lambda module, inputs, output: dtypes.append(output.dtype))
-    step.task.input.begin(0)
-    step.task.input.load()
+    step.input.begin(0)
+    step.input.load()
     step.train()
     assert dtypes == [torch.bfloat16] * 2

@@ -88,7 +88,7 @@ def test_every_execution_takes_each_image_once() -> None:
     """After an epoch the counter on the device is at the end of a list of all images."""
     for execution in ("eager", "graph"):
         step = TrainingStep(replace(SPEC, execution=execution), rank=0, device=GPU)
-        epoch, source = TrainingEpoch(MeasuredStep(step)), step.task.input
+        epoch, source = TrainingEpoch(MeasuredStep(step)), step.input
         epoch.warm_up(CAPTURE_WARMUP)
         for _ in range(2):
             begun = epoch.training.epoch

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from ddpperf.analysis.batch_size import loading_fraction
 from ddpperf.analysis.breakdown import parts_without_waiting
-from ddpperf.data.inputs import Batch, TransformedImages
+from ddpperf.data.augmentation import Batch
+from ddpperf.data.inputs import TransformedImages
 from ddpperf.specs import EpochPartsSpec, Execution, PartsSpec, TrainingSpec, measured_as, to_json
 from ddpperf.training import model_and_data
 from ddpperf.workers.pool import Pool

@@ -11,14 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-from ddpperf.data.images import load_images, synthetic_images
-from ddpperf.data.inputs import DeviceImages, DeviceInput
+from ddpperf.data.augmentation import DeviceImages
+from ddpperf.data.images import normalized, synthetic_images
+from ddpperf.data.inputs import DeviceInput
+from ddpperf.data.sampler import EpochBatches
 from ddpperf.machine.compiler import compiler_reason
 from ddpperf.measuring.compile_and_capture import forget_compiled
 from ddpperf.specs import RunSpec
 from ddpperf.specs.recipe import OptimizerName
 from ddpperf.training.evaluation import Evaluation
-from ddpperf.training.model_and_data import epoch_batches
 from ddpperf.training.models import build
 from ddpperf.training.schedules import rates_of
 from ddpperf.training.whole_training import TrainingRun
@@ -51,7 +52,7 @@ def run_of(**fields: Any) -> TrainingRun:
 
 
 def parameters_of(run: TrainingRun) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in run.training.task.module.state_dict().items()}
+    return {name: value.clone() for name, value in run.training.module.state_dict().items()}
 
 
 def require_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
@@ -117,7 +118,7 @@ def test_a_nan_loss_stops_the_run() -> None:
     def spoil() -> None:
         if next(step) == 5:  # the second of the second epoch
             with torch.no_grad():
-                next(run.training.task.module.parameters()).fill_(math.nan)
+                next(run.training.module.parameters()).fill_(math.nan)
 
     run.after_step = spoil
     with pytest.raises(
@@ -198,7 +199,7 @@ def test_mirrored_accuracy_is_of_the_last_epoch() -> None:
     run = run_of()
     run.step()
     counters = run.finish()
-    module, autocast = run.training.task.module, run.training.autocast
+    module, autocast = run.training.module, run.training.autocast
     assert counters["mirrored_test_accuracy"] == run.evaluation(module, autocast, mirrored=True)[1]
     assert counters["test_accuracy_2"] == run.evaluation(module, autocast)[1]
 
@@ -212,20 +213,18 @@ def test_only_the_trained_loss_is_smoothed() -> None:
         log_sum - 0.5 * 4 - 0.5 * 4 / 4, rel=1e-5
     )
     smooth.step()
-    loss, _ = smooth.evaluation(smooth.training.task.module, smooth.training.autocast)
-    smooth.training.task.module.eval()
+    loss, _ = smooth.evaluation(smooth.training.module, smooth.training.autocast)
+    smooth.training.module.eval()
     images = smooth.evaluation
     with torch.no_grad():
-        from ddpperf.data.inputs import normalized
-
-        outputs = smooth.training.task.module(normalized(images.pixels, torch.contiguous_format))
+        outputs = smooth.training.module(normalized(images.pixels, torch.contiguous_format))
     assert loss == pytest.approx(float(nn.functional.cross_entropy(outputs, images.labels)), rel=1e-5)
 
 
 def norms_of(**fields: Any) -> list[float]:
     """Return the norm of all gradients together in each step of an epoch."""
     run, norms = run_of(epochs=1, **fields), list[float]()
-    parameters = list(run.training.task.module.parameters())
+    parameters = list(run.training.module.parameters())
     run.after_step = lambda: norms.append(
         math.hypot(*(float(p.grad.norm()) for p in parameters if p.grad is not None))
     )
@@ -257,7 +256,7 @@ class LeftBrightness(nn.Module):
 
 def test_mirrored_evaluation_takes_the_mean_of_outputs() -> None:
     """The mean of the outputs for an image and its mirror image prefers the right half here."""
-    images = load_images(None, 4)
+    images = synthetic_images(4)
     images.pixels.fill_(0)
     images.pixels[..., 16:] = 255
     images.pixels[0] = images.pixels[0].flip(2)  # the left half is bright
@@ -279,7 +278,7 @@ def test_the_reported_loss_is_not_smoothed(accumulation_steps: int) -> None:
 
 
 def test_an_evaluation_counts_each_image_once() -> None:
-    images = load_images(None, 7)
+    images = synthetic_images(7)
     spec = dataclasses.replace(SMALL, world_size=3, strategy="ddp")
     found = [Evaluation(images, spec, rank, CPU) for rank in range(3)]
     assert sorted(len(each.labels) for each in found) == [2, 2, 3]
@@ -328,7 +327,7 @@ def test_each_seed_has_other_orders_and_crops() -> None:
     """Also in later epochs, although the sampler adds the epoch to its seed."""
     orders, crops = set(), set()
     for seed in (0, 1, 2, 2**10):
-        batches = epoch_batches(dataclasses.replace(SMALL, seed=seed), 0)
+        batches = EpochBatches(dataclasses.replace(SMALL, seed=seed), 0)
         images = DeviceInput(
             DeviceImages(synthetic_images(SMALL.epoch_images, 1), CPU, torch.contiguous_format), batches
         )
@@ -375,13 +374,13 @@ def test_plain_recipe_trains_like_a_plain_loop() -> None:
     model = build(spec.model)
     plain_loop(model, batches)
     assert len(batches) == 8
-    for name, value in run.training.task.module.state_dict().items():
+    for name, value in run.training.module.state_dict().items():
         torch.testing.assert_close(value, model.state_dict()[name], rtol=0, atol=1e-6)
 
 
 def test_diverging_training_ends_with_chance() -> None:
     run = run_of(epochs=2, may_diverge=True)
-    weight = next(run.training.task.module.parameters())
+    weight = next(run.training.module.parameters())
 
     def spoil() -> None:
         weight.data.fill_(math.nan)

@@ -39,7 +39,7 @@ def train_as_rank(rank: int, folder: Path, recompute_statistics: bool) -> None:
         run.warm_up(2)
         run.step()
         run.finish()
-    torch.save((before, statistics_of(run.training.task.module)), folder / str(rank))
+    torch.save((before, statistics_of(run.training.module)), folder / str(rank))
     dist.destroy_process_group()
 
 

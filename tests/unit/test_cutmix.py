@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from ddpperf.data.images import Images
-from ddpperf.data.inputs import DeviceImages, DeviceInput, normalized
+from ddpperf.data.augmentation import DeviceImages
+from ddpperf.data.images import Images, normalized
+from ddpperf.data.inputs import DeviceInput
+from ddpperf.data.sampler import EpochBatches
 from ddpperf.specs import RunSpec
-from ddpperf.training.model_and_data import augmentation_of, epoch_batches
+from ddpperf.training.model_and_data import augmentation_of
 
 COUNT, HEIGHT, WIDTH = 1024, 7, 9
 IMAGES = Images(
@@ -40,7 +42,7 @@ TWO_CLASSES = Images(pixels=IMAGES.pixels, labels=IMAGES.labels % 2)
 def epoch(spec: RunSpec, number: int = 0, images: Images = IMAGES) -> tuple[Tensor, Tensor]:
     """Return all images and labels of one epoch, in batches of half an epoch."""
     on_device = DeviceImages(images, CPU, torch.channels_last, **augmentation_of(spec))
-    source = DeviceInput(on_device, epoch_batches(spec, 0))
+    source = DeviceInput(on_device, EpochBatches(spec, 0))
     source.begin(number)
     taken = []
     for _ in range(2):

@@ -11,23 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpperf.data.images import (
-    NUM_CLASSES,
-    EpochBatches,
-    load_images,
-    synthetic_images,
-)
-from ddpperf.specs import EpochSpec, Shard, Strategy
+from ddpperf.data.images import NUM_CLASSES, SEEDS, load_images, synthetic_images
+from ddpperf.data.sampler import EpochBatches
+from ddpperf.specs import DATA_VARIABLE, EpochSpec, Strategy
 from tests.generated import BOUNDED
-
-
-def test_same_count_gives_same_images() -> None:
-    first = synthetic_images(8)
-    synthetic_images.cache_clear()
-    second = synthetic_images(8)
-    assert first.pixels is not second.pixels
-    assert torch.equal(first.pixels, second.pixels)
-    assert torch.equal(first.labels, second.labels)
 
 
 def test_synthetic_images_can_be_learned() -> None:
@@ -37,34 +24,32 @@ def test_synthetic_images_can_be_learned() -> None:
     assert torch.equal(torch.cdist(pixels[500:], means).argmin(1), labels[500:])
 
 
-# --- a cached tensor file
-
-
-@pytest.fixture
-def stored(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
-    generator = torch.Generator().manual_seed(5)
-    content = {
-        "train_images": torch.randint(256, (6, 3, 4, 5), generator=generator, dtype=torch.uint8),
-        "train_labels": torch.tensor([3, 1, 4, 1, 5, 9]),
-        "test_images": torch.zeros(2, 3, 4, 5, dtype=torch.uint8),
-        "test_labels": torch.tensor([0, 0]),
-        "classes": ["ape", "bee"],
-    }
-    torch.save(content, tmp_path / "images.pt")
-    return tmp_path / "images.pt", content
-
-
-@pytest.mark.parametrize(("count", "found"), [(1, 1), (4, 4), (6, 6), (100, 6)])
-def test_file_gives_its_first_training_images(
-    stored: tuple[Path, dict[str, Any]], count: int, found: int
+@pytest.mark.parametrize(("count", "found"), [(4, 4), (100, 6)])
+def test_file_gives_its_first_images(
+    tmp_path: Path, count: int, found: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, content = stored
-    images = load_images(str(path), count)
-    assert torch.equal(images.pixels, content["train_images"][:found])
-    assert torch.equal(images.labels, content["train_labels"][:found])
+    pixels = torch.randint(256, (6, 3, 4, 5), dtype=torch.uint8)
+    stored = {"train_images": pixels, "train_labels": torch.arange(6)}
+    torch.save(stored, tmp_path / "images.pt")
+    monkeypatch.setenv(DATA_VARIABLE, str(tmp_path / "images.pt"))
+    images = load_images(spec_of(count, 1, 1, drop_last=True, data="mine"))
+    assert torch.equal(images.pixels, pixels[:found])
+    assert images.labels.tolist() == list(range(found))
 
 
 # --- an epoch's batches
+
+
+def spec_of(images: int, world_size: int, batch_size: int, drop_last: bool, **fields: Any) -> EpochSpec:
+    values: dict[str, Any] = {"strategy": "ddp", "input": "device", "drop_last": drop_last} | fields
+    return EpochSpec(
+        model="resnet18_cifar",
+        world_size=world_size,
+        per_rank_batch_size=batch_size,
+        epoch_images=images,
+        **values,
+    )
+
 
 counts: dict[str, st.SearchStrategy[Any]] = {
     "images": st.integers(1, 80),
@@ -78,8 +63,8 @@ def batches_of_ranks(
     images: int, world_size: int, batch_size: int, drop_last: bool, epoch: int = 0
 ) -> list[list[list[int]]]:
     """Return the batches of an epoch by rank."""
-    shard = Shard(epoch_images=images, processes=world_size, batch_size=batch_size, drop_last=drop_last)
-    ranks = [EpochBatches(shard, rank) for rank in range(world_size)]
+    spec = spec_of(images, world_size, batch_size, drop_last)
+    ranks = [EpochBatches(spec, rank) for rank in range(world_size)]
     for each in ranks:
         each.set_epoch(epoch)
     return [list(each) for each in ranks]
@@ -125,15 +110,7 @@ def test_spec_counts_steps_and_images_of_an_epoch(
     """Compares with enumerated batches; data_parallel is one process with all ranks' images."""
     world_size = 1 if strategy == "single" else max(world_size, 2)
     images = max(images, world_size)
-    spec = EpochSpec(
-        model="resnet18_cifar",
-        world_size=world_size,
-        per_rank_batch_size=batch_size,
-        strategy=strategy,
-        input="device",
-        epoch_images=images,
-        drop_last=drop_last,
-    )
+    spec = spec_of(images, world_size, batch_size, drop_last, strategy=strategy)
     processes, process_batch = (world_size, batch_size) if strategy == "ddp" else (1, world_size * batch_size)
     enumerated = batches_of_ranks(images, processes, process_batch, drop_last)
     assert (spec.processes, spec.process_batch_size) == (processes, process_batch)
@@ -152,7 +129,7 @@ def test_each_epoch_has_another_order() -> None:
 
 
 def test_test_images_differ_and_share_coarse_patterns() -> None:
-    train, test = (load_images(None, 300, part, coarse=True) for part in ("train", "test"))
+    train, test = (synthetic_images(300, SEEDS[part]) for part in ("train", "test"))
     assert len(torch.cat([train.pixels, test.pixels]).unique(dim=0)) == 600
     classes = range(NUM_CLASSES)
     patterns = [

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from ddpperf.instruments.data_parallel_trace import RANGES, mark_parts
 from ddpperf.measuring.trace import trace_of
 from ddpperf.specs import EpochSpec, TrainingSpec
-from ddpperf.training.data_parallel import SeparateReplicas, training_step
 from ddpperf.training.models import MODELS
+from ddpperf.training.separate_replicas import SeparateReplicas
 from ddpperf.training.step import TrainingStep
 from ddpperf.training.strategies import parallelize
 from ddpperf.workers.rank_commands import open_measurement
@@ -37,12 +37,13 @@ def small_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def step_of(spec: TrainingSpec = SPEC) -> TrainingStep:
-    return training_step(spec, rank=0, device=CPU)
+    kind = SeparateReplicas if spec.communication == "no_sync" else TrainingStep
+    return kind(spec, rank=0, device=CPU)
 
 
 def trained(step: TrainingStep) -> TrainingStep:
-    step.task.input.begin(0)
-    step.task.input.load()
+    step.input.begin(0)
+    step.input.load()
     step.train()
     return step
 
@@ -54,7 +55,7 @@ def gradients(module: nn.Module) -> list[Tensor]:
 def gradients_of(step: TrainingStep, part: slice) -> list[Tensor]:
     """The gradients of the initial model on a part of the batch."""
     inputs, targets = step.take()
-    fresh = step_of().task.module
+    fresh = step_of().module
     F.cross_entropy(fresh(inputs[part]), targets[part]).backward()
     return gradients(fresh)
 
@@ -71,7 +72,7 @@ def assert_equal(found: list[Tensor], expected: list[Tensor]) -> None:
 def test_ranges_leave_the_gradients_unchanged() -> None:
     plain, ranged = step_of(), step_of()
     mark_parts(ranged.model)
-    found = [gradients(trained(step).task.module) for step in (plain, ranged)]
+    found = [gradients(trained(step).module) for step in (plain, ranged)]
     assert all(map(torch.equal, *found))
     assert_equal(found[1], gradients_of(plain, slice(None)))
 

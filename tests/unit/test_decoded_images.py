@@ -27,7 +27,7 @@ from torchvision.transforms.functional import pil_to_tensor
 from ddpperf.data import cache as cache_module
 from ddpperf.data import decode
 from ddpperf.data.cache import prepare
-from ddpperf.data.decode import save, shuffled
+from ddpperf.data.decode import save
 from ddpperf.errors import Refused
 from tests.images import images_in, picture, silent, truncate
 from tests.project import full_disk
@@ -66,7 +66,7 @@ def assert_as_torchvision(path: Path | None, parts: Sequence[Any]) -> None:
     assert path is not None
     stored = torch.load(path, weights_only=True, mmap=True)
     for name, part in zip(("train", "test"), parts, strict=True):
-        order = shuffled(len(part))
+        order = torch.randperm(len(part), generator=torch.Generator().manual_seed(0))
         assert torch.equal(stored[f"{name}_images"], torch.stack([image for image, _ in part])[order])
         assert torch.equal(stored[f"{name}_labels"], torch.tensor(part.targets)[order])
     assert stored["classes"] == list(parts[0].classes)
@@ -77,21 +77,16 @@ def test_image_folder_is_decoded_as_torchvision_does(folder: Path, tmp_path: Pat
         picture(folder / "train" / "ape" / name, 1, mode=mode)
     said: list[str] = []
     data = prepare(f"imagefolder:{folder}", tmp_path / "cache", said.append)
-    assert said == [f"decoding 30 images of {folder}, once"]
+    assert said == [f"decoding the images of {folder}, once"]
     assert (data.name, data.train_images, data.test_images, data.classes) == ("imagefolder", 24, 6, 3)
     assert (len(data.digest), data.image_size) == (12, (3, 4))
     parts = [ImageFolder(str(folder / part), transform=pil_to_tensor) for part in ("train", "test")]
     assert_as_torchvision(data.path, parts)
 
 
-def test_first_images_sample_all_classes() -> None:
-    labels = torch.arange(10).repeat_interleave(5000)[shuffled(50_000)]
-    assert all(400 < count < 600 for count in labels[:5000].bincount())
-
-
 @pytest.mark.parametrize("name", ["train_images", "train_labels", "test_images", "test_labels"])
 def test_any_change_changes_the_digest(folder: Path, tmp_path: Path, name: str) -> None:
-    decoded = decode.decode("imagefolder", str(folder), tmp_path)
+    decoded = decode.decode(decode.data_sets("imagefolder", folder, download=False))
     before, same = (save(decoded, tmp_path / "images.pt")["digest"] for _ in range(2))
     decoded[name].view(-1)[-1] ^= 1
     assert before == same != save(decoded, tmp_path / "images.pt")["digest"]
@@ -109,30 +104,29 @@ def test_whole_cache_is_used_without_a_word(
         assert prepare(text, cache.parent, pytest.fail).path == cache
 
 
-SPOILT: dict[str, Callable[[Path], object]] = {
-    "cut tensors": truncate,
-    "no tensors": lambda cache: cache.unlink(),
-    "cut sidecar": lambda cache: truncate(cache.with_suffix(".json")),
+def touch(folder: Path, cache: Path) -> None:
+    image = folder / "test" / "bee" / "0.png"
+    os.utime(image, ns=(0, image.stat().st_mtime_ns + 1))
+
+
+CHANGES: dict[str, Callable[[Path, Path], object]] = {
+    "cut tensors": lambda folder, cache: truncate(cache),
+    "cut sidecar": lambda folder, cache: truncate(cache.with_suffix(".json")),
+    "changed image": touch,
 }
 
 
-@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
-def test_damaged_cache_is_rebuilt(folder: Path, cache: Path, spoil: Callable[[Path], object]) -> None:
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_damaged_or_changed_images_are_decoded_again(
+    folder: Path, cache: Path, change: Callable[[Path, Path], object]
+) -> None:
     before = cache.read_bytes()
-    spoil(cache)
-    said: list[str] = []
-    prepare(f"imagefolder:{folder}", cache.parent, said.append)
-    assert said == [f"decoding 27 images of {folder}, once"]
-    assert cache.read_bytes() == before
-    assert set(cache.parent.iterdir()) == {cache, cache.with_suffix(".json")}
-
-
-def test_changed_folder_is_decoded_again(folder: Path, cache: Path) -> None:
-    image = folder / "test" / "bee" / "0.png"
-    os.utime(image, ns=(0, image.stat().st_mtime_ns + 1))
+    change(folder, cache)
     said: list[str] = []
     assert prepare(f"imagefolder:{folder}", cache.parent, said.append).path == cache
-    assert said == [f"decoding 27 images of {folder}, once"]
+    assert said == [f"decoding the images of {folder}, once"]
+    assert cache.read_bytes() == before
+    assert set(cache.parent.iterdir()) == {cache, cache.with_suffix(".json")}
 
 
 # --- refusals
@@ -145,11 +139,10 @@ def put(path: Path, content: bytes) -> None:
 
 BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "text": (lambda f: put(f / "test/bee/x.jpg", b"hello"), "bee/x.jpg cannot be decoded as BMP, JPEG, "),
-    "truncated": (lambda f: truncate(f / "train/ape/0.png"), "/ape/0.png cannot be decoded .*; repair or"),
     "dead link": (lambda f: (f / "train/ape/x.png").symlink_to("gone"), "ape/x.png cannot .*No such file"),
     "sizes": (
         lambda f: picture(f / "test/cat/x.png", 1, size=(3, 4)),
-        "one size, but .*/ape/0.png has 4x3 pixels and .*/cat/x.png 3x4; resize them, or leave one out$",
+        "one size, but .*/cat/x.png has 3x4 pixels and others have 4x3; resize it, or leave it out$",
     ),
     "class only in test": (
         lambda f: picture(f / "test/dog/0.png", 1),
@@ -157,10 +150,9 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "class without images": (
         lambda f: put(f / "train/dog/notes.txt", b"no image"),
-        "must have images of every class .*: Found no valid file for the classes dog",
+        "cannot be read from .*Found no valid file for the classes dog.*; pass synthetic, ",
     ),
-    "no test": (lambda f: (f / "test").rename(f / "x"), "/test cannot be read .No such file or directory"),
-    "a loop": (lambda f: (f / "train/bee/loop").symlink_to("."), "cannot be read .Too many levels of symbol"),
+    "no test": (lambda f: (f / "test").rename(f / "x"), "cannot be read from .*No such file or directory"),
 }
 
 
@@ -203,8 +195,10 @@ def test_eps_named_png_starts_no_program(
 
 
 def test_full_disk_is_refused(folder: Path, tmp_path: Path) -> None:
+    for number in range(100):
+        picture(folder / "train" / "ape" / f"more{number}.png", number)
     with full_disk():
-        refused(f"imagefolder:{folder}", tmp_path / "data", r"cannot hold them \(File too large\); make room")
+        refused(f"imagefolder:{folder}", tmp_path / "data", r"/data cannot hold them \(.*\); make room")
 
 
 def test_cache_that_cannot_be_stored_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -267,7 +261,7 @@ def archive(batches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 def test_cifar10_is_downloaded_once(batches: Path, tmp_path: Path) -> None:
     said: list[str] = []
     first, second = (prepare("cifar10", tmp_path / "cache", said.append) for _ in range(2))
-    assert said == ["downloading CIFAR-10, once"]
+    assert said == ["downloading the images of CIFAR-10, once"]
     assert first == second
     assert first.digest == prepare(f"cifar10:{batches}", tmp_path / "cache", silent).digest
     assert len(list((tmp_path / "cache").iterdir())) == 4, "files and sidecars"
@@ -275,9 +269,9 @@ def test_cifar10_is_downloaded_once(batches: Path, tmp_path: Path) -> None:
 
 def test_damaged_cifar10_is_refused(batches: Path, tmp_path: Path) -> None:
     truncate(batches / "cifar-10-batches-py" / "data_batch_3")
-    refused(f"cifar10:{batches}", tmp_path / "cache", "CIFAR-10 cannot be read from /.*; pass cifar10:DIR")
+    refused(f"cifar10:{batches}", tmp_path / "cache", "cifar10 cannot be read from /.*; pass synthetic, cif")
 
 
 def test_failed_download_is_refused(archive: Path, tmp_path: Path) -> None:
     truncate(archive)
-    refused("cifar10", tmp_path / "cache", "CIFAR-10 cannot be downloaded .*; pass cifar10:DIR with its six")
+    refused("cifar10", tmp_path / "cache", "cifar10 cannot be downloaded .*; pass synthetic, cifar10")

@@ -102,7 +102,7 @@ def test_equal_batches_need_a_short_warm_up() -> None:
     watched = Watched(drop_last=True)
     watched.epoch.warm_up(2)
     assert watched.epoch.training.steps == 2
-    source: Any = watched.epoch.training.training.task.input
+    source: Any = watched.epoch.training.training.input
     assert source.prepared[0] == watched.epoch.training.epoch, "as after any epoch"
     watched.labels.clear()
     watched.epoch.step()

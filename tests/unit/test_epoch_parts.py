@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ddpperf.data.inputs import Batch, Input
+from ddpperf.data.augmentation import Batch
+from ddpperf.data.inputs import Input
 from ddpperf.instruments import step_parts as parts
 from ddpperf.instruments.step_parts import PartedSteps, PartMarks
 from ddpperf.specs import PARTS, EpochPartsSpec
@@ -164,6 +165,3 @@ def test_events_of_a_graph_are_read_before_its_replay(gpu: Gpu) -> None:
         steps.step()
     steps._read()
     assert [step["forward"] for step in steps.parted] == pytest.approx([1.0, 2.0, 3.0, 4.0, 5.0])
-
-
-# --- a real DataLoader on a CPU

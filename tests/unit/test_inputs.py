@@ -7,7 +7,6 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -15,18 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ddpperf.data.images import EpochBatches, Images, load_images
-from ddpperf.data.inputs import (
-    MEAN,
-    STD,
-    Batch,
-    DeviceImages,
-    DeviceInput,
-    Input,
-    LoaderInput,
-    normalized,
-)
-from ddpperf.specs import Shard
+from ddpperf.data.augmentation import Batch, DeviceImages
+from ddpperf.data.images import MEAN, STD, Images, load_images, normalized
+from ddpperf.data.inputs import DeviceInput, Input, LoaderInput
+from ddpperf.data.sampler import EpochBatches
+from ddpperf.specs import DATA_VARIABLE, EpochSpec
 from tests.project import wait_until
 
 CPU = torch.device("cpu")
@@ -41,17 +33,22 @@ IMAGES = Images(
 )
 
 
-def epoch_batches(
-    rank: int = 0, world_size: int = 1, batch_size: int = 5, *, drop_last: bool = False
-) -> EpochBatches:
-    shard = Shard(epoch_images=COUNT, processes=world_size, batch_size=batch_size, drop_last=drop_last)
-    return EpochBatches(shard, rank)
+def spec_of(world_size: int = 1, batch_size: int = 5) -> EpochSpec:
+    return EpochSpec(
+        model="resnet18_cifar",
+        world_size=world_size,
+        per_rank_batch_size=batch_size,
+        strategy="ddp",
+        input="device",
+        data="mine",
+        epoch_images=COUNT,
+        drop_last=False,
+    )
 
 
-def device_input(
-    rank: int = 0, world_size: int = 1, memory_format: torch.memory_format = torch.contiguous_format
-) -> DeviceInput:
-    return DeviceInput(DeviceImages(IMAGES, CPU, memory_format), epoch_batches(rank, world_size))
+def device_input(rank: int = 0, world_size: int = 1, batch_size: int = 5) -> DeviceInput:
+    images = DeviceImages(IMAGES, CPU, torch.contiguous_format)
+    return DeviceInput(images, EpochBatches(spec_of(world_size, batch_size), rank))
 
 
 @pytest.fixture(scope="module")
@@ -137,10 +134,7 @@ def test_preparing_ahead_keeps_the_current_epoch() -> None:
 
 def test_repeated_take_gives_all_batches() -> None:
     """A graph repeats only `take`, and reads the epoch's plan at a fixed address."""
-    images, beside = (
-        DeviceInput(DeviceImages(IMAGES, CPU, torch.contiguous_format), epoch_batches(batch_size=4))
-        for _ in range(2)
-    )
+    images, beside = device_input(batch_size=4), device_input(batch_size=4)
     places: list[int] = []
     for number in (0, 1):
         images.begin(number)
@@ -153,22 +147,23 @@ def test_repeated_take_gives_all_batches() -> None:
 # --- torch's DataLoader
 
 
-@pytest.fixture(scope="module")
-def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Images]:
-    """A function that loader processes can receive; it opens the images' file."""
-    path = tmp_path_factory.mktemp("images") / "images.pt"
-    torch.save({"train_images": IMAGES.pixels, "train_labels": IMAGES.labels}, path)
-    return partial(load_images, str(path), COUNT)
+@pytest.fixture
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Store the images in the file that loader processes open."""
+    torch.save({"train_images": IMAGES.pixels, "train_labels": IMAGES.labels}, tmp_path / "images.pt")
+    monkeypatch.setenv(DATA_VARIABLE, str(tmp_path / "images.pt"))
 
 
+def loader_input(spec: EpochSpec, rank: int, workers: int) -> LoaderInput:
+    batches = EpochBatches(spec, rank)
+    return LoaderInput(partial(load_images, spec), batches, workers, CPU, torch.channels_last)
+
+
+@pytest.mark.usefixtures("stored")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_dataloader_has_same_batches_and_ends_its_processes(
-    workers: int, load: Callable[[], Images], ways: Tensor
-) -> None:
-    pytest.importorskip("torchvision")
-    batches = epoch_batches(rank=1, world_size=2, batch_size=4)
-    loader = LoaderInput(load, batches, workers=workers, device=CPU, memory_format=torch.channels_last)
-    expected = DeviceInput(DeviceImages(IMAGES, CPU, torch.contiguous_format), batches)
+def test_dataloader_has_same_batches_and_ends_its_processes(workers: int, ways: Tensor) -> None:
+    loader = loader_input(spec_of(world_size=2, batch_size=4), 1, workers)
+    expected = device_input(rank=1, world_size=2, batch_size=4)
     taken: dict[int, list[int]] = {}
     processes: list[int] = []
     for epoch in (0, 1, 5):
@@ -192,11 +187,11 @@ def test_dataloader_has_same_batches_and_ends_its_processes(
     )
 
 
-def test_dataloader_batches_share_an_address(load: Callable[[], Images]) -> None:
+@pytest.mark.usefixtures("stored")
+def test_dataloader_batches_share_an_address() -> None:
     """A graph reads them there; the smaller last batch of an epoch is elsewhere."""
     pytest.importorskip("torchvision")
-    batches = epoch_batches(batch_size=5)
-    loader = LoaderInput(load, batches, workers=0, device=CPU, memory_format=torch.channels_last)
+    loader = loader_input(spec_of(), 0, workers=0)
     loader.begin(0)
     places, taken = [], []
     for _ in range(3):

@@ -29,9 +29,7 @@ class Peer:
     """A stand-in for the other of two ranks, whose `all_reduce` has its own parameters."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._bits = [
-            parameter.detach().contiguous().view(-1).view(torch.uint8) for parameter in model.parameters()
-        ]
+        self._bits = [each.detach().contiguous().view(-1).view(torch.uint8) for each in model.parameters()]
         self._asked = 0
 
     def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType) -> None:
@@ -130,16 +128,9 @@ def step_by(strategy: Strategy) -> MeasuredStep:
 def test_only_ddp_compares_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     """A single rank has no other ranks to compare with."""
     asked: list[int] = []
-    real = dist.all_reduce
-
-    def all_reduce(tensor: Tensor, op: dist.ReduceOp.RedOpType) -> None:
-        asked.append(tensor.numel())
-        real(tensor, op)
-
-    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, op: asked.append(tensor.numel()))
     alone, in_group = step_by("single"), step_by("ddp")
-    for step in (alone, in_group):
-        step.cpu_seconds = [0.5]
+    alone.cpu_seconds = in_group.cpu_seconds = [0.5]
     assert alone.finish() == {"cpu_seconds": 0.5}
     assert asked == []
     assert in_group.finish() == {"cpu_seconds": 0.5, "gradient_bytes": 4 * 11_689_512}
@@ -151,38 +142,25 @@ def test_a_nan_loss_is_refused(pixel: float) -> None:
     step = step_by("single")
     step.step()
     step.end_round(1)
-    step.training.task.input.take()[0][0, 0, 0, 0] = pixel
+    step.training.input.take()[0][0, 0, 0, 0] = pixel
     step.step()
     with pytest.raises(FloatingPointError, match="the loss is nan after a round of 7 steps"):
         step.end_round(7)
 
 
-def test_cpu_seconds_are_a_median_over_rounds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    step = step_by("single")
+def test_cpu_seconds_are_per_step_and_a_median_over_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An epoch has 8 steps."""
+    spec = EpochSpec(world_size=1, per_rank_batch_size=4, strategy="single", epoch_images=32)
+    step = MeasuredStep(TrainingStep(spec, rank=0, device=CPU))
     step.training.loss = torch.tensor(1.0)
     now = iter((10.0, 14.0, 20.0, 21.0, 50.0, 52.0))
-    monkeypatch.setattr(
-        "ddpperf.training.measured_step.time", SimpleNamespace(process_time=lambda: next(now))
-    )
-    for steps in (2, 4, 4):
-        step.start_round()
-        step.end_round(steps)
-    assert step.finish() == {"cpu_seconds": 0.5}, "of 2, 0.25 and 0.5"
-
-
-def test_an_epochs_cpu_seconds_are_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = EpochSpec(world_size=1, per_rank_batch_size=4, strategy="single", epoch_images=32)
-    epoch = TrainingEpoch(MeasuredStep(TrainingStep(spec, rank=0, device=CPU)))
-    epoch.training.training.loss = torch.tensor(1.0)
-    now = iter((10.0, 14.0))
-    monkeypatch.setattr(
-        "ddpperf.training.measured_step.time", SimpleNamespace(process_time=lambda: next(now))
-    )
-    epoch.start_round()
-    epoch.end_round(1)
-    assert epoch.finish() == {"cpu_seconds": 0.5}, "of 8 steps"
+    clock = SimpleNamespace(process_time=lambda: next(now))
+    monkeypatch.setattr("ddpperf.training.measured_step.time", clock)
+    for measurement, steps in ((step, 2), (step, 4), (TrainingEpoch(step), 1)):
+        measurement.start_round()
+        measurement.end_round(steps)
+    assert step.cpu_seconds == [2, 0.25, 0.25]
+    assert step.finish() == {"cpu_seconds": 0.25}
 
 
 def test_compile_time_is_read_after_the_device_is_done(monkeypatch: pytest.MonkeyPatch) -> None:

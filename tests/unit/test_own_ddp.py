@@ -14,8 +14,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddpperf.errors import CannotTrain
-from ddpperf.machine.compiler import compiler_reason
-from ddpperf.measuring import compile_and_capture as executions
 from ddpperf.specs import Execution, TrainingSpec
 from ddpperf.training import own_ddp
 from ddpperf.training.own_ddp import Bucket, OwnDDP, all_reduce_of, divided
@@ -162,23 +160,6 @@ def test_a_parameter_without_gradient_is_refused() -> None:
         match=re.escape("a gradient of each parameter in each step, got none of 0.weight; use all"),
     ):
         model(torch.ones(1, 1024)).sum().backward()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(bool(compiler_reason()), reason=compiler_reason() or "-")
-def test_a_compiled_backward_pass_has_two_parts() -> None:
-    """The last layers' gradients are ready before the first layers' backward pass begins."""
-    module = nn.Sequential(*(nn.Linear(16, 16, bias=False) for _ in range(4)))
-    half = sum(each.nbytes for each in module.parameters()) // 2
-    compiled_passes = []
-    for part_bytes in (0, half):
-        step = executions.compiled(lambda inputs: module(inputs).square().sum(), "", part_bytes=part_bytes)
-        nodes: list[Any] = [step(torch.ones(1, 16)).grad_fn]
-        for node in nodes:
-            nodes += [each for each, _ in node.next_functions if each is not None and each not in nodes]
-        compiled_passes.append(sum("CompiledFunction" in type(node).__name__ for node in nodes))
-    assert compiled_passes == [1, 2]
-    executions.forget_compiled()
 
 
 @pytest.mark.usefixtures("group")

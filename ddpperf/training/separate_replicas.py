@@ -1,9 +1,9 @@
-"""The choice of the training step of a spec, and the step of DataParallel without communication.
+"""The training step of DataParallel without its communication.
 
 In torch's DataParallel, one process drives several GPUs. In each step DataParallel copies the model
 to all GPUs (replicate), sends each GPU its part of the batch (scatter), and collects the outputs on
-the first GPU (gather). The backward pass scatters the gradients
-of the outputs, and adds up the gradients of the parameters on the first GPU (reduce).
+the first GPU (gather). The backward pass scatters the gradients of the outputs, and adds up the
+gradients of the parameters on the first GPU (reduce).
 """
 
 from __future__ import annotations
@@ -79,10 +79,4 @@ class SeparateReplicas(TrainingStep):
 
     def _loss(self, replica: nn.Module, inputs: Any, targets: Tensor) -> Tensor:
         with self.autocast():  # here, because threads do not inherit autocast's data type
-            return self.task.loss(replica(inputs), targets)
-
-
-def training_step(spec: TrainingSpec, *, rank: int, device: torch.device) -> TrainingStep:
-    """Return the training step of a spec: for DataParallel without communication, a class of its own."""
-    is_separate = spec.strategy == "data_parallel" and spec.communication == "no_sync"
-    return (SeparateReplicas if is_separate else TrainingStep)(spec, rank=rank, device=device)
+            return self.loss_function(replica(inputs), targets)
