@@ -53,10 +53,9 @@ def load_images(spec: TrainingSpec, part: str = "train") -> Images:
     part: "train" or "test". Only whole trainings, which are evaluated, have test images. For them,
     synthetic images have coarse patterns.
     """
-    is_run = isinstance(spec, RunSpec)
-    count = spec.test_images if is_run and part == "test" else spec.epoch_images
+    count = spec.test_images if isinstance(spec, RunSpec) and part == "test" else spec.epoch_images
     if spec.data == "synthetic":
-        return synthetic_images(count, SEEDS[part] if is_run else None)
+        return synthetic_images(count, SEEDS[part] if isinstance(spec, RunSpec) else None)
     stored = torch.load(os.environ[DATA_VARIABLE], weights_only=True, mmap=True)
     return Images(pixels=stored[f"{part}_images"][:count], labels=stored[f"{part}_labels"][:count])
 
