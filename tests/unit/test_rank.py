@@ -148,7 +148,7 @@ def test_the_pace_is_that_of_the_rounds(
             calls.append("slowdown")
             return 1.25
 
-    for built in ("training_step", "MeasuredStep"):  # only a GPU can capture a real step
+    for built in ("TrainingStep", "MeasuredStep"):  # only a GPU can capture a real step
         monkeypatch.setattr(rank, built, lambda *_, **__: None)
     monkeypatch.setattr(rank, "TrainingEpoch", Recorder)
     mine = Rank(0)
