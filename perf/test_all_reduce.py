@@ -11,10 +11,9 @@ from statistics import median
 import pytest
 
 from ddpperf.analysis.bandwidth import algbw, all_reduce_busbw, collective_busbw, crossing_factor
-from ddpperf.analysis.cost_models import LinkModel, choose_links
-from ddpperf.analysis.library_cost_model import FEWEST_SIZES, choose_envelope
-from ddpperf.analysis.node_cost_model import TwoLinkModel, two_links_and_error
-from ddpperf.analysis.statistics import not_longer
+from ddpperf.analysis.cost_models import CostModel, choose_cost_model
+from ddpperf.analysis.library_cost_model import FEWEST_SIZES, choose_lines
+from ddpperf.analysis.statistics import Estimate, not_longer
 from ddpperf.machine.hardware import Links
 from ddpperf.plugin.cases import Case, case, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
@@ -38,7 +37,7 @@ from perf.common.all_reduces import (
     too_few,
     warn_if_undetermined,
 )
-from perf.common.by_set import SIDES, field_metrics, per_set
+from perf.common.by_set import SIDES, per_set
 
 OWN_SIZES = (2**12, 2**16, 2**20, 2**24)  # for the algorithms made of messages between ranks
 RING_SIZE = 2**26  # of the algorithms in `own` only the ring is measured at this size or more
@@ -299,15 +298,15 @@ def test_backend_model(measure: Measure, spec: AllReduceSpec) -> None:
         for nbytes in smaller
     ]
     times = [call.median_step_seconds() for call in (*calls, measure(spec))]
-    chosen = per_set(lambda *seconds: choose_envelope([*smaller, spec.nbytes], seconds), *times)
+    chosen = per_set(lambda *seconds: choose_lines([*smaller, spec.nbytes], seconds), *times)
     estimate_metric(measure, "latency_seconds", per_set(attrgetter("latency"), chosen))
     of_a_byte = all_reduce_busbw(1, 1, spec.world_size)
     busbw = per_set(lambda fit: fit.byte_seconds.inverse(of_a_byte), chosen)
     estimate_metric(measure, "asymptotic_busbw_bytes_per_second", busbw)
     if all(math.isfinite(estimate.value) for estimate in busbw.values()):
         link_utilization(measure, per_set(lambda estimate: estimate.value, busbw), spec.world_size)
-    measure.metric("protocols", per_set(lambda fit: len(fit.envelope.lines), chosen))
-    field_metrics(measure, chosen, held_out_error="held_out_error")
+    measure.metric("protocols", per_set(lambda fit: len(fit.lines), chosen))
+    measure.metric("held_out_error", per_set(attrgetter("held_out_error"), chosen))
 
 
 @pytest.mark.specs(cases=algorithms)
@@ -330,44 +329,47 @@ def test_cost_model(measure: Measure, spec: AllReduceSpec) -> None:
     }
     measured[spec] = measure(spec).median_step_seconds()
     times = {name: {call: t[name] for call, t in measured.items()} for name in measured[spec]}
-    fitted: Mapping[str, tuple[LinkModel | TwoLinkModel, float]]
     with warn_if_undetermined(measure, "the cost model"):
+        fitted = per_set(lambda times: choose_cost_model(times, links.node), times)
+        models = per_set(itemgetter(0), fitted)
         if links.node < N:
-            fitted = per_set(lambda times: two_links_and_error(times, links.node), times)
-            two_link_metrics(measure, per_set(itemgetter(0), fitted))
+            two_link_metrics(measure, models)
         else:
-            fitted = per_set(choose_links, times)
-            model_metrics(measure, N, per_set(itemgetter(0), fitted))
+            one_link_metrics(measure, N, models)
         for call, t in measured.items():
             if (call.algorithm, call.world_size) == (spec.algorithm, N):
-                predicted = per_set(lambda found, t, call=call: found[0].seconds(call) / t, fitted, t)
+                predicted = per_set(lambda model, t, call=call: model.seconds(call) / t, models, t)
                 measure.metric(f"predicted_over_measured_{format_bytes(call.nbytes)}", predicted)
         measure.metric("held_out_error", per_set(itemgetter(1), fitted))
 
 
-def two_link_metrics(measure: Measure, models: Mapping[str, TwoLinkModel]) -> None:
+def two_link_metrics(measure: Measure, models: Mapping[str, CostModel]) -> None:
     """Store the parameters of the link inside the nodes and of the one between them."""
     for place in ("inside", "between"):
-        links = per_set(attrgetter(place), models)
-        if all(links.values()):  # one rank per node sends nothing inside a node
-            estimate_metric(measure, f"{place}_message_seconds", per_set(attrgetter("latency"), links))
-            bandwidth = per_set(lambda link: link.byte_seconds.inverse(), links)
-            estimate_metric(measure, f"{place}_bytes_per_second", bandwidth)
+        messages, nbytes = (unit_seconds(models, f"{unit} {place}") for unit in ("message", "byte"))
+        if messages:  # one rank per node sends nothing inside a node
+            estimate_metric(measure, f"{place}_message_seconds", messages)
+            estimate_metric(measure, f"{place}_bytes_per_second", per_set(Estimate.inverse, nbytes))
 
 
-def model_metrics(measure: Measure, world_size: int, models: Mapping[str, LinkModel]) -> None:
+def one_link_metrics(measure: Measure, world_size: int, models: Mapping[str, CostModel]) -> None:
     """Store the parameters of the model that is fitted on one node.
 
     If the interval of the link's bandwidth has no upper end, only its lower end is stored. This
     happens if launching the calls takes all of their time.
     """
-    estimate_metric(measure, "latency_seconds", per_set(attrgetter("latency"), models))
-    links = per_set(lambda model: model.byte_seconds.inverse(), models)
+    estimate_metric(measure, "latency_seconds", unit_seconds(models, "message inside"))
+    links = per_set(Estimate.inverse, unit_seconds(models, "byte inside"))
     if all(math.isfinite(link.high) for link in links.values()):
         estimate_metric(measure, "link_bytes_per_second", links)
         link_utilization(measure, per_set(attrgetter("value"), links), world_size)
     else:
         measure.metric("link_bytes_per_second_low", per_set(attrgetter("low"), links))
-    adding = per_set(attrgetter("reduce_seconds"), models)
-    if all(adding.values()):  # the model separates addition from sending in every process set
+    if adding := unit_seconds(models, "byte added"):
         estimate_metric(measure, "reduce_byte_seconds", adding)
+
+
+def unit_seconds(models: Mapping[str, CostModel], unit: str) -> dict[str, Estimate]:
+    """Return the seconds of a unit in each process set's model, or nothing if a model lacks it."""
+    found = per_set(lambda model: model.unit_seconds.get(unit), models)
+    return found if all(found.values()) else {}

@@ -5,23 +5,23 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from itertools import product
-from operator import sub
+from operator import itemgetter, sub, truediv
 
 import pytest
 
 from ddpperf.analysis.bandwidth import all_reduce_busbw
-from ddpperf.analysis.comm_split import Traced, disagreement, longest_wait, traced
+from ddpperf.analysis.comm_split import NOT_SENDING, disagreement, longest_wait, traced
 from ddpperf.plugin.cases import Case, case, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
 from ddpperf.specs import DATA_PARALLEL_PARTS, BucketReplaySpec, TraceSpec, TrainingSpec, measured_as
 from perf.common.all_reduces import link_utilization
-from perf.common.by_set import by_rank, field_metrics, per_set
+from perf.common.by_set import by_rank, per_set
 from perf.common.step_metrics import training_metrics
 from perf.common.step_specs import resnet50, step_case
 
-TRACED = ("compute_seconds", "copy_seconds", "idle_seconds", "traced_step_seconds")
+COMPARED = ("traced_exposed_comm_seconds", "traced_comm_seconds")  # also of DDP beside DataParallel
 NO_TRACE = "no trace: the profiler saw no communication; --worker-logs DIR keeps its messages"
 
 
@@ -57,24 +57,23 @@ def test_comm_split(measure: Measure, spec: TrainingSpec) -> None:
     replay = measure.reference("replay", measured_as(BucketReplaySpec, spec))
     t1 = measure.reference("one_device", spec.one_device()).slowest_device_seconds(spec.world_size)
 
-    tN, traces = ddp.median_step_seconds(), traced_by_set(trace)
+    tN = ddp.median_step_seconds()
     exposed, bucket_copies = exposed_by_difference(ddp, no_sync), exposed_by_difference(local, no_sync)
     measure.metric("exposed_comm_seconds", exposed)
-    traced_metrics(measure, traces)
-    field_metrics(measure, traces, comm_without_waiting_seconds="least_total")
     measure.metric("replayed_comm_seconds", replay.median_step_seconds())
     measure.metric("step_minus_one_device_seconds", per_set(sub, tN, t1))
     measure.metric("bucket_copy_seconds", bucket_copies)
     # If none waits for another, the seconds between the first and the last rank being ready
     measure.metric("comm_skew_seconds", per_set(lambda ranks: max(ranks) - min(ranks), by_rank(local)))
-    field_metrics(measure, traces, traced_comm_skew_seconds="skew")
-    for name in TRACED if traces else ():
-        measure.metric(name, {one.set: one.counters[name][traces[one.set].rank] for one in trace.samples})
-    if traces:
+    if traces := traced_by_set(trace):
+        for name in next(iter(traces.values())):
+            measure.metric(name, per_set(itemgetter(name), traces))
         disagreement_metric(measure, exposed, trace, tN, bucket_copies, "bucket copies")
+        gradient_bandwidth(measure, replay, trace)
+    else:
+        measure.note(NO_TRACE)
     if measure.machine.crosses_nodes(spec.world_size):
         exposed_by_link(measure, ddp, local, exposed)
-    bandwidths(measure, replay, trace, traces)
     training_metrics(measure, step)
 
 
@@ -108,31 +107,13 @@ def exposed_by_difference(step: Measured, no_sync: Measured) -> dict[str, float]
     return per_set(longest_wait, by_rank(step), by_rank(no_sync))
 
 
-def traced_by_set(trace: Measured) -> dict[str, Traced]:
-    """Return the communication time found in the profiler traces of each process set.
+def traced_by_set(trace: Measured) -> dict[str, dict[str, float]]:
+    """Return the metrics of the profiler traces of each process set.
 
     Returns an empty dict if the traces of any process set show no communication.
     """
-    found = {
-        sample.set: traced(sample.counters["comm_seconds"], sample.counters["exposed_comm_seconds"])
-        for sample in trace.samples
-        if "comm_seconds" in sample.counters
-    }
-    known = {name: split for name, split in found.items() if split is not None}
-    return known if len(known) == len(trace.samples) else {}
-
-
-def traced_metrics(measure: Measure, traces: Mapping[str, Traced]) -> None:
-    """Store the communication in traces, or a note if the profiler saw none."""
-    field_metrics(
-        measure,
-        traces,
-        traced_exposed_comm_seconds="exposed",
-        traced_comm_seconds="total",
-        overlap_fraction="overlap_fraction",
-    )
-    if not traces:
-        measure.note(NO_TRACE)
+    found = {sample.set: traced(sample.counters) for sample in trace.samples}
+    return found if all(found.values()) else {}
 
 
 def disagreement_metric(
@@ -149,30 +130,26 @@ def disagreement_metric(
     tN: the seconds of a step. known: the seconds that the difference contains and the trace does
     not. cause: what these seconds are.
     """
-    apart = per_set(lambda seconds, split: seconds - split.exposed, exposed, traced_by_set(trace))
+    by_trace = per_set(itemgetter("traced_exposed_comm_seconds"), traced_by_set(trace))
+    apart = per_set(sub, exposed, by_trace)
     found = per_set(
         lambda apart, known, tN, profiled: disagreement(apart, known, cause, tN, profiled),
         *(apart, known, tN, trace.counter("traced_step_seconds")),
     )
-    measure.metric("method_disagreement", per_set(lambda one: one[0], found))
+    measure.metric("method_disagreement", per_set(itemgetter(0), found))
     for _, reason in found.values():
         if reason:
             measure.warn(reason)
 
 
-def bandwidths(measure: Measure, replay: Measured, trace: Measured, traces: Mapping[str, Traced]) -> None:
-    """Store the bus bandwidth at which gradients are sent during training.
+def gradient_bandwidth(measure: Measure, replay: Measured, trace: Measured) -> None:
+    """Store the bus bandwidth at which gradients are sent during training, and the used fraction of the link.
 
-    The bytes are divided by the time of the all-reduces on the rank that waits least. If the link
-    bandwidth is known, store its used fraction, too.
+    The bytes are divided by the time of the all-reduces on the rank that waits least.
     """
     N, nbytes = replay.spec.world_size, replay.counter("gradient_bytes")
-    sending = {
-        split.set: min(split.counters["all_reduce_seconds"][:N])
-        for split in trace.samples
-        if split.set in traces
-    }
-    if sending and all(sending.values()):
+    sending = {split.set: min(split.counters["all_reduce_seconds"][:N]) for split in trace.samples}
+    if all(sending.values()):
         busbw = {name: all_reduce_busbw(nbytes[name], t, N) for name, t in sending.items()}
         measure.metric("gradient_busbw_bytes_per_second", busbw)
         link_utilization(measure, busbw, N)
@@ -222,13 +199,15 @@ def test_data_parallel_split(measure: Measure, spec: TrainingSpec) -> None:
     measure.metric("ddp_exposed_comm_seconds", ddp_exposed)
     measure.metric("step_minus_one_device_seconds", per_set(sub, tN, t1))
     traces, ddp_traces = traced_by_set(trace), traced_by_set(ddp_trace)
-    traced_metrics(measure, traces)
+    for name in COMPARED if ddp_traces else ():
+        measure.metric(f"ddp_{name}", per_set(itemgetter(name), ddp_traces))
     if traces:
         data_parallel_trace(measure, trace, exposed, tN)
-    of_ddp = {"ddp_traced_exposed_comm_seconds": "exposed", "ddp_traced_comm_seconds": "total"}
-    field_metrics(measure, ddp_traces, **of_ddp)
+    else:
+        measure.note(NO_TRACE)
     if traces and ddp_traces:
-        measure.metric("comm_over_ddp", per_set(lambda dp, ddp: dp.total / ddp.total, traces, ddp_traces))
+        both = (per_set(itemgetter("traced_comm_seconds"), found) for found in (traces, ddp_traces))
+        measure.metric("comm_over_ddp", per_set(truediv, *both))
     training_metrics(measure, step)
 
 
@@ -239,12 +218,12 @@ def data_parallel_trace(
 
     exposed: the exposed communication by difference. tN: the seconds of a step in each process set.
     """
-    parts = [f"{part}_seconds" for part in DATA_PARALLEL_PARTS]
-    for counter in (*parts, "idle_in_comm_seconds", *TRACED):
+    for name in (*COMPARED, "overlap_fraction", *NOT_SENDING):
+        measure.metric(name, per_set(itemgetter(name), traced_by_set(trace)))
+    for counter in (*(f"{part}_seconds" for part in DATA_PARALLEL_PARTS), "idle_in_comm_seconds"):
         measure.metric(counter, trace.counter(counter))
     idle = trace.counter("idle_in_comm_seconds")
-    cause = "GPUs that wait for the CPU in these parts"
-    disagreement_metric(measure, exposed, trace, tN, idle, cause)
+    disagreement_metric(measure, exposed, trace, tN, idle, "GPUs that wait for the CPU in these parts")
     if unassigned := max(trace.counter("unassigned_operations").values()):
         what = f"{unassigned:g} kernels and copies per step"
         measure.warn(f"{what} have no launch in the trace, so they count as computation")

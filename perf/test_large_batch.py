@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
-from statistics import mean, stdev
+from statistics import mean
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -22,7 +21,6 @@ from perf.common.recipes import Recipe, find_recipe, of_recipe, read_recipes
 from perf.common.seeds import by_seed, over_seeds, references, training_seconds
 from perf.common.step_metrics import cost_metrics, usage_metrics
 
-CONFIDENCE = 0.95
 FIGURES = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
 
 
@@ -177,7 +175,7 @@ def learned(measure: Measure, runs: list[Measured]) -> None:
     if diverged:
         measure.warn(f"the training diverged: the loss is NaN or infinite in epoch {min(diverged)}")
     if len(runs) > 1:
-        interval_metrics(measure, "test_accuracy", partial(mean_interval, confidence=CONFIDENCE), last(runs))
+        interval_metrics(measure, "test_accuracy", mean_interval, last(runs))
     best = over_seeds(runs, lambda run, sample: max(figures(run, sample, "test_accuracy")))
     measure.metric("best_test_accuracy", best)
     spec = runs[0].spec
@@ -225,16 +223,8 @@ def compare(measure: Measure, name: str, runs: list[Measured], others: list[Meas
     measure.metric(name, per_set(lambda ours, theirs: mean(ours) - mean(theirs), last(runs), last(others)))
     if len(runs) < 2:
         return True  # one seed has no interval
-    ends = interval_metrics(measure, name, difference_interval, last(runs), last(others))
+    ends = interval_metrics(measure, name, welch_interval, last(runs), last(others))
     return all(low <= 0 <= high for low, high in ends.values())
-
-
-def difference_interval(ours: list[float], theirs: list[float]) -> tuple[float, float]:
-    """Return Welch's interval for the difference of two means, which is a point without any variance."""
-    if stdev(ours) + stdev(theirs) > 0:
-        return welch_interval(ours, theirs, CONFIDENCE)
-    difference = mean(ours) - mean(theirs)
-    return difference, difference
 
 
 def last(runs: list[Measured], name: str = "test_accuracy") -> dict[str, list[float]]:

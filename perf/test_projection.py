@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 
 import pytest
 
-from ddpperf.analysis.library_cost_model import FEWEST_SIZES, choose_envelope
-from ddpperf.analysis.logarithmic_fit import Estimate
-from ddpperf.analysis.projection import (
-    NCCL_PAIR_BANDWIDTH,
-    AllReduces,
-    Excess,
-    project,
-    projected_from,
-)
-from ddpperf.analysis.statistics import median_and_error
+from ddpperf.analysis.library_cost_model import FEWEST_SIZES, choose_lines
+from ddpperf.analysis.projection import NCCL_PAIR_BANDWIDTH, AllReduces, Excess, project, projected_from
+from ddpperf.analysis.statistics import Estimate, median_and_error
+from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.cases import Case, case, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
@@ -35,7 +30,6 @@ from perf.common.by_set import per_set
 from perf.common.step_specs import fewer, step_case, too_few_world_sizes
 
 Times = Mapping[int, float]  # seconds of all-reduces by their bytes
-NORMAL = 1.4826  # the standard deviation of normal errors over the median of their absolute values
 
 
 def steps(options: Options) -> Iterator[Case]:
@@ -77,24 +71,32 @@ def test_projection(measure: Measure, spec: TrainingSpec) -> None:
     parts = measure.reference("parts", measured_as(PartsSpec, spec.one_device()))
     times = {size: backend_times(measure, size, spec) for size in (*smaller, N)}
 
-    measured: dict[str, dict[int, Excess]] = {}
-    projections: dict[str, dict[int, Estimate]] = {}
-    for name in step.median_step_seconds():
-        measured[name] = {size: excess(found, one_device, name) for size, found in steps.items()}
+    sets = [sample.set for sample in step.samples]
+    measured = {size: {name: excess(step, one_device, name) for name in sets} for size, step in steps.items()}
+    measure.metric("excess_seconds", per_set(attrgetter("seconds"), measured[N]))
+
+    def projected(name: str, target: int) -> Estimate:
         counters = replay.of_set(name).counters
-        projections[name] = {}
-        for target in (N, *(to for to in measure.machine.links.project_to if to not in steps)):
-            with warn_if_undetermined(measure, f"process set {name}'s projection on {target} devices"):
-                projections[name][target] = projection(
-                    measure,
-                    {size: found for size, found in measured[name].items() if size < N or target != N},
-                    target,
-                    bucket_copies=excess(local, one_device, name),  # the extra time without communication
-                    times={size: by_set[name] for size, by_set in times.items()},
-                    buckets=[sent[0] for what, sent in counters.items() if what.startswith("bucket")],
-                    hideable=min(parts.of_set(name).counters["backward_seconds"]),
-                )
-    projection_metrics(measure, N, measured, projections, one_device.slowest_device_seconds(N))
+        return projection(
+            measure.machine,
+            {size: found[name] for size, found in measured.items() if size < N or target != N},
+            target,
+            bucket_copies=excess(local, one_device, name),  # the extra time without communication
+            times={size: found[name] for size, found in times.items()},
+            buckets=[sent[0] for what, sent in counters.items() if what.startswith("bucket")],
+            hideable=min(parts.of_set(name).counters["backward_seconds"]),
+        )
+
+    for target in (N, *(to for to in measure.machine.links.project_to if to not in steps)):
+        with warn_if_undetermined(measure, f"the projection on {target} devices"):
+            projections = {name: projected(name, target) for name in sets}
+            estimate_metric(measure, f"projected_excess_on_{target}", projections)
+            if target == N:
+                compare(measure, projections, measured[max(smaller)], measured[N])
+            else:
+                t1 = one_device.slowest_device_seconds(N)
+                efficiency = per_set(lambda found, t1: t1 / (t1 + found.value), projections, t1)
+                measure.metric(f"projected_efficiency_on_{target}", efficiency)
 
 
 def backend_times(measure: Measure, N: int, spec: TrainingSpec) -> dict[str, Times]:
@@ -126,66 +128,42 @@ def excess(longer: Measured, one_device: Measured, name: str) -> Excess:
 
 
 def projection(
-    measure: Measure,
+    machine: Machine,
     measured: Mapping[int, Excess],
     N: int,
     *,
-    bucket_copies: Excess,
     times: Mapping[int, Times],
+    bucket_copies: Excess,
     buckets: list[float],
     hideable: float,
 ) -> Estimate:
     """Predict the extra step time on N devices, compared with one device, for one process set.
 
-    measured: the extra step time of each smaller world size. times: the all-reduces of each smaller
-    world size. Of both, projections to several nodes use the measurements on several
-    nodes, if there are any. buckets: the bytes of each gradient bucket. hideable: the seconds of
-    computation that can hide communication.
+    measured, times: the extra step time and the all-reduces of each smaller world size. Projections
+    to several nodes use those on several nodes, if there are any. The others are arguments of `project`.
     """
-    links = measure.machine.links
-    measured = {other: measured[other] for other in projected_from(measured, N, node=links.node)}
-    chosen = {other: choose_envelope(list(times[other]), list(times[other].values())) for other in measured}
+    chosen = projected_from(measured, N, node=machine.links.node)
     all_reduces = AllReduces(
-        lines={other: found.envelope for other, found in chosen.items()},
-        node=links.node,
-        network=links.network,
-        pair_bandwidth=NCCL_PAIR_BANDWIDTH if measure.machine.device == "cuda" else 1.0,
+        models={other: choose_lines(list(times[other]), list(times[other].values())) for other in chosen},
+        node=machine.links.node,
+        network=machine.links.network,
+        pair_bandwidth=NCCL_PAIR_BANDWIDTH if machine.device == "cuda" else 1.0,
     )
-    errors = {other: NORMAL * found.held_out_error for other, found in chosen.items()}
-    return project(
-        measured,
-        bucket_copies,
-        {devices: all_reduces.sending(buckets, devices) for devices in (*measured, N)},
-        N,
-        hideable=hideable,
-        error=all_reduces.sending_error(errors, N),
-    )
+    excesses = {other: measured[other] for other in chosen}
+    return project(excesses, bucket_copies, all_reduces, buckets, N, hideable=hideable)
 
 
-def projection_metrics(
+def compare(
     measure: Measure,
-    largest: int,
-    measured: Mapping[str, Mapping[int, Excess]],
-    by_set: Mapping[str, Mapping[int, Estimate]],
-    t1: Mapping[str, float],
+    projections: Mapping[str, Estimate],
+    smaller: Mapping[str, Excess],
+    measured: Mapping[str, Excess],
 ) -> None:
-    """Store the measured and the predicted extra step time compared with one device.
+    """Compare a projection with the measured extra step time, and with the guess that it stays the same.
 
-    The measured value is that of the largest world size. A prediction is stored if every process
-    set has it. t1: the single-device step time of each process set, in seconds.
+    smaller: the extra step time on the largest smaller number of devices.
     """
-    measure.metric("excess_seconds", per_set(lambda excesses: excesses[largest].seconds, measured))
-    projected_to = set.intersection(*map(set, by_set.values()))
-    if largest in projected_to:
-        smaller = max(size for found in measured.values() for size in found if size < largest)
-        measure.metric("plain_excess_seconds", per_set(lambda found: found[smaller].seconds, measured))
-        if all(excesses[largest].seconds > 0 for excesses in measured.values()):
-            predicted = per_set(lambda found: found[largest].value, by_set)
-            excess = per_set(lambda found: found[largest].seconds, measured)
-            measure.metric("projection_error", per_set(lambda ours, true: ours / true - 1, predicted, excess))
-    for N in sorted(projected_to):
-        projections = {name: found[N] for name, found in by_set.items()}
-        estimate_metric(measure, f"projected_excess_on_{N}", projections)
-        if largest != N:
-            efficiency = per_set(lambda found, t1: t1 / (t1 + found.value), projections, t1)
-            measure.metric(f"projected_efficiency_on_{N}", efficiency)
+    measure.metric("plain_excess_seconds", per_set(attrgetter("seconds"), smaller))
+    if all(found.seconds > 0 for found in measured.values()):
+        error = per_set(lambda found, true: found.value / true.seconds - 1, projections, measured)
+        measure.metric("projection_error", error)

@@ -14,7 +14,6 @@ from typing import Any, get_args
 
 import pytest
 
-from ddpperf.analysis.logarithmic_fit import Estimate
 from ddpperf.analysis.scaling import (
     PREDICTED_DEVICES,
     Law,
@@ -29,6 +28,7 @@ from ddpperf.analysis.scaling import (
     strong_speedup,
     weak_speedup,
 )
+from ddpperf.analysis.statistics import Estimate
 from ddpperf.machine.hardware import core_count
 from ddpperf.plugin.cases import OWN_DDP, Case, case, size_id, skipped, without_torchvision
 from ddpperf.plugin.measure_fixture import Measure

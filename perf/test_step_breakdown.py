@@ -12,13 +12,8 @@ from statistics import median
 import pytest
 
 from ddpperf.analysis.batch_size import LEAST_FRACTION
-from ddpperf.analysis.breakdown import (
-    least_waiting_rank,
-    part_speedups,
-    parts_without_waiting,
-    straggler_spread,
-)
 from ddpperf.analysis.gpu_peaks import mfu, peak_flops_per_second
+from ddpperf.analysis.scaling import part_speedups
 from ddpperf.plugin.cases import Case, case, size_id
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
@@ -65,7 +60,8 @@ def test_step_breakdown(measure: Measure, spec: TrainingSpec) -> None:
         measure.metric("mfu", used)
     if spec.world_size > 1 and spec.strategy == "ddp":
         alone = measure.reference("no_sync", spec.no_sync())
-        measure.metric("straggler_spread", per_set(straggler_spread, by_rank(alone)))
+        # No rank of these steps waits for another, so a straggler's step is longer than the others'.
+        measure.metric("straggler_spread", per_set(lambda t: max(t) / min(t) - 1, by_rank(alone)))
     t1 = tN = step.median_step_seconds()
     if spec.world_size > 1:
         t1 = measure.reference("one_device", one_device).slowest_device_seconds(spec.world_size)
@@ -183,8 +179,7 @@ def store_part_speedups(measure: Measure, spec: TrainingSpec, *, weak: bool) -> 
     on_one = {}
     for sample in alone.samples:
         seconds = alone.rank_step_seconds(sample, N)
-        slowest = seconds.index(max(seconds))
-        on_one[sample.set] = {part: by_rank[slowest] for part, by_rank in parts_of(sample, N).items()}
+        on_one[sample.set] = parts_of(sample, seconds.index(max(seconds)))
     part_metrics(measure, on_many)
     part_metrics(measure, on_one, "{}_seconds_on_one_device")
     speedups = per_set(partial(part_speedups, N=N, weak=weak), on_one, on_many)
@@ -192,9 +187,12 @@ def store_part_speedups(measure: Measure, spec: TrainingSpec, *, weak: bool) -> 
 
 
 def least_waiting_parts(parts: Measured) -> dict[str, dict[str, float]]:
-    """Return the seconds of each step part on the rank that waits least, for each process set."""
+    """Return the seconds of each step part on the rank that waits least, for each process set.
+
+    Steps of synchronized ranks take equally long on all of them.
+    """
     world_size = parts.spec.world_size
-    return {sample.set: parts_without_waiting(parts_of(sample, world_size)) for sample in parts.samples}
+    return {one.set: parts_of(one, least_waiting_rank(one, world_size)) for one in parts.samples}
 
 
 def part_metrics(
@@ -228,13 +226,18 @@ def parts_over_step(parts: Measured, sample: Sample) -> float:
     The rank is the one that waits least for other ranks. The step time of an epoch is its mean.
     """
     spec = parts.spec
-    by_part = parts_of(sample, spec.world_size)
-    own = parts.rank_step_seconds(sample)[least_waiting_rank(by_part)]
+    rank = least_waiting_rank(sample, spec.world_size)
     steps = spec.steps_per_epoch if isinstance(spec, EpochSpec) else 1
-    return steps * sum(parts_without_waiting(by_part).values()) / own
+    return steps * sum(parts_of(sample, rank).values()) / parts.rank_step_seconds(sample)[rank]
 
 
-def parts_of(sample: Sample, ranks: int) -> dict[str, tuple[float, ...]]:
-    """Return the seconds of each part of a training step, such as "forward", on each rank."""
-    found = {part: sample.counters.get(f"{part}_seconds", ()) for part in PARTS}
-    return {part: seconds[:ranks] for part, seconds in found.items() if seconds}
+def least_waiting_rank(sample: Sample, world_size: int) -> int:
+    """Return the rank with the shortest gradient synchronization."""
+    waits = sample.counters.get("gradient_sync_seconds", (0.0,))[:world_size]
+    return waits.index(min(waits))
+
+
+def parts_of(sample: Sample, rank: int) -> dict[str, float]:
+    """Return the seconds of each part of a training step on a rank."""
+    known = {part: sample.counters.get(f"{part}_seconds") for part in PARTS}
+    return {part: seconds[rank] for part, seconds in known.items() if seconds}

@@ -121,8 +121,8 @@ def canned_counters(spec: Spec, rank: int) -> Mapping[str, float]:
         counters |= {"idle_seconds": 0.5 * seconds - exposed, "traced_step_seconds": seconds}
     elif isinstance(spec, PartsSpec):
         parts = {"data": 0.1, "forward": 0.3, "backward": 0.4, "optimizer": 0.1}
-        if spec.world_size > 1:
-            parts["gradient_sync"] = 0.1
+        if spec.world_size > 1:  # rank 0 computes its gradients sooner, and waits for rank 1
+            parts |= {"backward": 0.35 + 0.05 * rank, "gradient_sync": 0.15 - 0.05 * rank}
         else:
             parts["optimizer"] += 0.1
         if isinstance(spec, EpochPartsSpec):

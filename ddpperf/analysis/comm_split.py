@@ -11,11 +11,11 @@ computation beside it, because both use the same memory and processors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 MOST_PROFILING = 0.1  # a trace is unreliable if the profiler lengthens the step by more
 AGREEMENT = 0.05  # methods that differ by at most this fraction of the step agree
+NOT_SENDING = ("compute_seconds", "copy_seconds", "idle_seconds", "traced_step_seconds")
 
 
 def longest_wait(together: Sequence[float], alone: Sequence[float]) -> float:
@@ -26,38 +26,28 @@ def longest_wait(together: Sequence[float], alone: Sequence[float]) -> float:
     return max(longer - shorter for longer, shorter in zip(together, alone, strict=True))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Traced:
-    """Exposed communication, measured in a profiler trace of each rank.
+def traced(counters: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Return the metrics of a process set's traces; nothing if a rank did not communicate.
 
-    `rank` is the rank that waits most. `total` is the communication of this rank, and `exposed` the
-    part of it beside which nothing computes. `overlap_fraction` is the part of `total` that is not
-    exposed. `least_total` is the communication of the rank that waits least, because it comes last.
-    This is the time that sending takes. `skew` is the difference between the longest and the
-    shortest communication of a rank.
+    counters: the seconds of a step by rank, as in `intervals.split`. The metrics are those of the
+    rank with the most exposed communication, which waits most. overlap_fraction is the part of its
+    communication that is not exposed. comm_without_waiting_seconds is the communication of the rank
+    that waits least, because it comes last. This is the time that sending takes.
+    traced_comm_skew_seconds is the difference between the longest and the shortest communication of
+    a rank.
     """
-
-    rank: int
-    total: float
-    least_total: float
-    exposed: float
-    overlap_fraction: float
-    skew: float
-
-
-def traced(total: Sequence[float], exposed: Sequence[float]) -> Traced | None:
-    """Return the exposed communication from traces; None if a rank did not communicate."""
-    if not all(total):
-        return None
+    total, exposed = counters.get("comm_seconds", ()), counters.get("exposed_comm_seconds", ())
+    if not total or not all(total):
+        return {}
     rank = max(range(len(exposed)), key=exposed.__getitem__)
-    return Traced(
-        rank=rank,
-        total=total[rank],
-        least_total=min(total),
-        exposed=exposed[rank],
-        overlap_fraction=1 - exposed[rank] / total[rank],
-        skew=max(total) - min(total),
-    )
+    return {
+        "traced_exposed_comm_seconds": exposed[rank],
+        "traced_comm_seconds": total[rank],
+        "overlap_fraction": 1 - exposed[rank] / total[rank],
+        "comm_without_waiting_seconds": min(total),
+        "traced_comm_skew_seconds": max(total) - min(total),
+        **{name: counters[name][rank] for name in NOT_SENDING if name in counters},
+    }
 
 
 def disagreement(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 Interval = tuple[float, float]
 
@@ -30,45 +29,30 @@ def overlap(first: Iterable[Interval], second: Iterable[Interval]) -> float:
     return length(one) + length(other) - length([*one, *other])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Split:
-    """The durations of a rank's communication, computation, copies and idle time.
-
-    Intervals of one kind are merged first. `all_reduces` is a part of `communication`. `exposed` is
-    communication beside which nothing computes. `idle` is time without any of the three.
-    """
-
-    whole: float
-    communication: float
-    all_reduces: float
-    exposed: float
-    compute: float
-    copies: float
-    idle: float
-
-
 def split(
     whole: Interval,
     communication: Iterable[Interval],
     compute: Iterable[Interval],
     copies: Iterable[Interval],
     all_reduces: Iterable[Interval] = (),
-) -> Split:
-    """Split a rank's time into communication, computation, copies and idle time.
+) -> dict[str, float]:
+    """Split a rank's time into communication, computation, copies and idle time, by counter.
 
-    Intervals count as far as they lie within `whole`.
+    Intervals of one kind are merged first, and count as far as they lie within `whole`, which is
+    traced_step_seconds. all_reduce_seconds are a part of comm_seconds. exposed_comm_seconds are
+    communication beside which nothing computes. idle_seconds are time without any of the three.
     """
     begin, end = whole
     sending, computing, copying, reducing = (
         [(max(start, begin), min(stop, end)) for start, stop in kind]
         for kind in (communication, compute, copies, all_reduces)
     )
-    return Split(
-        whole=end - begin,
-        communication=length(sending),
-        all_reduces=length(reducing),
-        exposed=length(sending) - overlap(sending, computing),
-        compute=length(computing),
-        copies=length(copying),
-        idle=end - begin - length([*sending, *computing, *copying]),
-    )
+    return {
+        "comm_seconds": length(sending),
+        "all_reduce_seconds": length(reducing),
+        "exposed_comm_seconds": length(sending) - overlap(sending, computing),
+        "compute_seconds": length(computing),
+        "copy_seconds": length(copying),
+        "idle_seconds": end - begin - length([*sending, *computing, *copying]),
+        "traced_step_seconds": end - begin,
+    }

@@ -18,12 +18,15 @@ import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ddpperf.analysis.cost_models import counts
-from ddpperf.analysis.library_cost_model import Envelope
-from ddpperf.analysis.logarithmic_fit import CONFIDENCE, Estimate, Undetermined
+from ddpperf.analysis.library_cost_model import LibraryModel, seconds_by
+from ddpperf.analysis.logarithmic_fit import Undetermined
+from ddpperf.analysis.statistics import CONFIDENCE, Estimate
 
 DRAWS = 1000
+NORMAL = 1.4826  # the standard deviation of normal errors over the median of their absolute values
 # NCCL's bus bandwidth on two GPUs of a node, as part of that on more GPUs. It makes the predictions for
 # four GPUs from two right on average, for 4 MiB to 256 MiB on H100s and H200s.
 NCCL_PAIR_BANDWIDTH = 0.91
@@ -50,31 +53,15 @@ class Network:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sending:
-    """The seconds of a step's all-reduces over measured links and over an assumed network.
-
-    `measured` is the time on links whose all-reduces were measured: inside a node, or between
-    nodes, too. `assumed` is the time between nodes by the user's figures for the network.
-    """
-
-    measured: float
-    assumed: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        return self.measured + self.assumed
-
-
-@dataclass(frozen=True, kw_only=True)
 class AllReduces:
     """Measured all-reduces, from which those on more devices are predicted.
 
-    `lines` are fitted to the times of each measured number of devices. All these numbers are on one
+    `models` are fitted to the times of each measured number of devices. All these numbers are on one
     node of `node` devices, or all are on several nodes. `network` counts if none is on several nodes.
     Inside a node, two devices reach `pair_bandwidth` times the bus bandwidth of more devices.
     """
 
-    lines: Mapping[int, Envelope]
+    models: Mapping[int, LibraryModel]
     node: int
     network: Network | None = None
     pair_bandwidth: float = 1.0
@@ -88,8 +75,10 @@ class AllReduces:
         largest measured number. With only one measured number, the starts stay inside a node, and
         grow in proportion to a ring's messages on several nodes.
         """
-        if N in self.lines:
-            return self.lines[N].seconds(nbytes)
+        nearest = self._nearest(N)
+        lines = self.models[nearest].lines
+        if nearest == N:
+            return seconds_by(lines, nbytes)
         inside = self.node >= N
 
         def steps(devices: int) -> float:  # as the all-reduce of gloo and NCCL on several nodes
@@ -99,19 +88,18 @@ class AllReduces:
             pair = self.pair_bandwidth if inside and devices == 2 else 1.0
             return counts("ring", devices).volume / pair
 
-        least, greatest, nearest = min(self.lines), max(self.lines), self._nearest(N)
+        least, greatest = min(self.models), max(self.models)
         growth = 0.0
         if least != greatest:
-            more = self.lines[greatest].seconds(0) - self.lines[least].seconds(0)
-            growth = more / (steps(greatest) - steps(least))
+            fewest, most = (seconds_by(self.models[number].lines, 0) for number in (least, greatest))
+            growth = (most - fewest) / (steps(greatest) - steps(least))
         elif not inside:
-            growth = self.lines[nearest].seconds(0) / steps(nearest)
+            growth = seconds_by(lines, 0) / steps(nearest)
         shift, factor = max(0.0, growth) * (steps(N) - steps(nearest)), volume(N) / volume(nearest)
-        scaled = ((max(0.0, start + shift), slope * factor) for start, slope in self.lines[nearest].lines)
-        return Envelope(lines=tuple(scaled)).seconds(nbytes)
+        return seconds_by([(max(0.0, start + shift), slope * factor) for start, slope in lines], nbytes)
 
-    def sending(self, buckets: Sequence[float], N: int) -> Sending:
-        """Return the seconds to all-reduce all gradient buckets of a step on N devices.
+    def sending(self, buckets: Sequence[float], N: int) -> tuple[float, float]:
+        """Return the seconds to all-reduce a step's gradient buckets on measured links and on the network.
 
         Beyond one node, N is a multiple of `node`. If only one node was measured, a ring joins the
         nodes, in which each device of a node sums its own part of the buffer. Raises Undetermined
@@ -127,28 +115,28 @@ class AllReduces:
             ring = counts("ring", N // self.node)
             byte_seconds = ring.volume / self.node / self.network.bandwidth
             assumed = sum(ring.latency * self.network.latency + byte_seconds * nbytes for nbytes in buckets)
-        return Sending(measured=sum(self.seconds(size, nbytes) for nbytes in buckets), assumed=assumed)
+        return sum(self.seconds(size, nbytes) for nbytes in buckets), assumed
 
-    def sending_error(self, errors: Mapping[int, float], N: int) -> float:
-        """Return the relative standard error of a step's predicted all-reduce time on measured links.
+    def error(self, N: int) -> float:
+        """Return the relative standard error of the predicted seconds on measured links.
 
-        errors: those of the lines. The error of the nearest measured number is combined with
-        `DOUBLING_ERROR` for each doubling from there. The figures of a network count as exact.
+        The error of the nearest measured number is combined with `DOUBLING_ERROR` for each doubling
+        from there. The figures of a network count as exact.
         """
         size = self._measured_size(N)
         nearest = self._nearest(size)
-        return math.hypot(errors[nearest], DOUBLING_ERROR * abs(math.log2(size / nearest)))
+        own = NORMAL * self.models[nearest].held_out_error
+        return math.hypot(own, DOUBLING_ERROR * abs(math.log2(size / nearest)))
 
     def _measured_size(self, N: int) -> int:
         """Return N, or a whole node if N has several nodes and all measured devices are on one."""
-        return min(N, self.node) if max(self.lines) <= self.node else N
+        return min(N, self.node) if max(self.models) <= self.node else N
 
     def _nearest(self, N: int) -> int:
-        return min(self.lines, key=lambda number: abs(math.log2(N / number)))
+        return min(self.models, key=lambda number: abs(math.log2(N / number)))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Excess:
+class Excess(NamedTuple):
     """The extra step time on N devices compared with one device, with standard errors.
 
     `error` is the standard error of the step on N devices. `one_device_error` is that of t(1),
@@ -163,32 +151,32 @@ class Excess:
 def project(
     excess: Mapping[int, Excess],
     bucket_copies: Excess,
-    sent: Mapping[int, Sending],
+    all_reduces: AllReduces,
+    buckets: Sequence[float],
     N: int,
     *,
     hideable: float,
-    error: float,
 ) -> Estimate:
     """Project the extra step time compared with one device to N devices, in seconds.
 
-    The 95% interval covers the errors of the measured times and of the all-reduce model. `sent` is
-    the time of sending on the measured numbers of devices and on N, and `error` its relative
-    standard error on N. `hideable` is the seconds of the backward pass, behind which sending may
-    hide. Raises Undetermined where sending is fitted to take no time.
+    The 95% interval covers the errors of the measured times and of the all-reduce model. `buckets`
+    are the bytes of a step's gradient buckets. `hideable` is the seconds of the backward pass,
+    behind which sending may hide. Raises Undetermined where sending is fitted to take no time.
     """
-    if not all(time.seconds > 0 for time in sent.values()):
+    sent = {devices: sum(all_reduces.sending(buckets, devices)) for devices in excess}
+    measured, assumed = all_reduces.sending(buckets, N)
+    if not all((*sent.values(), measured + assumed)):
         raise Undetermined(
             "the measured all-reduces do not show how long sending a step's gradients takes; measure more "
             "--rounds, or other --buffer-sizes"
         )
 
     def projected(excess: Mapping[int, float], copies: float, factor: float) -> float:
-        fraction = sum((excess[other] - copies) / sent[other].seconds for other in excess) / len(excess)
-        measured, assumed = sent[N].measured * factor, sent[N].assumed
-        exposed = fraction * measured + min(1.0, fraction) * assumed
-        return copies + max(0.0, exposed, measured + assumed - hideable)
+        fraction = sum((excess[other] - copies) / sent[other] for other in excess) / len(excess)
+        exposed = fraction * measured * factor + min(1.0, fraction) * assumed
+        return copies + max(0.0, exposed, measured * factor + assumed - hideable)
 
-    rng = random.Random(0)
+    rng, error = random.Random(0), all_reduces.error(N)
 
     def draw() -> float:
         one_device = rng.gauss(0, 1)
@@ -201,6 +189,6 @@ def project(
 
     draws = sorted(draw() for _ in range(DRAWS))
     tail = int(DRAWS * (1 - CONFIDENCE) / 2)
-    measured = {devices: value.seconds for devices, value in excess.items()}
-    seconds = projected(measured, bucket_copies.seconds, 1.0)
+    exact = {devices: value.seconds for devices, value in excess.items()}
+    seconds = projected(exact, bucket_copies.seconds, 1.0)
     return Estimate(value=seconds, low=draws[tail], high=draws[-tail - 1])

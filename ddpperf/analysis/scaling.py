@@ -10,16 +10,16 @@ fractions from 0 to 1, so nothing is predicted from other fractions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf, isfinite
 from statistics import mean
 
-from ddpperf.analysis.logarithmic_fit import CONFIDENCE, Estimate
-from ddpperf.analysis.statistics import mean_interval
+from ddpperf.analysis.statistics import CONFIDENCE, Estimate, mean_interval
 
 Law = Callable[[float, float], float]  # from the serial fraction and N to the speedup
 Fit = Callable[[Sequence[int], Sequence[float]], Estimate]
 PREDICTED_DEVICES = (2, 4, 8, 16, 32)
+SHORTEST_FRACTION = 0.01  # a shorter part of a step has no speedup
 ROUNDING = 1e-9  # by which a fitted fraction may lie outside of 0 to 1
 
 
@@ -42,6 +42,23 @@ def strong_speedup(t1: float, tN: float, N: int) -> float:
 def efficiency(speedup: float, N: int) -> float:
     """Return the parallel efficiency, speedup / N."""
     return speedup / N
+
+
+def part_speedups(
+    on_one: Mapping[str, float], on_many: Mapping[str, float], N: int, *, weak: bool
+) -> dict[str, float]:
+    """Return the speedup of each step part over N devices, from its seconds on one device and on N.
+
+    A part that one of the two steps lacks has no speedup. Neither has a part shorter than
+    `SHORTEST_FRACTION` of its step, because the ratio would be noise.
+    """
+    speedup = weak_speedup if weak else strong_speedup
+    least_on_one, least_on_many = (SHORTEST_FRACTION * sum(parts.values()) for parts in (on_one, on_many))
+    return {
+        part: speedup(t1, on_many[part], N)
+        for part, t1 in on_one.items()
+        if t1 > least_on_one and on_many.get(part, 0.0) > least_on_many
+    }
 
 
 def amdahl_speedup(serial_fraction: float, N: float) -> float:
@@ -88,7 +105,7 @@ def fit_sets(fit: Fit, world_sizes: Sequence[int], speedups: Sequence[Sequence[f
     if len(speedups) == 1:
         return residual
     fractions = [fit(world_sizes, of_set).value for of_set in speedups]
-    low, high = mean_interval(fractions, CONFIDENCE)
+    low, high = mean_interval(fractions)
     if len(world_sizes) > 1:
         low, high = min(low, residual.low), max(high, residual.high)
     return Estimate(value=mean(fractions), low=low, high=high)

@@ -5,11 +5,29 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import mean, median, quantiles, stdev
 
+CONFIDENCE = 0.95
 FEWEST_ROUNDS = 4  # fewer rounds have no meaningful spread
 DRIFT_P = 0.001  # two-sided; at most one run in 17 of 60 steady tests reports a drift
 LEAST_DRIFT = 0.02  # it moves the median by 1%, which is how much undisturbed runs differ
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """An estimated value with its 95% interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def inverse(self, numerator: float = 1.0) -> Estimate:
+        """Divide `numerator` by an estimate and by its interval's bounds; 0 gives infinity."""
+        low, value, high = (
+            numerator / bound if bound else math.inf for bound in (self.high, self.value, self.low)
+        )
+        return Estimate(value=value, low=low, high=high)
 
 
 def relative_iqr(values: Sequence[float]) -> float:
@@ -39,24 +57,27 @@ def not_longer(times: Sequence[float], least: Sequence[float]) -> bool:
     return t - t0 <= 2 * math.hypot(error, error0)
 
 
-def mean_interval(values: Sequence[float], confidence: float) -> tuple[float, float]:
-    """Return the confidence interval of the mean of two or more values, by Student's t."""
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95% interval of the mean of two or more values, by Student's t."""
     from scipy.stats import t  # imported here because it takes 0.5 s
 
-    half = float(t.ppf((1 + confidence) / 2, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+    half = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
     return mean(values) - half, mean(values) + half
 
 
-def welch_interval(ours: Sequence[float], theirs: Sequence[float], confidence: float) -> tuple[float, float]:
-    """Return Welch's confidence interval (1947) for the difference of two means.
+def welch_interval(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
+    """Return Welch's 95% interval (1947) for the difference of two means.
 
-    The bounds are NaN if neither group has any variance.
+    It is a point if neither group has any variance.
     """
     from scipy.stats import ttest_ind
 
+    if stdev(ours) == stdev(theirs) == 0:
+        difference = mean(ours) - mean(theirs)
+        return difference, difference
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # if one of the two has no variance
-        interval = ttest_ind(ours, theirs, equal_var=False).confidence_interval(confidence)
+        interval = ttest_ind(ours, theirs, equal_var=False).confidence_interval(CONFIDENCE)
     return float(interval.low), float(interval.high)
 
 

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any
 
 from ddpperf.analysis.intervals import Interval, length, overlap, split
-from ddpperf.instruments.traced_steps import TracedSteps, counters_of
+from ddpperf.instruments.traced_steps import TracedSteps
 from ddpperf.measuring.trace import COPIES, Event, interval, of_categories
 from ddpperf.specs import DATA_PARALLEL_PARTS
 from ddpperf.training.measured_step import MeasuredStep
@@ -74,7 +74,7 @@ def seconds_by_part(events: Sequence[Event]) -> dict[str, float]:
     communication = list(chain.from_iterable(intervals[part] for part in DATA_PARALLEL_PARTS))
     busy = [*communication, *intervals["compute"], *intervals["copies"]]
     begin, end = min(start for start, _ in busy), max(stop for _, stop in busy)
-    counters = counters_of(split((begin, end), communication, intervals["compute"], intervals["copies"]))
+    counters = split((begin, end), communication, intervals["compute"], intervals["copies"])
     del counters["all_reduce_seconds"]
     launching = [(max(start, begin), min(stop, end)) for start, stop in map(interval, _ranges(events))]
     return {

@@ -7,20 +7,10 @@ from statistics import median
 
 import torch.distributed as dist
 
-from ddpperf.analysis.intervals import Split
 from ddpperf.measuring.trace import Event, split_of, trace_of
 from ddpperf.training.measured_step import MeasuredStep, TrainingMeasurement
 
 TRACED_STEPS = 5
-COUNTERS = {  # of a step, and the fields of a Split that they come from
-    "comm_seconds": "communication",
-    "all_reduce_seconds": "all_reduces",
-    "exposed_comm_seconds": "exposed",
-    "compute_seconds": "compute",
-    "copy_seconds": "copies",
-    "idle_seconds": "idle",
-    "traced_step_seconds": "whole",
-}
 
 
 class TracedSteps(TrainingMeasurement):
@@ -43,8 +33,7 @@ class TracedSteps(TrainingMeasurement):
 
     def seconds_of(self, events: Sequence[Event]) -> dict[str, float]:
         """Return the seconds that a trace shows, by counter; nothing for a trace without work."""
-        found = split_of(events, met=self.spec.grouped and self.device.type == "cuda")
-        return counters_of(found) if found is not None else {}
+        return split_of(events, met=self.spec.grouped and self.device.type == "cuda")
 
     def _train(self) -> None:
         for _ in range(TRACED_STEPS):
@@ -58,8 +47,3 @@ class TracedSteps(TrainingMeasurement):
         """
         names = self.traced[0] if self.traced else ()
         return {name: median(found[name] for found in self.traced) / TRACED_STEPS for name in names}
-
-
-def counters_of(found: Split) -> dict[str, float]:
-    """Return the durations of a trace's split by the names of their counters."""
-    return {name: getattr(found, part) for name, part in COUNTERS.items()}

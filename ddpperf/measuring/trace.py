@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddpperf.analysis.intervals import Interval, Split, split
+from ddpperf.analysis.intervals import Interval, split
 
 if TYPE_CHECKING:
     import torch
@@ -105,11 +105,12 @@ def _printed(failures: list[Exception]) -> Iterator[None]:
         failures.append(error)
 
 
-def split_of(events: Sequence[Event], *, met: bool = False) -> Split | None:
+def split_of(events: Sequence[Event], *, met: bool = False) -> dict[str, float]:
     """Return the communication, computation, copy and idle seconds of a rank's profiler trace.
 
-    Returns None for a trace without work. On a GPU the time runs from the first to the last kernel.
-    On a CPU it is the marked range, and torch's operators count as computation.
+    The names are those of `split`. Returns nothing for a trace without work. On a GPU the time runs
+    from the first to the last kernel. On a CPU it is the marked range, and torch's operators count as
+    computation.
     met: whether the first communication on the GPU is a barrier, which is left out.
     """
     meetings = map(interval, _communication_kernels(events)) if met else ()
@@ -126,7 +127,7 @@ def split_of(events: Sequence[Event], *, met: bool = False) -> Split | None:
         notes = of_categories(events, "user_annotation")
         marks = [interval(event) for event in notes if event["name"] == MARK]
         if not marks:
-            return None
+            return {}
         whole = marks[0]
         talks = [event for event in notes if COMMUNICATION.match(event["name"]) and event["name"] != BARRIER]
         works = [event for event in of_categories(events, "cpu_op") if event["name"].startswith("aten::")]

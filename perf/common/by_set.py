@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.results.samples import BASE, CANDIDATE, Measured
 
 SIDES = {BASE: "base", CANDIDATE: "candidate"}
@@ -21,15 +20,6 @@ def per_set(function: Callable[..., Value], *by_set: Mapping[str, Any]) -> dict[
 def by_rank(measured: Measured) -> dict[str, list[float]]:
     """Return the step time, in seconds, on each rank of each process set."""
     return {sample.set: measured.rank_step_seconds(sample) for sample in measured.samples}
-
-
-def field_metrics(measure: Measure, by_set: Mapping[str, object], **fields: str) -> None:
-    """Store a metric for each of the given fields: traced_comm_seconds="total" stores it by that name.
-
-    by_set: the object with these fields of each process set. Without process sets nothing is stored.
-    """
-    for metric, field in fields.items() if by_set else ():
-        measure.metric(metric, {name: getattr(found, field) for name, found in by_set.items()})
 
 
 def sets_by_side(measured: Measured) -> dict[str, list[str]]:

@@ -10,14 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from ddpperf.analysis.batch_size import loading_fraction
-from ddpperf.analysis.breakdown import parts_without_waiting
 from ddpperf.data.augmentation import Batch
 from ddpperf.data.inputs import TransformedImages
 from ddpperf.specs import EpochPartsSpec, Execution, PartsSpec, TrainingSpec, measured_as, to_json
 from ddpperf.training import model_and_data
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.rank_commands import Rank
-from perf.test_step_breakdown import parts_of, parts_over_step
+from perf.test_step_breakdown import least_waiting_parts, parts_over_step
 from tests.gpu.test_gpu_comm_split import DELAY_SECONDS, SPEC
 from tests.gpu.test_gpu_kernels import SPEC as ALONE
 from tests.ranks.test_comm_split import ranks
@@ -28,8 +27,8 @@ two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two G
 
 
 def parts(pool: Pool, spec: TrainingSpec) -> dict[str, float]:
-    (sample,) = pool.measure(measured_as(PartsSpec, spec)).samples
-    return parts_without_waiting(parts_of(sample, spec.world_size))
+    (found,) = least_waiting_parts(pool.measure(measured_as(PartsSpec, spec))).values()
+    return found
 
 
 @pytest.mark.parametrize(
@@ -47,7 +46,7 @@ def test_parts_sum_to_their_step_and_to_one_without_marks(
     spec = replace(spec, per_rank_batch_size=batch_size, epoch_images=batch_size * 128)
     measured = exact_gpus.measure(measured_as(PartsSpec, spec))
     (sample,) = measured.samples
-    found = parts_without_waiting(parts_of(sample, spec.world_size))
+    (found,) = least_waiting_parts(measured).values()
     assert all(seconds > 0 for seconds in found.values())
     assert parts_over_step(measured, sample) == pytest.approx(1, rel=0.02)
     unmarked = max(ranks(exact_gpus.measure_once(spec))[: spec.world_size])
@@ -91,7 +90,8 @@ def test_parts_add_up_to_an_epoch(gpus: Pool, spec: TrainingSpec, workers: int, 
     measured = gpus.measure(replace(epoch, input="dataloader", loader_workers=workers))
     (sample,) = measured.samples
     assert parts_over_step(measured, sample) == pytest.approx(1, rel=0.02)
-    assert all(seconds > 0 for seconds in parts_without_waiting(parts_of(sample, spec.world_size)).values())
+    (found,) = least_waiting_parts(measured).values()
+    assert all(seconds > 0 for seconds in found.values())
 
 
 class Slow(nn.Module):

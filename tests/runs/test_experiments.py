@@ -152,7 +152,7 @@ def test_bf16_learns_on_every_cpu(project: Project) -> None:
     finished = project.run("perf/test_precision.py::test_precision", *options)
     finished.assert_one_sentence(0, "PASS: 2 tests measured")
     losses = {
-        stored["spec"]["precision"]: metric(stored, "loss_after_5_steps")
+        stored["spec"].get("precision", "fp32"): metric(stored, "loss_after_5_steps")
         for stored in project.measured().values()
     }
     assert set(losses) == {"fp32", "bf16"}

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from ddpperf.analysis.logarithmic_fit import Estimate
 from ddpperf.analysis.projection import Excess
+from ddpperf.analysis.statistics import Estimate
 from ddpperf.machine.hardware import Links, Machine
-from perf.test_projection import projection, projection_metrics
+from perf.test_projection import compare, projection
 from tests.canned import CannedSuite
 from tests.experiments import canned_counters
 from tests.project import Finished, Project
@@ -70,24 +70,10 @@ def assert_projected(project: Project, run: Finished) -> None:
     assert "projected_efficiency_on_3" not in value, "it was measured"
 
 
-def test_projection_missing_in_one_set_is_not_stored() -> None:
+def test_projection_is_compared_with_the_same_excess() -> None:
     measure = measure_on(Machine())
-    excess = Excess(seconds=1e-3, error=1e-5, one_device_error=1e-5)
-    on_3, on_8 = (Estimate(value=seconds, low=0.0, high=1.0) for seconds in (1.1e-3, 2e-3))
-    told = {"A1": {3: on_3, 8: on_8}, "A2": {8: on_8}}
-    projection_metrics(measure, 3, {"A1": {3: excess}, "A2": {3: excess}}, told, {"A1": 1e-2, "A2": 1e-2})
-    values = {name: metric["value"] for name, metric in measure.metrics.items()}
-    assert values["excess_seconds"] == 1e-3
-    assert values["projected_excess_on_8"] == 2e-3
-    assert values["projected_efficiency_on_8"] == pytest.approx(1e-2 / 1.2e-2)
-    assert not {"plain_excess_seconds", "projection_error", "projected_excess_on_3"} & values.keys()
-
-
-def test_plain_guess_is_the_next_smaller_number_of_devices() -> None:
-    measure = measure_on(Machine())
-    measured = {N: Excess(seconds=N * 1e-3, error=0.0, one_device_error=0.0) for N in (2, 4, 8)}
-    on_8 = Estimate(value=9e-3, low=0.0, high=1.0)
-    projection_metrics(measure, 8, {"A1": measured}, {"A1": {8: on_8}}, {"A1": 1e-2})
+    on_4, on_8 = ({"A1": Excess(seconds=N * 1e-3, error=0.0, one_device_error=0.0)} for N in (4, 8))
+    compare(measure, {"A1": Estimate(value=9e-3, low=0.0, high=1.0)}, on_4, on_8)
     assert measure.metrics["plain_excess_seconds"]["value"] == 4e-3
     assert measure.metrics["projection_error"]["value"] == pytest.approx(9 / 8 - 1)
 
@@ -96,13 +82,13 @@ def test_plain_guess_is_the_next_smaller_number_of_devices() -> None:
 @pytest.mark.parametrize(("node", "changes"), [(2, False), (8, True)])
 def test_nodes_are_projected_from_nodes_only(node: int, changes: bool, device: str) -> None:
     """With nodes of 2 ranks, an all-reduce on 2 ranks says nothing about 8 ranks."""
-    measure = measure_on(Machine(device=device, links=Links(node=node)))
+    machine = Machine(device=device, links=Links(node=node))
     sizes = [2**10, 2**16, 2**20, 2**24]
 
     def projected(inside_seconds: float) -> float:
         starts = {2: inside_seconds, 4: 6e-3, 6: 10e-3}
         found = projection(
-            measure,
+            machine,
             {N: Excess(seconds=start + 0.05, error=0.0, one_device_error=0.0) for N, start in starts.items()},
             8,
             bucket_copies=Excess(seconds=1e-3, error=0.0, one_device_error=0.0),

@@ -7,8 +7,8 @@ from typing import Any, get_args
 
 import pytest
 
-from ddpperf.analysis.cost_models import LinkModel, choose_links
-from ddpperf.analysis.logarithmic_fit import Estimate
+from ddpperf.analysis.cost_models import CostModel, choose_cost_model
+from ddpperf.analysis.statistics import Estimate
 from ddpperf.machine.hardware import Links, Machine
 from ddpperf.machine.network import Interface
 from ddpperf.plugin.measure_fixture import Measure
@@ -17,7 +17,7 @@ from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec, CollectiveSpec
 from ddpperf.specs.collective import CollectiveKind
 from perf.common.all_reduces import link_utilization, warn_if_undetermined
-from perf.test_all_reduce import call_metrics, model_metrics, the_fastest
+from perf.test_all_reduce import call_metrics, one_link_metrics, the_fastest
 from perf.test_all_reduce import test_fastest_all_reduce as fastest_all_reduce
 from tests.fake_measure import measuring
 from tests.fake_nvml import healthy
@@ -127,7 +127,8 @@ def test_fitted_link_is_stored_as_far_as_known(low: float, stored: dict[str, flo
     latency = Estimate(value=1e-5, low=9e-6, high=1.1e-5)
     byte_seconds = Estimate(value=1 / 250e9, low=low, high=1 / 200e9)
     measure = measure_on(Machine(gpus=GPUS))
-    model_metrics(measure, 2, {"A1": LinkModel(latency=latency, byte_seconds=byte_seconds)})
+    units = {"message inside": latency, "byte inside": byte_seconds}
+    one_link_metrics(measure, 2, {"A1": CostModel(node_size=2, unit_seconds=units)})
     name = "link_bytes_per_second"
     found = {key.removeprefix(name): value for key, value in values(measure).items() if name in key}
     assert found == pytest.approx(stored)
@@ -140,7 +141,7 @@ def test_undetermined_model_is_a_warning() -> None:
     rings = [AllReduceSpec(world_size=8, nbytes=nbytes, algorithm="ring") for nbytes in sizes]
     measure = measure_on(Machine())
     with warn_if_undetermined(measure, "a model"):
-        choose_links({ring: ring.nbytes / 1e9 for ring in rings})
+        choose_cost_model({ring: ring.nbytes / 1e9 for ring in rings}, 8)
     (note,) = measure.record.notes
     assert note.kind is NoteKind.WARNING
-    assert note.text.startswith("a model is missing: these calls cannot separate ")
+    assert note.text.startswith("a model is missing: these all-reduces cannot separate ")

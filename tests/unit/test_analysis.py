@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpperf.analysis.bandwidth import algbw, all_reduce_busbw, collective_busbw
-from ddpperf.analysis.scaling import efficiency, strong_speedup, weak_speedup
+from ddpperf.analysis.gpu_peaks import PEAK_FLOPS_PER_SECOND, mfu, peak_flops_per_second
+from ddpperf.analysis.scaling import efficiency, part_speedups, strong_speedup, weak_speedup
 from ddpperf.analysis.statistics import median_and_error, relative_iqr
 from tests.generated import BOUNDED, seconds
 
@@ -51,6 +52,34 @@ def test_strong_speedup_is_the_time_saved(t1: float, tN: float, N: int, speedup:
 def test_efficiency_is_the_ratio_of_step_times(t1: float, tN: float, N: int) -> None:
     assert efficiency(weak_speedup(t1, tN, N), N) == pytest.approx(t1 / tN)
     assert efficiency(4.0, 8) == 0.5
+
+
+@pytest.mark.parametrize(("weak", "speedups"), [(True, (3.2, 4.0)), (False, (0.8, 1.0))])
+def test_speedup_of_parts_on_four_devices(weak: bool, speedups: tuple[float, float]) -> None:
+    alone = {"forward": 2.0, "backward": 4.0, "data": 0.5, "optimizer": 0.005}
+    together = {"forward": 2.5, "backward": 4.0, "data": 0.005, "optimizer": 0.5, "gradient_sync": 1.0}
+    found = part_speedups(alone, together, 4, weak=weak)
+    assert found == pytest.approx(dict(zip(("forward", "backward"), speedups, strict=True))), (
+        "a part below 1% of either step has no speedup"
+    )
+
+
+# --- MFU
+
+
+def test_mfu_uses_the_peak_of_the_precision() -> None:
+    assert mfu(4e12, 0.01, 1e15) == pytest.approx(0.4)
+    assert peak_flops_per_second("NVIDIA H200", "bf16") == 989.4e12
+    assert peak_flops_per_second("NVIDIA H200", "fp32") == 66.9e12
+    for gpu, precision in ((None, "bf16"), ("NVIDIA H20", "bf16"), ("Tesla V100-SXM2-16GB", "bf16")):
+        assert peak_flops_per_second(gpu, precision) is None
+
+
+def test_fewer_bits_are_never_slower() -> None:
+    for gpu, peaks in PEAK_FLOPS_PER_SECOND.items():
+        known = [peaks[precision] for precision in ("fp32", "tf32", "fp16") if precision in peaks]
+        assert known == sorted(known), gpu
+        assert peaks.get("bf16", peaks["fp16"]) == peaks["fp16"], gpu
 
 
 # --- bandwidth

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddpperf.analysis.node_cost_model import Load, two_link_counts
+from ddpperf.analysis.cost_models import Counts, counts_by_link
 from ddpperf.machine.hardware import Links, Machine
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.results.samples import Measured, Sample
@@ -45,12 +45,12 @@ class Nodes(Measure):
 
 
 def by_two_links(spec: Any, node: int) -> float:
-    inside, between = two_link_counts(spec.algorithm, spec.world_size, node, spec.nbytes)
+    inside, between = counts_by_link(spec.algorithm, spec.world_size, node, spec.nbytes)
     return _seconds(inside, spec.nbytes, *INSIDE) + _seconds(between, spec.nbytes, *BETWEEN)
 
 
-def _seconds(load: Load, nbytes: int, message_seconds: float, byte_seconds: float) -> float:
-    return load.messages * message_seconds + load.volume * nbytes * byte_seconds
+def _seconds(load: Counts, nbytes: int, message_seconds: float, byte_seconds: float) -> float:
+    return load.latency * message_seconds + load.volume * nbytes * byte_seconds
 
 
 def test_cost_model_finds_both_links() -> None:

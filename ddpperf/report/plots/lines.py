@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddpperf.analysis.bandwidth import all_reduce_busbw
-from ddpperf.analysis.logarithmic_fit import CONFIDENCE
 from ddpperf.analysis.scaling import PREDICTED_DEVICES
 from ddpperf.analysis.statistics import mean_interval
 from ddpperf.report.plots.picture import label, legend, line_frame, line_look
@@ -71,7 +70,7 @@ def _half_width(case: Case) -> float:
     values = list(case.metrics["speedup"]["by_set"].values())
     if len(values) < 2:
         return 0.0
-    low, high = mean_interval(values, CONFIDENCE)
+    low, high = mean_interval(values)
     return (high - low) / 2
 
 

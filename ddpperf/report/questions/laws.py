@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from ddpperf.analysis.logarithmic_fit import Estimate
 from ddpperf.analysis.scaling import (
     PREDICTED_DEVICES,
     Law,
@@ -14,6 +13,7 @@ from ddpperf.analysis.scaling import (
     not_predictable,
     predicted_speedup,
 )
+from ddpperf.analysis.statistics import Estimate
 from ddpperf.report.questions.question import NOTHING, Cells, Question
 from ddpperf.report.questions.speedup import by_training
 from ddpperf.report.stored_cases import Case
