@@ -93,12 +93,6 @@ def job(canned_suite: CannedSuite, tmp_path_factory: pytest.TempPathFactory) -> 
     return job
 
 
-def edit(run: Path, change: dict[str, object]) -> None:
-    document = json.loads(run.read_text())
-    document["ddpperf"] |= change
-    run.write_text(json.dumps(document))
-
-
 def test_branch_keeps_all_baselines(job: Job) -> None:
     assert job.promote() == f"pushed perf/baselines/{job.hardware}/0001_nightly.json to baselines\n"
     job.promote()
@@ -171,7 +165,6 @@ def refuse_pushes(job: Job) -> None:
     [
         (refuse_commits, {}, "the hook says no"),
         (refuse_pushes, {}, "give the job contents: write, or allow pushes to baselines"),
-        (lambda job: job.run.write_text('{"ddpperf": {'), {}, "run.json cannot be read ("),
         (lambda job: None, {"PYTHON": "/nowhere/python"}, "/nowhere/python: No such file or directory"),
         (lambda job: None, {"BRANCH": "my branch"}, "invalid refspec"),
     ],

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddpperf.results.stored_runs import NoBaseline, Storage
 from ddpperf.verdict.settings import read_decision
 from ddpperf.verdict.thresholds import read_document, read_thresholds
+from perf.common import recipes
 from tests.canned import CannedSuite
 from tests.project import REPOSITORY
 
@@ -86,3 +88,11 @@ def test_damaged_thresholds_are_read_or_refused(data: st.DataObject) -> None:
         read_decision(changed)
     except ValueError as refusal:
         require_sentence(refusal, Path("perf"))
+
+
+def test_damaged_tuning_results_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipes, "FOLDER", tmp_path)
+    assert recipes.tuned() == {}
+    (tmp_path / "recipes.json").write_text('{"cpu": ')
+    with pytest.raises(ValueError, match=r"recipes.json cannot be read .*; restore it, or remove it to tune"):
+        recipes.tuned()

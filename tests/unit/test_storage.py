@@ -128,14 +128,11 @@ def test_the_whole_file_is_left_or_none(storage: Storage, write: Callable[..., P
     assert storage.load(path).measured == {"t": MEASURED}
 
 
-@pytest.mark.parametrize(
-    ("older", "newest"), [("0001_old.json", "0002_new.json"), ("9999_z.json", "10000_a.json")]
-)
-def test_a_bare_compare_takes_the_newest_promoted(storage: Storage, older: str, newest: str) -> None:
+def test_bare_compare_takes_the_newest_promoted(storage: Storage) -> None:
     put(storage.runs, "90000_run.json", run_of())
-    put(storage.baselines, newest, run_of())
-    put(storage.baselines, older, run_of())
-    assert storage.find(True).name == newest
+    for name in ("10000_a.json", "9999_z.json"):
+        put(storage.baselines, name, run_of())
+    assert storage.find(True).name == "10000_a.json"
 
 
 def test_bare_compare_takes_the_newest_passed_run(storage: Storage) -> None:
@@ -162,10 +159,8 @@ def test_missing_baseline_advises_how_to_save_one(storage: Storage) -> None:
 
 @pytest.mark.parametrize(
     ("wanted", "found"),
-    [("0001", "0001_main.json"), ("1", "0001_main.json"), ("10000", "10000_b.json"),
-     ("main", "0002_main.json"), ("b", "10000_b.json"), ("0001_ma", "0001_main.json"),
-     ("0002_main.json", "0002_main.json"),
-     ("0003", "0003_abc_20260101.json"), ("0003_abc", "0003_abc_20260101.json")],
+    [("1", "0001_main.json"), ("10000", "10000_b.json"), ("main", "0002_main.json"),
+     ("0001_ma", "0001_main.json"), ("0003", "0003_abc_20260101.json")],
 )  # fmt: skip
 def test_file_is_found_by_number_or_name(storage: Storage, wanted: str, found: str) -> None:
     """The newest of a name, a baseline before a run. A run that is named need not have passed."""
@@ -180,7 +175,7 @@ def test_file_is_found_by_number_or_name(storage: Storage, wanted: str, found: s
 @pytest.mark.parametrize(
     ("wanted", "advice"),
     [
-        *((each, "name one of these") for each in ("0003", "1000", "ain", "missing.json")),
+        *((each, "name one of these") for each in ("1000", "ain", "missing.json")),
         ("/", "put it last"),
     ],
 )

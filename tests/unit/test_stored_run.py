@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpperf.results.samples import Measured
-from ddpperf.specs import AllReduceSpec, EpochSpec, SamplerSpec, Spec, TrainingSpec
+from ddpperf.specs import AllReduceSpec, SamplerSpec, Spec, TrainingSpec
 from ddpperf.verdict.confirmed_comparison import answer_of
 from ddpperf.verdict.judged_work import LAUNCH_BOUND
 from ddpperf.verdict.stored_run_comparison import Change, Comparison
 from tests import stored
-from tests.generated import BOUNDED, measurements, specs
-from tests.stored import CALL, QUIET, measured
+from tests.generated import BOUNDED, measurements
+from tests.stored import QUIET, measured
 
 STEP = TrainingSpec(world_size=2, per_rank_batch_size=32, strategy="ddp")
 compared = partial(stored.compared, limit=1.5)
@@ -37,29 +37,11 @@ def test_steps_are_compared_rather_than_rounds() -> None:
     assert comparison.changes["t"].ratio == 1
 
 
-@BOUNDED
-@given(st.data())
-def test_swapping_the_sides_inverts_the_ratio(data: st.DataObject) -> None:
-    of = st.just(data.draw(specs))
-    now, then = {"t": data.draw(measurements(of))}, {"t": data.draw(measurements(of))}
-    forth, back = compared(now, then).changes["t"], compared(then, now).changes["t"]
-    assert forth.ratio * back.ratio == pytest.approx(1)
-    assert (forth.ratio > 1) == (forth.now_seconds > forth.then_seconds)
-
-
 @pytest.mark.parametrize(
-    "other",
-    [
-        CALL,
-        EpochSpec(world_size=2, per_rank_batch_size=32, strategy="ddp"),
-        dataclasses.replace(STEP, model="resnet50_cifar"),
-        dataclasses.replace(STEP, data="cifar10"),
-        dataclasses.replace(STEP, epoch_images=512),
-        dataclasses.replace(STEP, drop_last=False),
-        dataclasses.replace(STEP, delay_seconds=0.001),
-    ],
+    "change", [{"model": "resnet50_cifar"}, {"data": "cifar10"}, {"delay_seconds": 0.001}]
 )
-def test_other_work_with_equal_id_is_missing(other: Spec) -> None:
+def test_other_work_with_equal_id_is_missing(change: dict[str, Any]) -> None:
+    other = dataclasses.replace(STEP, **change)
     comparison = compared({"t": measured(0.1, spec=other)}, {"t": measured(0.1, spec=STEP)})
     assert comparison.changes == {}
     assert comparison.missing == {"t": "measures another spec than in 0001_x.json"}
@@ -97,17 +79,10 @@ def test_slower_is_what_exceeds_the_limit(then: float, now: float, slower: bool)
     assert comparison.slower == ({"t": change} if slower else {})
 
 
-@BOUNDED
-@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=5), st.floats(0.1, 10))
-def test_median_shift_is_of_logs(ratios: list[float], faster: float) -> None:
-    then = {str(number): measured(1.0) for number, _ in enumerate(ratios)}
-    now = {str(number): measured(ratio) for number, ratio in enumerate(ratios)}
-    shift, back = compared(now, then).median_shift(), compared(then, now).median_shift()
-    assert shift is not None
-    assert shift == pytest.approx(-(back or 0.0))
-    twice = compared({test: measured(faster * ratios[int(test)]) for test in now}, then).median_shift()
-    assert twice == pytest.approx(shift + math.log(faster))
-    assert sum(math.log(ratio) <= shift + 1e-9 for ratio in ratios) * 2 >= len(ratios)
+def test_median_shift_is_of_logs() -> None:
+    then = {str(number): measured(1.0) for number in range(4)}
+    now = {str(number): measured(ratio) for number, ratio in enumerate((0.5, 1.0, 4.0, 9.0))}
+    assert compared(now, then).median_shift() == pytest.approx(math.log(2))
 
 
 # --- bound by launches
@@ -164,10 +139,9 @@ def test_captured_steps_compare_times() -> None:
     assert comparison.slower == {"t": slower}
 
 
-@pytest.mark.parametrize("limit", [None, 1.01, 9.0])
-def test_cpu_seconds_are_for_information_only(limit: float | None) -> None:
+def test_cpu_seconds_are_for_information_only() -> None:
     sides = {"t": counted(2.0, 0.04)}, {"t": counted(2.0, 0.004)}
-    comparison = compared(*sides, limit=limit, history=[sides[1]] * 2)
+    comparison = compared(*sides, limit=1.01, history=[sides[1]] * 2)
     assert (comparison.looks_slower, comparison.to_confirm(), comparison.median_shift()) == ({}, [], None)
 
 
@@ -176,9 +150,7 @@ def test_cpu_seconds_are_for_information_only(limit: float | None) -> None:
     [
         (None, 0.005, "0001_x.json"),
         (0.005, None, "this run"),
-        (None, None, "0001_x.json"),
         (0.0, 0.005, "0001_x.json"),
-        (0.005, 0.0, "this run"),
     ],
 )
 def test_launch_bound_without_cpu_seconds_is_missing(
@@ -216,25 +188,16 @@ def order(**changes: Change) -> list[str]:
 
 
 def test_most_suspicious_tests_are_confirmed_first() -> None:
-    """The log of the ratio counts in logs of the limit, so that a noisy test comes later."""
-    found = order(
-        suspect=change(1.15, 1.2, 1.1),
-        slower=change(1.3, 1.2, 1.1),
-        noisy=change(2.0, 3.0, 1.5),
-        fine=change(1.05, 1.2, 1.1),
-    )
-    assert found == ["slower", "suspect", "noisy"]
-
-
-def test_widest_limits_are_confirmed_after_suspects() -> None:
+    """The log of the ratio counts in logs of the limit, and suspects come before wide limits."""
     found = order(
         narrow=change(1.0, 1.25, 1.1),
-        wide=change(1.0, 1.3, 1.1),
-        widest=change(0.5, 4.0, 1.1),
         suspect=change(1.15, 1.2, 1.1),
+        wide=change(1.0, 1.3, 1.1),
+        slower=change(1.3, 1.2, 1.1),
+        noisy=change(2.0, 3.0, 1.5),
         captured=change(1.0, 1.04, 1.02, tolerance=0.03),
     )
-    assert found == ["suspect", "widest", "wide", "captured"]
+    assert found == ["slower", "suspect", "noisy", "wide", "captured"]
 
 
 def test_limit_of_one_orders_suspects() -> None:
@@ -248,10 +211,8 @@ def test_limit_of_one_orders_suspects() -> None:
         (AllReduceSpec(world_size=2, nbytes=2**24 - 4), "cpu", False),
         (AllReduceSpec(world_size=2, nbytes=2**24), "cpu", True),
         (SamplerSpec(world_size=2, epoch_images=1024), "cpu", False),
-        (TrainingSpec(world_size=2, per_rank_batch_size=8, strategy="ddp"), "cpu", True),
         (AllReduceSpec(world_size=2, nbytes=2**24 - 4), "cuda", False),
         (AllReduceSpec(world_size=2, nbytes=2**24 - 4, execution="graph"), "cuda", True),
-        (SamplerSpec(world_size=2, epoch_images=1024), "cuda", False),
     ],
 )
 def test_informational_work_fails_no_run(spec: Spec, device: str, judged: bool) -> None:
