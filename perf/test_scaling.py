@@ -30,7 +30,7 @@ from ddpperf.analysis.scaling import (
 )
 from ddpperf.analysis.statistics import Estimate
 from ddpperf.machine.hardware import core_count
-from ddpperf.plugin.cases import OWN_DDP, Case, case, size_id, skipped, without_torchvision
+from ddpperf.plugin.cases import OWN_DDP, Case, case, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
@@ -187,7 +187,7 @@ def heavy(options: Options, N: int) -> Case:
         return found
     if options.data.image_size != (32, 32):
         return skipped(found, f"model {HEAVY} takes images of 32x32, the data set has images of another size")
-    return without_torchvision(found, f"model {HEAVY}")
+    return found
 
 
 @pytest.mark.specs(cases=weak_scaling)

@@ -61,7 +61,7 @@ def default_suite(hardware_key: str, digest: str = "", *, core: bool = False) ->
     options = options_on(gpu_count(hardware_key), on_nodes)
     if digest:
         images = dataclasses.replace(options.data, name="imagefolder", digest=digest)
-        options = dataclasses.replace(options, images=images)
+        options = dataclasses.replace(options, data=images)
     found = []
     for _, test, marker in experiments():
         for case in parameters(test, marker, options, Machine(device=options.device)):

@@ -22,7 +22,7 @@ from ddpperf.plugin.cases import functions_of, parameters
 from ddpperf.plugin.collected_tests import measures
 from ddpperf.plugin.interrupts import interrupt_once
 from ddpperf.plugin.measure_fixture import Measure
-from ddpperf.plugin.options.benchmark_options import check_measuring_options, formats_table, runs_tests
+from ddpperf.plugin.options.benchmark_options import check_measuring_options, runs_tests
 from ddpperf.plugin.options.option_table import add_options
 from ddpperf.plugin.options.slow_checks import lacking_side
 from ddpperf.plugin.run_outputs import RunOutputs
@@ -34,11 +34,9 @@ from ddpperf.verdict.exit_status import exit_status
 SESSION, OUTPUTS = pytest.StashKey[Session](), pytest.StashKey[RunOutputs]()
 JUDGE = pytest.StashKey[ABJudge | StoredRunJudge]()
 MARKERS = (
-    "specs(cases=f, gate=g, core=c): f(options) yields the specs to measure, one test for each spec; "
-    "g(options, spec) returns whether -m gate selects the test; c(options, spec) returns whether the "
-    "test belongs to the core suite",
-    "slow: a test outside the core suite, which --full adds; set by the specs marker",
-    "gate: a test to run before every merge; set by the specs marker",
+    "specs(cases=f): f(options) yields the specs to measure, one test for each spec",
+    "slow: a test outside the core suite, which --full adds; set by case(spec, core=False)",
+    "gate: a test to run before every merge; set by case(spec, gate=True)",
     "candidate_cannot: a test that only the candidate of an A/B run cannot measure; set by specs",
     "recipe(name): a training with a recipe, which reports name",
 )
@@ -79,8 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.benchmark_save = config.option.benchmark_autosave = config.option.benchmark_json = None
     config.option.benchmark_compare = str(session.baseline.path) if session.baseline is not None else None
     config.option.benchmark_compare_fail = None
-    if not formats_table(config):
-        config.option.benchmark_quiet = True  # --benchmark-verbose still prints pytest-benchmark's table
+    config.option.benchmark_quiet = True  # --benchmark-verbose still prints pytest-benchmark's table
 
 
 def pytest_benchmark_generate_machine_info() -> dict[str, Any]:

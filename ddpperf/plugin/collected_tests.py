@@ -12,51 +12,33 @@ from ddpperf.results.outcomes import Outcome, OutcomeKind
 
 
 class Collection:
-    """The collected performance tests, which are the tests with the `measure` fixture, by test id.
-
-    tests: the tests that this run measures, in the order of the test files.
-    in_files: all tests in the order of the test files. Plugins may run them in another order.
-    files: the test files that pytest looked into. uncollected: those that could not be imported.
-    deselected: tests that this run does not run. left_out: those that are not in the core suite.
-    paths: the paths of the command line, in the form of test ids; with --lf, the collected tests.
-    refusal: why the collected cases cannot be measured; empty if they can.
-    """
+    """The collected performance tests, which are the tests with the `measure` fixture, by test id."""
 
     def __init__(self) -> None:
-        self.tests: list[str] = []
-        self.in_files: list[str] = []
-        self.files: set[str] = set()
-        self.uncollected: dict[str, Outcome] = {}
+        self.tests: list[str] = []  # that this run measures, in the order of the test files
+        self.in_files: list[str] = []  # all tests in this order. Plugins may run them in another one.
+        self.files: set[str] = set()  # that pytest looked into
+        self.uncollected: dict[str, Outcome] = {}  # files that could not be imported
         self.deselected: set[str] = set()
-        self.left_out: list[str] = []
-        self.paths: list[str] = []
-        self.ignores = False
-        self.refusal = ""
-        self._items: Sequence[pytest.Item] = ()
+        self.left_out: list[str] = []  # the tests outside the core suite, of those
+        self.paths: list[str] = []  # of the command line, in the form of test ids; with --lf, the tests
+        self.ignores = False  # whether the command line has --ignore or --ignore-glob
+        self.refusal = ""  # why the collected cases cannot be measured
+        self.candidate_cannot: list[str] = []  # tests that only the candidate cannot measure
+        self.recipes: dict[str, str] = {}  # the name of the training recipe of each test that has one
 
     def collect(self, items: Sequence[pytest.Item]) -> None:
         """Store which tests this run measures."""
-        place = {test: number for number, test in enumerate(self.in_files)}
-        tests = [item.nodeid for item in items if measures(item)]
-        self.tests = sorted(tests, key=lambda test: place.get(test, len(place)))
-        self._items = list(items)
-
-    @property
-    def candidate_cannot(self) -> list[str]:
-        """The tests that only the candidate of an A/B run cannot measure."""
-        return [item.nodeid for item in self._items if item.get_closest_marker("candidate_cannot")]
-
-    @property
-    def recipes(self) -> dict[str, str]:
-        """The name of the training recipe of each test that has one."""
-        marks = {item.nodeid: item.get_closest_marker("recipe") for item in self._items}
-        return {test: str(mark.args[0]) for test, mark in marks.items() if mark is not None}
+        tests = {item.nodeid for item in items if measures(item)}
+        self.tests = [test for test in self.in_files if test in tests]
+        for item in items:
+            if item.get_closest_marker("candidate_cannot"):
+                self.candidate_cannot.append(item.nodeid)
+            if (recipe := item.get_closest_marker("recipe")) is not None:
+                self.recipes[item.nodeid] = str(recipe.args[0])
 
     def outside_core(self, items: Sequence[pytest.Item], config: pytest.Config) -> list[pytest.Item]:
-        """Return the collected tests that are left out, because they are not in the core suite.
-
-        A test whose file or function the command line names is kept. -m selects the tests alone.
-        """
+        """Return the tests outside the core suite, unless the command line names their file or has -m."""
         if config.getoption("--full") or config.getoption("markexpr"):
             return []
         named = [path for path in self.paths if path.partition("::")[0].endswith(".py")]
@@ -90,20 +72,13 @@ class Collection:
 
 
 class Outcomes:
-    """Whether each test of a run passed, failed or was skipped, by test id.
-
-    measured: tests with the `measure` fixture.
-    other_failures: failed tests without the `measure` fixture.
-    seconds: the duration of each test with its setup and teardown.
-    repeated: for each test that another plugin ran again, why it failed before.
-    begun: the time.monotonic() value at the start of the run.
-    """
+    """Whether each test of a run passed, failed or was skipped, by test id."""
 
     def __init__(self) -> None:
-        self.measured: dict[str, Outcome] = {}
-        self.other_failures: dict[str, Outcome] = {}
-        self.seconds: dict[str, float] = {}
-        self.repeated: dict[str, str] = {}
+        self.measured: dict[str, Outcome] = {}  # tests with the `measure` fixture
+        self.other_failures: dict[str, Outcome] = {}  # failed tests without it
+        self.seconds: dict[str, float] = {}  # with setup and teardown
+        self.repeated: dict[str, str] = {}  # why tests failed that another plugin ran again
         self.begun = time.monotonic()
 
     def expect(self, tests: Iterable[str]) -> None:

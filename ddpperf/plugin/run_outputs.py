@@ -42,7 +42,7 @@ from ddpperf.results.stored_runs import SCHEMA, is_baseline, to_json
 from ddpperf.verdict.exit_status import Answer, decide
 
 # Fields of Options that are stored elsewhere, or not at all.
-NOT_STORED = ("given", "images", "sides")
+NOT_STORED = ("given", "data", "sides")
 VERDICT = "ddpperf::verdict"  # the JUnit case that stands for the whole run
 
 
@@ -236,7 +236,7 @@ class RunOutputs:
 
 def _header(session: Session, command_line: str) -> dict[str, Any]:
     """Return what ddpperf stores of a whole run besides the judge's answer, as JSON."""
-    options, seconds, images = session.options, session.outcomes.seconds, session.options.images
+    options, seconds = session.options, session.outcomes.seconds
     return {
         "schema": SCHEMA,
         "hardware_key": session.storage.hardware_key,
@@ -246,11 +246,8 @@ def _header(session: Session, command_line: str) -> dict[str, Any]:
             "command_line": command_line,
             **{name: value for name, value in asdict(options).items() if name not in NOT_STORED},
             "input": options.input,
-            "data": {
-                "name": images.name if images is not None else options.data_source.partition(":")[0],
-                "digest": images.digest if images is not None else "",
-            },
-            "epoch_images": options.epoch_images if images is not None else None,
+            "data": {"name": options.data.name, "digest": options.data.digest},
+            "epoch_images": options.epoch_images,
         },
         "thresholds": session.thresholds.to_json(),
         "recipes": session.collection.recipes,

@@ -76,9 +76,8 @@ class Session:
             self.settings = self.settings.with_sets(self.options.replicates)
         self.progress = ProgressLine()
         self.passes: list[Measuring] = []
-        most, nodes = max(self.options.world_sizes), self.options.nodes
-        several = nodes.count > 1
-        self.devices = Devices(self.gpus, min(most, nodes.size) if several else most, several_nodes=several)
+        here = min(max(self.options.world_sizes), self.options.links.node)
+        self.devices = Devices(self.gpus, here, several_nodes=self.options.nodes > 1)
         self.cleanup = ExitStack()
         self.host: dict[str, Any] = {}
         self.machine_findings: list[Finding] = []
@@ -111,7 +110,7 @@ class Session:
             links=self.options.links,
             world_sizes=self.options.world_sizes,
             unmapped=hardware.first_unmapped(self.gpus),
-            interface=self.options.nodes.interface,
+            interface=self.options.interface,
             gpus=tuple(self.gpus),
         )
 
@@ -169,15 +168,15 @@ class Session:
     @cached_property
     def launcher(self) -> Launcher | None:
         """What starts the ranks; None if they start on this machine."""
-        nodes, images = self.options.nodes, self.options.data.path
-        if nodes.launcher is None:
+        options, images = self.options, self.options.data.path
+        if options.launcher is None:
             return None
         launcher = Launcher(
-            template=nodes.launcher,
-            nodes=nodes.count,
-            per_node=nodes.size if nodes.count > 1 else max(self.options.world_sizes),
-            device=self.options.device,
-            interface=nodes.interface or find_interface(LOOPBACK),
+            template=options.launcher,
+            nodes=options.nodes,
+            per_node=options.links.node if options.nodes > 1 else max(options.world_sizes),
+            device=options.device,
+            interface=options.interface or find_interface(LOOPBACK),
             images=str(images.absolute()) if images is not None else "",
             key_file=Path(f".ddpperf/launch-{os.getpid()}.key"),
         )
@@ -202,7 +201,7 @@ class Session:
             size=max(options.world_sizes),
             device=options.device,
             rounds=rounds,
-            deadline_seconds=options.deadline_seconds,
+            deadline_seconds=options.deadline,
             log_folder=options.worker_logs,
             hang_folder=self.storage.root / ".ddpperf" / "hangs",
             cores=self.devices.cores(),
@@ -230,7 +229,7 @@ class Session:
         common = {FUNCTIONS_VARIABLE: ",".join((options.model, *options.functions))}
         if options.data.path is not None:
             common[DATA_VARIABLE] = str(options.data.path.absolute())  # other nodes run in other folders
-        if sets == options.nodes.count == 1:
+        if sets == options.nodes == 1:
             # Several process sets, as in A/B, each compile: the compiler chooses kernels by timing them,
             # and one choice for all sets of a side could look like a change.
             common |= compiler_cache(options.device)
@@ -317,6 +316,6 @@ class Session:
 def storage_for(options: Options, gpus: Sequence[Gpu], root: Path) -> Storage:
     """Return the storage of the runs that may be compared with runs on these devices and nodes."""
     key = hardware.hardware_key(options.device, gpus)
-    if options.nodes.interface is not None:
-        key = f"{options.nodes.count}x{key}-{options.nodes.interface.link}"
+    if options.interface is not None:
+        key = f"{options.nodes}x{key}-{options.interface.link}"
     return Storage(root=root, hardware_key=key)

@@ -9,15 +9,13 @@ from ddpperf.plugin.cases import (
     Case,
     case,
     fastest_ddp,
-    if_measured_as,
     if_valid,
     size_id,
     skipped,
-    without_torchvision,
 )
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
-from ddpperf.specs import Execution, Model, TrainingSpec
+from ddpperf.specs import Execution, Model, TrainingSpec, measured_as
 from ddpperf.specs.instruments import Kind
 from ddpperf.specs.training import CAPTURED_EXECUTIONS
 
@@ -50,9 +48,12 @@ def step_case(
     fields |= {"world_size": world_size, "per_rank_batch_size": batch_size, "execution": execution}
     identity = f"{size_id(options, world_size)}-{name or f'b{batch_size}-{execution}'}"
     found = if_valid(identity, options.epoch if epoch else options.step, **fields)
-    if isinstance(found, TrainingSpec) and found.input == "dataloader":
-        found = without_torchvision(found, "input dataloader")
-    return found if kind is None else if_measured_as(kind, found)
+    if kind is not None and isinstance(found, TrainingSpec):
+        try:
+            measured_as(kind, found)
+        except ValueError as error:
+            return skipped(found, str(error))
+    return found
 
 
 def global_batch_case(options: Options, world_size: int, images: int, **fields: Any) -> Case:
@@ -97,7 +98,7 @@ def law_world_sizes(options: Options) -> tuple[int, ...]:
     On a CPU these are 1, 2 and 4 without --world-sizes, because a fit needs three sizes. The default
     world sizes of a CPU are 1 and 2, so the laws are not in the core suite there.
     """
-    if options.device == "cpu" and "--world-sizes" not in options.given and options.nodes.count == 1:
+    if options.device == "cpu" and "--world-sizes" not in options.given and options.nodes == 1:
         return (*options.world_sizes, 2 * max(options.world_sizes))
     return options.world_sizes
 
@@ -110,7 +111,7 @@ def too_few_world_sizes(options: Options, world_sizes: tuple[int, ...]) -> str:
     if sum(world_size > 1 for world_size in world_sizes) > 1:
         return ""
     found = ", ".join(map(str, world_sizes))
-    if options.nodes.count > 1:
+    if options.nodes > 1:
         advice = "a larger --nodes or --node-size"
     else:
         advice = "--world-sizes 1,2,4" + (", which needs 4 GPUs" if options.device == "cuda" else "")

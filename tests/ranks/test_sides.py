@@ -28,7 +28,6 @@ FILES = {
     "garbage": "\x7fnothing",
     "endless": "#!/bin/sh\nexec yes\n",
     "good/torch/__init__.py": TORCH.format("2.11.0a0+git1234", "13.0"),
-    "good/count/torch/__init__.py": TORCH.format("2.12.0", "13.0") + "open('counted', 'a').write('x')\n",
     "good/mine.py": MAKE,
     "good/incomplete.py": "import timm_of_its_own",
     "good/loud.py": (
@@ -95,13 +94,6 @@ def test_virtual_environment_is_probed_through_its_link(read: Read, at: Path) ->
     python = at / "other" / "bin" / "python"
     assert python.is_symlink()
     assert read("--candidate other/bin/python").candidate == Side(name="B", python=str(python))
-
-
-@pytest.mark.parametrize(("environment", "probes"), [("", "x"), ("--candidate A=1", "xx")])
-def test_same_environment_is_probed_once(read: Read, at: Path, environment: str, probes: str) -> None:
-    (at / "counted").unlink(missing_ok=True)
-    read(f"--base good/count --candidate good/count {environment}")
-    assert (at / "counted").read_text() == probes
 
 
 def test_model_may_print_and_start_threads_and_processes(read: Read) -> None:

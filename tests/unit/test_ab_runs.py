@@ -212,11 +212,12 @@ def test_unmeasurable_candidate_is_no_verdict(
     project: CannedSuite, parts: list[int], tests: str, words: str
 ) -> None:
     project.experiment.write_text(
-        "import pytest\n\n"
+        "import pytest\nfrom ddpperf.plugin.cases import case\n\n"
         "def cases(options):\n"
         f"    for parts in {parts}:\n"
-        "        yield options.step(world_size=2, per_rank_batch_size=8, accumulation_steps=parts)\n\n"
-        "@pytest.mark.specs(cases=cases, gate=lambda options, spec: True)\n"
+        "        step = options.step(world_size=2, per_rank_batch_size=8, accumulation_steps=parts)\n"
+        "        yield case(step, gate=True)\n\n"
+        "@pytest.mark.specs(cases=cases)\n"
         "def test_step(measure, spec):\n"
         "    measure(spec)\n"
     )

@@ -265,6 +265,6 @@ def test_a_base_that_is_the_candidate_clears_nothing(tmp_path: Path) -> None:
     for same in (sides(None, here), sides(elsewhere / "..", link)):
         with pytest.raises(Refused, match=r"^the base equals this environment, .* compared with themselves;"):
             require_stored_code(stored("nogit"), same, tmp_path)
-        for change in ({"spec_fields": {"execution": "graph"}}, {"delay_seconds": 0.1}):
+        for change in ({"spec_fields": {"execution": "graph"}}, {"spec_fields": {"delay_seconds": 0.1}}):
             require_stored_code(stored("nogit"), dataclasses.replace(same, **change), tmp_path)
     require_stored_code(stored("nogit"), sides(elsewhere, here), tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,35 +10,18 @@ import pytest
 
 from ddpperf.errors import Refused
 from ddpperf.machine.hardware import Machine
-from ddpperf.plugin.cases import FASTEST_DDP, case_id, parameters, size_id
-from ddpperf.plugin.options.options import Options, read_options
+from ddpperf.plugin.cases import FASTEST_DDP, case, case_id, parameters, size_id
 from ddpperf.plugin.session import storage_for
-from ddpperf.specs import (
-    AllReduceSpec,
-    CollectiveSpec,
-    CopySpec,
-    RunSpec,
-    SamplerSpec,
-    Spec,
-    TrainingSpec,
-)
+from ddpperf.specs import AllReduceSpec, CollectiveSpec, CopySpec, RunSpec, SamplerSpec, Spec, TrainingSpec
+from tests.command_line import Read, reader
 from tools.default_suite import experiments
-
-pytest_plugins = ["pytester"]
 
 LONGEST = 62  # letters of a test's name with its brackets
 
-Read = Callable[..., Options]
-
 
 @pytest.fixture
-def read(pytester: pytest.Pytester) -> Read:
-    """Return the options of a command line, on a machine with this many GPUs."""
-
-    def options(*arguments: str, gpus: int = 0) -> Options:
-        return read_options(pytester.parseconfig("-p", "ddpperf.plugin", *arguments), gpus)
-
-    return options
+def read(pytestconfig: pytest.Config) -> Read:
+    return reader(pytestconfig)
 
 
 @pytest.mark.parametrize("gpus", [0, 1, 2, 4, 8])
@@ -58,13 +40,10 @@ def test_default_suite_has_short_unique_ids(gpus: int, read: Read) -> None:
 
 
 def test_runs_on_other_nodes_or_links_are_not_compared(read: Read, tmp_path: Path) -> None:
-    def key(*arguments: str) -> str:
-        return storage_for(read(*arguments), [], tmp_path).hardware_key
-
-    here = key()
-    two = key("--nodes=2", "--interface=lo", "--launcher=srun")
-    assert two == f"2x{here}-lo"
-    assert key("--nodes=3", "--interface=lo", "--launcher=srun") == f"3x{here}-lo"
+    options = read("--nodes=2", "--interface=lo", "--launcher=srun")
+    here, several = (storage_for(one, [], tmp_path).hardware_key for one in (read(), options))
+    assert several == f"2x{here}-lo"
+    assert [size_id(options, N) for N in options.world_sizes] == ["1rank", "2rank", "2x2rank"]
 
 
 STEP: dict[str, Any] = {"per_rank_batch_size": 32}
@@ -79,8 +58,6 @@ STEP: dict[str, Any] = {"per_rank_batch_size": 32}
         ({"world_size": 2, "comm_hook": "bf16", "bucket_cap_mb": 4}, "2rank-b32-ddp+bf16+bucket4"),
         ({"world_size": 2, "static_graph": True}, "2rank-b32-ddp+static"),
         ({"world_size": 2, "gradient_as_bucket_view": True}, "2rank-b32-ddp+view"),
-        ({"world_size": 2, "sync_batch_norm": True}, "2rank-b32-ddp+sync_batch_norm"),
-        ({"world_size": 2, "communication": "no_sync"}, "2rank-b32-ddp+no_sync"),
         ({"world_size": 2, "comm_delay_seconds": 0.5}, "2rank-b32-ddp+comm_delay0.5s@0"),
         ({"world_size": 2, "accumulation_steps": 2}, "2rank-b32-ddp+accumulate2"),
         ({"world_size": 1, "model": "resnet50_cifar"}, "1rank-b32-resnet50_cifar"),
@@ -100,7 +77,6 @@ def test_id_names_what_differs_on_the_cpu(fields: dict[str, Any], expected: str,
     [
         ({"world_size": 4, "input": "device", **FASTEST_DDP}, "4gpu-b32"),
         ({"world_size": 4, "input": "device"}, "4gpu-b32-ddp"),
-        ({"world_size": 4, "input": "device", "execution": "eager"}, "4gpu-b32-eager"),
         (
             {"world_size": 4, "input": "device", "execution": "compile+graph", **FASTEST_DDP},
             "4gpu-b32-compile+graph",
@@ -177,21 +153,11 @@ def test_run_id_names_its_recipe(read: Read) -> None:
     assert len({case_id(spec, options) for spec in [plain, *specs]}) == 1 + len(changed)
 
 
-def test_ids_name_nodes_and_their_ranks(read: Read) -> None:
-    options = read("--nodes=2", "--launcher=srun")
-    assert options.world_sizes == (1, 2, 4)
-    assert [size_id(options, N) for N in options.world_sizes] == ["1rank", "2rank", "2x2rank"]
-
-
-def cases_of(*cases: object, **arguments: Any) -> pytest.Mark:
-    return pytest.mark.specs(cases=lambda options: cases, **arguments).mark
-
-
 def test_two_cases_with_one_id_are_refused(read: Read) -> None:
     """They differ in the epoch's images alone, which no id names."""
     options = read()
     step = options.step(**STEP, world_size=2)
-    cases = cases_of(step, dataclasses.replace(step, epoch_images=64))
+    cases = pytest.mark.specs(cases=lambda _: [step, dataclasses.replace(step, epoch_images=64)]).mark
     with pytest.raises(
         Refused, match=r"^test_it has two cases with the id 2rank-b32, which names what is stored"
     ):
@@ -200,10 +166,8 @@ def test_two_cases_with_one_id_are_refused(read: Read) -> None:
 
 def test_named_case_keeps_its_id(read: Read) -> None:
     options = read("--spec", "delay_seconds=0.5")
-    named = pytest.param(options.step(**STEP, world_size=2), id="mine")
-    gate = cases_of(named, gate=lambda options, spec: spec.world_size == 2)
-    (case,) = parameters("test_it", gate, options, Machine())
-    assert (case.id, [mark.name for mark in case.marks]) == ("mine", ["gate"])
-    (spec,) = case.values
-    assert isinstance(spec, TrainingSpec)
-    assert spec.delay_seconds == 0.5
+    named = case(options.step(**STEP, world_size=2), id="mine", gate=True)
+    (found,) = parameters("test_it", pytest.mark.specs(cases=lambda _: [named]).mark, options, Machine())
+    assert (found.id, [mark.name for mark in found.marks]) == ("mine", ["gate"])
+    assert isinstance(found.values[0], TrainingSpec)
+    assert found.values[0].delay_seconds == 0.5

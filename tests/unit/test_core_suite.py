@@ -1,42 +1,36 @@
-"""The core suite: what `pytest perf/` leaves out, how it says so, and which cases of perf/ are core."""
+"""The core suite and the gate: which cases they select, in perf/ and by the command line."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shlex
+from typing import Any
 
 import pytest
-from _pytest.mark import ParameterSet
 
 from ddpperf.machine.hardware import Machine
-from ddpperf.plugin.cases import parameters
-from ddpperf.plugin.options.options import Options, read_options
-from ddpperf.specs import EpochSpec, SamplerSpec, Spec, TrainingSpec
-from perf.test_scaling import strong_laws, weak_laws
+from ddpperf.plugin.cases import case_id, parameters
+from ddpperf.plugin.options.options import Options
+from ddpperf.specs import AllReduceSpec, EpochSpec, SamplerSpec, Spec, TrainingSpec
+from perf import test_all_reduce, test_precision, test_scaling
 from tests.canned import CannedSuite
+from tests.command_line import Read, reader, specs_of
 from tools.default_suite import experiments
-
-pytest_plugins = ["pytester"]
 
 # One case in the core suite and three outside, one of which is in the gate.
 CASES = """
 import pytest
+from ddpperf.plugin.cases import case
 from ddpperf.specs import AllReduceSpec
 
 def cases(options):
     for kib in (1, 2, 4, 8):
-        yield AllReduceSpec(world_size=2, nbytes=kib * 1024)
+        yield case(AllReduceSpec(world_size=2, nbytes=kib * 1024), core=kib == 1, gate=kib == 2)
 
-@pytest.mark.specs(
-    cases=cases,
-    core=lambda options, spec: spec.nbytes == 1024,
-    gate=lambda options, spec: spec.nbytes == 2048,
-)
+@pytest.mark.specs(cases=cases)
 def test_it(measure, spec):
     measure(spec)
 """
 OTHER = "import pytest\n\n@pytest.mark.slow\ndef test_other():\n    pass\n"
-
-Read = Callable[..., Options]
 
 
 @pytest.fixture
@@ -46,13 +40,8 @@ def project(canned_suite: CannedSuite) -> CannedSuite:
 
 
 @pytest.fixture
-def read(pytester: pytest.Pytester) -> Read:
-    """Return the options of a command line, on a machine with this many GPUs."""
-
-    def options(*arguments: str, gpus: int = 0) -> Options:
-        return read_options(pytester.parseconfig("-p", "ddpperf.plugin", *arguments), gpus)
-
-    return options
+def read(pytestconfig: pytest.Config) -> Read:
+    return reader(pytestconfig)
 
 
 LEFT_OUT = "3 tests of the full suite; --full runs them"
@@ -71,17 +60,21 @@ def test_folder_runs_the_core_suite(project: CannedSuite) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("perf", "--full"), ("perf/test_it.py",), ("perf", "perf/test_it.py::test_it")]
+    ("arguments", "measured"),
+    [
+        ("perf --full", "1 2 4 8"),
+        ("perf/test_it.py", "1 2 4 8"),
+        ("perf perf/test_it.py::test_it", "1 2 4 8"),
+        ("perf/test_it.py::test_it[2rank-8KiB]", "8"),
+        ("perf -m slow", "2 4 8"),
+        ("perf -m gate", "2"),
+        ("perf -m not\\ gate", "1 4 8"),
+    ],
 )
-def test_full_and_named_files_run_all(project: CannedSuite, arguments: tuple[str, ...]) -> None:
-    run = project.run(*arguments)
-    run.assert_one_sentence(0, "PASS: 4 tests measured")
+def test_other_tests_run_on_request(project: CannedSuite, arguments: str, measured: str) -> None:
+    run = project.run(*shlex.split(arguments))
+    assert list(project.measured()) == [f"test_it[2rank-{kib}KiB]" for kib in measured.split()]
     assert "of the full suite" not in run.output
-
-
-def test_named_case_runs_though_it_is_slow(project: CannedSuite) -> None:
-    project.run("perf/test_it.py::test_it[2rank-8KiB]").assert_one_sentence(0, "PASS: 1 test measured")
-    assert list(project.measured()) == ["test_it[2rank-8KiB]"]
 
 
 def test_slow_tests_without_specs_run(project: CannedSuite) -> None:
@@ -92,15 +85,6 @@ def test_slow_tests_without_specs_run(project: CannedSuite) -> None:
         assert "2 passed, 3 deselected" in run.output
 
 
-@pytest.mark.parametrize(
-    ("expression", "measured"), [("slow", "2 4 8"), ("not slow", "1"), ("gate", "2"), ("not gate", "1 4 8")]
-)
-def test_markers_select_from_the_full_suite(project: CannedSuite, expression: str, measured: str) -> None:
-    run = project.run("perf", "-m", expression)
-    assert list(project.measured()) == [f"test_it[2rank-{kib}KiB]" for kib in measured.split()]
-    assert "of the full suite" not in run.output
-
-
 def test_keyword_selects_from_the_core_suite(project: CannedSuite) -> None:
     run = project.run("perf", "-k", "4KiB or 1KiB")
     run.assert_one_sentence(0, "1 test of the full suite; --full runs them")
@@ -109,7 +93,7 @@ def test_keyword_selects_from_the_core_suite(project: CannedSuite) -> None:
 
 
 def test_left_out_tests_of_the_baseline_are_not_missing(project: CannedSuite) -> None:
-    project.experiment.write_text(CASES.replace("1024", "2**24").replace("2048", "2**25"))
+    project.experiment.write_text(CASES.replace("1024", "2**24"))
     assert project.run("perf", "--full", "--benchmark-save=whole").status == 0
     run = project.run("perf", "--benchmark-compare-fail=median:20%", "--benchmark-compare=whole")
     run.assert_one_sentence(0, "PASS: 1 test measured, compared with 0001_whole.json: ")
@@ -177,25 +161,69 @@ def test_core_suite_of_gpus_is_small(gpus: int, most: int, read: Read) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    "line",
     [
-        ("--world-sizes", "2", "--batch-sizes", "8", "--buffer-sizes", "4KiB,64KiB,256KiB,1MiB"),
-        ("--world-sizes", "3", "--batch-sizes", "9,12"),
-        ("--executions", "compile"),
-        ("--model", "resnet10_cifar"),
+        "--world-sizes 2 --batch-sizes 8 --buffer-sizes 4KiB,64KiB,256KiB,1MiB",
+        "--world-sizes 3 --batch-sizes 9,12",
+        "--model resnet10_cifar",
     ],
 )
-def test_other_options_leave_a_core_case(arguments: tuple[str, ...], read: Read) -> None:
-    for module, cases in suite(read(*arguments)).items():
+def test_other_options_leave_a_core_case(line: str, read: Read) -> None:
+    for module, cases in suite(read(*line.split())).items():
         assert any("slow" not in marks for _, marks in cases.values()), module
 
 
 @pytest.mark.parametrize(("gpus", "found"), [(1, "1"), (2, "1, 2")])
 def test_laws_on_few_gpus_are_skipped_with_a_reason(gpus: int, found: str, read: Read) -> None:
-    reason = (
-        f"a fit needs two world sizes above 1, found {found}; pass --world-sizes 1,2,4, which needs 4 GPUs"
-    )
-    for cases in (weak_laws, strong_laws):
+    reason = f"a fit needs two world sizes above 1, found {found}; pass --world-sizes 1,2,4, which needs 4"
+    for cases in (test_scaling.weak_laws, test_scaling.strong_laws):
         (case,) = cases(read(gpus=gpus))
-        assert isinstance(case, ParameterSet)
-        assert [mark.kwargs for mark in case.marks] == [{"reason": reason}]
+        assert reason in str(case)
+
+
+# --- the gate: no case that launches or noise bind
+
+
+def gated(options: Options) -> list[Any]:
+    """The specs of the experiments' cases in the gate that can be measured."""
+    cases = [case for cases in suite(options).values() for case in cases.values()]
+    return [spec for spec, marks in cases if marks & {"gate", "skip"} == {"gate"}]
+
+
+def test_gated_gpu_cases_are_captured_or_large(read: Read) -> None:
+    selected = gated(read(gpus=4))
+    steps = [spec for spec in selected if isinstance(spec, TrainingSpec)]
+    assert all(spec.captured for spec in steps)
+    assert {spec.world_size for spec in steps} == {1, 4}
+    assert {spec.per_rank_batch_size for spec in steps if spec.world_size == 4} == {32, 128, 512}
+    assert {spec.strategy for spec in steps} == {"single", "ddp", "zero1"}
+    sizes = {spec.nbytes for spec in selected if isinstance(spec, AllReduceSpec)}
+    assert sizes == {2**24, 2**26, 2**28, 2**30}
+
+
+def test_own_ddp_is_gated_if_requested(read: Read) -> None:
+    selected = gated(read("--spec", "strategy=own_ddp", gpus=4))
+    spread = [spec for spec in selected if isinstance(spec, TrainingSpec) and spec.world_size == 4]
+    assert {(spec.strategy, spec.comm_hook) for spec in spread} == {("own_ddp", "symmetric_memory")}
+
+
+def test_largest_group_maps_memory_first(read: Read) -> None:
+    """A larger group would need fresh process sets afterwards."""
+    for cases in (test_all_reduce.calls, test_scaling.weak_scaling, test_scaling.epochs):
+        sizes = [spec.world_size for spec in specs_of(cases(read(gpus=4))) if spec.maps_memory]
+        assert sizes == sorted(sizes, reverse=True)
+        assert set(sizes) == {2, 4}
+
+
+@pytest.mark.parametrize("computes_bf16", [True, False])
+def test_cpu_gate_has_no_all_reduce(read: Read, monkeypatch: pytest.MonkeyPatch, computes_bf16: bool) -> None:
+    monkeypatch.setattr(test_precision, "computes_bf16", lambda: computes_bf16)
+    options = read()
+    assert {case_id(spec, options) for spec in gated(options)} == {
+        *(["1rank-b32-bf16"] if computes_bf16 else []),
+        *("1rank-b32", "2rank-b32", "2rank-b32-ddp+bf16", "2rank-b32-zero1"),
+    }
+    requested = read("--precision", "bf16")
+    assert "bf16" in {spec.precision for spec in specs_of(test_precision.precisions(requested))}
+    _, marks = suite(options)["test_precision"]["test_precision[1rank-b32-bf16]"]
+    assert marks == {"gate"} | (set() if computes_bf16 else {"skip"}), "it stays in the gate"

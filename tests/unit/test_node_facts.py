@@ -10,9 +10,9 @@ import pytest
 from ddpperf.machine.cores import Pinning
 from ddpperf.machine.hardware import Links, Machine
 from ddpperf.machine.network import Interface
+from ddpperf.plugin.cases import machine_reason
 from ddpperf.plugin.devices import Devices
 from ddpperf.plugin.measure_fixture import Measure
-from ddpperf.plugin.options.spec_fields import machine_reason
 from ddpperf.report.summary import next_step, summary_lines
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import EpochSpec, Spec, TrainingSpec

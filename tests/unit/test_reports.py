@@ -30,7 +30,7 @@ def collected(test: str, options: str, gpus: int) -> list[tuple[Spec | None, str
     read = options_on(gpus, options.replace(WITH_IMAGES, "").split())
     if WITH_IMAGES in options:
         images = dataclasses.replace(read.data, name="imagefolder", digest="0123456789ab")
-        read = dataclasses.replace(read, images=images)
+        read = dataclasses.replace(read, data=images)
     markers = {name: marker for _, name, marker in experiments()}
     found = []
     for case in parameters(test, markers[test], read, Machine(device=read.device)):

@@ -77,5 +77,5 @@ def test_named_model_is_measured_alone(experiment: str, pytester: pytest.Pyteste
 
 def test_more_classes_skip_the_cifar_model(pytester: pytest.Pytester) -> None:
     chosen = options(pytester, gpus=1)
-    hundred = dataclasses.replace(chosen, images=dataclasses.replace(chosen.data, classes=100))
+    hundred = dataclasses.replace(chosen, data=dataclasses.replace(chosen.data, classes=100))
     assert {model for model, _, _ in measured(hundred, "scaling")} == {"resnet50"}

@@ -32,8 +32,7 @@ def read(pytester: pytest.Pytester, pytestconfig: pytest.Config) -> Read:
     """Return the sides of a command line, in a folder with checkouts and interpreters."""
     for name in ("good", "plain", "bare/bin", "other/bin"):
         (pytester.path / name).mkdir(parents=True)
-    (pytester.path / "venv").mkdir()
-    for name in ("text", "bare/bin/python", "venv/pyvenv.cfg"):
+    for name in ("text", "bare/bin/python"):
         (pytester.path / name).touch()
     (pytester.path / "bare/bin/python").chmod(0o755)
     (pytester.path / "other/bin/python").symlink_to(sys.executable)
@@ -110,8 +109,7 @@ REFUSALS = {
     "--candidate bin/python9": f"--candidate {TAKES} 'bin/python9'",
     "--base nowhere": f"--base {TAKES} 'nowhere'",
     "--base ./text": f"--base {TAKES} './text'",
-    "--candidate venv": "takes the interpreter of a virtual environment, venv/bin/python, got 'venv'",
-    "--base good --base plain": "--base names two source trees; name one",
+    "--base good --base plain": "--base names source tree twice; name one",
     "--candidate A=1 --candidate A=2": "--candidate names A twice; name one",
     "--base comm_hook=bf16": "--base takes no training field, got comm_hook; pass --spec or --candidate",
     "--candidate comm_hok=bf16": "takes the fields strategy, .*, execution, or a variable in capitals, got",

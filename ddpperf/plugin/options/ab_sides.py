@@ -1,4 +1,4 @@
-"""The base and the candidate of an A/B run."""
+"""The base and the candidate of an A/B run, and the training fields in which they differ."""
 
 from __future__ import annotations
 
@@ -7,32 +7,61 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ddpperf.errors import quoted
 from ddpperf.io.secret_values import shown_value
 from ddpperf.plugin.options.option_table import Value
-from ddpperf.plugin.options.spec_fields import changed
 from ddpperf.results.samples import BASE, CANDIDATE
-from ddpperf.specs import Spec
+from ddpperf.specs import Spec, TrainingSpec
+from ddpperf.specs.training import (
+    COMPILED_EXECUTIONS,
+    DDP_OPTIONS,
+    GROUPED_STRATEGIES,
+    OWN_DDP_HOOKS,
+    SHARDED_STRATEGIES,
+    options_of,
+)
 from ddpperf.workers.interpreter import Found, Side
 
 OPTION = {BASE: "--base", CANDIDATE: "--candidate"}
 
 
+def fitting(given: Mapping[str, Value], strategy: str, execution: str) -> dict[str, Value]:
+    """Return the given training fields that a strategy and an execution mode support."""
+    left_out = DDP_OPTIONS.keys() - options_of(strategy) | {"strategy"}
+    left_out |= set() if strategy in GROUPED_STRATEGIES else {"sync_batch_norm"}
+    left_out |= set() if execution in COMPILED_EXECUTIONS else {"inductor"}
+    return {name: value for name, value in given.items() if name not in left_out}
+
+
+def changed(spec: Spec, given: Mapping[str, Value]) -> Spec:
+    """Return a copy of a training spec with the given fields changed.
+
+    Fields that the training does not have are left out. "execution" may be one of the fields.
+    Raises ValueError if such a training is impossible.
+    """
+    if not (given and isinstance(spec, TrainingSpec)):
+        return spec
+    fields: dict[str, Any] = {"execution": spec.execution, "inductor": spec.inductor, **given}
+    strategy = fields.get("strategy", spec.strategy) if spec.strategy in GROUPED_STRATEGIES else spec.strategy
+    fields = {"inductor": "", **fitting(fields, strategy, fields["execution"]), "strategy": strategy}
+    fields = {name: value for name, value in DDP_OPTIONS.items() if name not in options_of(strategy)} | fields
+    if strategy == "own_ddp" and spec.comm_hook not in OWN_DDP_HOOKS:
+        fields = {"comm_hook": "none"} | fields
+    if strategy in SHARDED_STRATEGIES:
+        fields["memory_format"] = "contiguous"
+    return dataclasses.replace(spec, **fields)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sides:
-    """How the base and the candidate of an A/B run are started, and how they differ.
-
-    spec_fields: training fields that only the candidate changes.
-    delay_seconds: an artificial delay of the candidate's steps; None for that of the base.
-    found: what the interpreters can import, by side, of sides that were checked.
-    """
+    """How the base and the candidate of an A/B run are started, and how they differ."""
 
     base: Side
     candidate: Side
-    spec_fields: Mapping[str, Value]
-    delay_seconds: float | None = None
-    found: Mapping[str, Found] = field(default_factory=dict)
+    spec_fields: Mapping[str, Value]  # training fields that only the candidate changes
+    found: Mapping[str, Found] = field(default_factory=dict)  # by name, of sides that were checked
 
     @property
     def torchvision(self) -> bool:
@@ -58,7 +87,7 @@ class Sides:
             )
             for side in (self.base, self.candidate)
         )
-        return base == candidate and not self.spec_fields and self.delay_seconds is None
+        return base == candidate and not self.spec_fields
 
     @property
     def here(self) -> str:
@@ -71,11 +100,13 @@ class Sides:
     def candidate_of(self, spec: Spec, *, own: bool) -> Spec | None:
         """Return the candidate's measurement spec, or None if it equals the base's spec.
 
-        own: whether `spec` is the test's own spec, not a reference.
+        own: whether `spec` is the test's own spec. A reference gets no delay.
         """
-        other = changed(spec, self.spec_fields)
-        if own and self.delay_seconds is not None:
-            other = dataclasses.replace(other, delay_seconds=self.delay_seconds)
+        fields: dict[str, Any] = {"delay_seconds": spec.delay_seconds, **self.spec_fields}
+        delay_seconds = fields.pop("delay_seconds")
+        other = changed(spec, fields)
+        if own:
+            other = dataclasses.replace(other, delay_seconds=delay_seconds)
         return other if other != spec else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from pathlib import Path
 
@@ -11,27 +12,18 @@ from pytest_benchmark.utils import PercentageRegressionCheck
 from ddpperf.errors import Refused
 
 # Options without an effect on performance tests, which run as long and as often as --rounds says, in
-# processes of their own that warm up and have their own timers.
-WITHOUT_EFFECT = {
-    f"--benchmark-{name}"
-    for name in (
-        *("calibration-precision", "confidence", "max-time", "min-rounds", "min-time", "precision"),
-        *("warmup", "warmup-iterations", "disable-gc", "timer"),
-        *("cprofile", "cprofile-dump", "cprofile-loops", "cprofile-top"),
-    )
-}
+# processes of their own that warm up and have their own timers, and whose runs are in .ddpperf/runs.
+WITHOUT_EFFECT = (
+    r"--benchmark-(calibration-precision|confidence|max-time|min-\w+|precision|storage|warmup.*|"
+    r"disable-gc|timer|cprofile.*)(=.*)?"
+)
 # Options of pytest that only list something, or only set fixtures up.
 LISTING_OPTIONS = ("collectonly", "setuponly", "showfixtures", "show_fixtures_per_test")
-TABLE_OPTIONS = {
-    f"--benchmark-{name}" for name in ("columns", "group-by", "histogram", "name", "sort", "time-unit")
-}
 
 
 def check_benchmark_options(config: pytest.Config, given: Collection[str]) -> None:
-    """Raise Refused for pytest-benchmark options that ddpperf does not support."""
+    """Raise Refused for a --benchmark-compare that ddpperf does not support."""
     compare, name = config.getoption("benchmark_compare"), "--benchmark-compare"
-    if config.getoption("benchmark_storage") != "file://./.benchmarks":
-        raise Refused("--benchmark-storage is not used: runs are kept in .ddpperf/runs; leave it out")
     if compare == "" or (isinstance(compare, str) and Path(compare).is_dir()):
         raise Refused(f"{name} takes the word after it, got {compare!r}, no run; put it last")
     if compare and "--candidate" in given:
@@ -56,17 +48,9 @@ def check_measuring_options(config: pytest.Config) -> None:
     """
     if config.getoption("benchmark_disable") and not config.getoption("benchmark_enable"):
         raise Refused("--benchmark-disable leaves nothing to measure; pass --benchmark-skip or --rounds 1")
-    if found := sorted(_typed(config) & WITHOUT_EFFECT):
-        raise Refused(f"{found[0]} has no effect on performance tests; leave it out, or pass --rounds")
-
-
-def formats_table(config: pytest.Config) -> bool:
-    """Return whether the command line formats or draws pytest-benchmark's own table."""
-    return not TABLE_OPTIONS.isdisjoint(_typed(config))
-
-
-def _typed(config: pytest.Config) -> set[str]:
-    return {str(word).partition("=")[0] for word in config.invocation_params.args}
+    for word in map(str, config.invocation_params.args):
+        if re.fullmatch(WITHOUT_EFFECT, word):
+            raise Refused(f"{word} has no effect on performance tests; leave it out, or pass --rounds")
 
 
 def slower_ratio(config: pytest.Config) -> float | None:
@@ -97,7 +81,5 @@ def check_root(config: pytest.Config) -> None:
     for argument in config.args:
         path = Path(config.invocation_params.dir, argument.partition("::")[0]).resolve()
         if not path.is_relative_to(config.rootpath):
-            raise Refused(
-                f"pytest took {config.rootpath} for the root of this project, but {path} is outside; "
-                "name the tests first, and write options with =, as --base=DIR"
-            )
+            why = f"pytest took {config.rootpath} for the root of this project, but {path} is outside"
+            raise Refused(f"{why}; name the tests first, and write options with =, as --base=DIR")

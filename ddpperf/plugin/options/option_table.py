@@ -1,6 +1,7 @@
 """Declarations of all ddpperf options, and the functions that convert their texts.
 
-Each function returns a value, or raises ValueError with what the option takes. docs/options.md is
+Each function returns a value, or raises ValueError with what the option takes. Values that only
+specs use, such as those of --model and --precision, are checked by the specs. docs/options.md is
 generated from these declarations.
 """
 
@@ -21,7 +22,7 @@ import pytest
 
 from ddpperf.errors import Refused, quoted
 from ddpperf.io.secret_values import shown_word
-from ddpperf.specs import FLOAT32_BYTES, Execution, Model, Precision, require_model
+from ddpperf.specs import FLOAT32_BYTES, Execution, Model, Precision
 from ddpperf.specs.training import GROUPED_STRATEGIES
 from ddpperf.verdict.two_stage_test import MOST_SETS
 from ddpperf.workers.launcher import launcher
@@ -29,8 +30,7 @@ from ddpperf.workers.launcher import launcher
 MAX_NUMBER = 10**9 - 1
 MAX_BYTES = 2**33
 MAX_WORLD_SIZE = 1024
-MODELS = f"{', '.join(get_args(Model))}, torchvision:NAME or module:function"
-UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 # Variables that ddpperf sets for each rank, or relies on.
 RANK_VARIABLES = r"RANK|LOCAL_RANK|TMPDIR|DDPPERF_.*|CUDA_VISIBLE_DEVICES|OMP_NUM_THREADS"
 
@@ -78,38 +78,22 @@ def several(
 
 def buffer_size(text: str) -> int:
     """Return the bytes of a text such as "64KiB"."""
-    match = re.fullmatch(r"([0-9]{1,10})(B|KiB|MiB|GiB)?", text)
-    nbytes = int(match[1]) * UNITS[match[2] or "B"] if match else 0
+    match = re.fullmatch(r"([0-9]{1,10})(B|KiB|MiB|GiB|)", text)
+    nbytes = int(match[1]) * UNITS[match[2]] if match else 0
     if not 0 < nbytes <= MAX_BYTES or nbytes % FLOAT32_BYTES:
         raise ValueError(f"takes sizes from 4B to 8GiB, in multiples of {FLOAT32_BYTES} bytes")
     return nbytes
 
 
-def model_name(text: str) -> str:
-    try:
-        require_model(text)
-    except ValueError as error:
-        raise ValueError(f"takes {MODELS}") from error
-    return text
-
-
-def folder(text: str) -> Path:
-    return Path(text).absolute()
-
-
 def node_link(text: str) -> tuple[float, float]:
     """Return the seconds and the bytes per second of a text such as "5e-6,50"."""
     latency, _, bandwidth = text.partition(",")
-    try:
-        return number(latency, most=1.0), number(bandwidth, most=1e5) * 1e9
-    except ValueError as error:
-        raise ValueError("takes seconds up to 1 and GB/s up to 100000, joined by a comma") from error
+    return number(latency, most=1.0), number(bandwidth, most=1e5) * 1e9
 
 
-def field(text: str, *, others: tuple[str, ...] = ()) -> tuple[str, str, Value]:
-    """Convert FIELD=VALUE, a training field, to "field", its name and its value.
+def field(text: str, *, others: tuple[str, ...] = ()) -> tuple[str, Value]:
+    """Return the name and the value of FIELD=VALUE, a training field. A spec checks the value later.
 
-    The spec of a training checks the value.
     others: fields that are no fields of --spec.
     """
     name, _, value = text.partition("=")
@@ -118,32 +102,30 @@ def field(text: str, *, others: tuple[str, ...] = ()) -> tuple[str, str, Value]:
     if name == "strategy":
         choice(value, names=GROUPED_STRATEGIES)
     try:
-        return "field", name, json.loads(value.lower())  # true, false and numbers
+        return name, json.loads(value.lower())  # true, false and numbers
     except ValueError:
-        return "field", name, value
+        return name, value
 
 
-def side(text: str) -> tuple[str, str, Value]:
-    """Convert a value of --base or --candidate to its kind, a name, and the value.
+def side(text: str) -> tuple[str, Value | Path]:
+    """Convert a value of --base or --candidate to a name and a value.
 
-    The kind is "source tree", "interpreter", "environment" or "field". The name is that of the
-    environment variable or the training field, else empty.
+    The name is "source tree" or "interpreter", that of an environment variable, which is in capitals,
+    or that of a training field.
     """
     name, equals, value = text.partition("=")
-    if os.path.exists(os.path.join(text, "pyvenv.cfg")):
-        raise ValueError(f"takes the interpreter of a virtual environment, {text.rstrip('/')}/bin/python")
     if os.path.isdir(text):
-        return "source tree", "", os.path.realpath(text)
+        return "source tree", Path(os.path.realpath(text))
     if equals and re.fullmatch(r"[A-Z_][A-Z0-9_]*", name):
         if re.fullmatch(RANK_VARIABLES, name):
             raise ValueError(f"takes no {name}, which ddpperf sets for every rank")
-        return "environment", name, value
+        return name, value
     if equals and os.sep not in name:
         return field(text, others=("execution",))
     path = text if os.sep in text else shutil.which(text) or ""
     if not os.path.isfile(path) or not os.access(path, os.X_OK):
         raise ValueError("takes a folder, an interpreter, NAME=value or field=value")
-    return "interpreter", "", str(Path(path).absolute())  # a link is kept: its environment is beside it
+    return "interpreter", str(Path(path).absolute())  # a link is kept: its environment is beside it
 
 
 # --- the options
@@ -151,20 +133,14 @@ def side(text: str) -> tuple[str, str, Value]:
 
 @dataclass(frozen=True)
 class Option:
-    """One command-line option of ddpperf.
-
-    metavar: the value's name in the help; empty for a switch.
-    convert: converts the text of a value.
-    default: the default as typed on CPUs and on GPUs, or a description of the default.
-    repeated: whether the option may be given several times.
-    """
+    """One command-line option of ddpperf."""
 
     name: str
-    metavar: str
+    metavar: str  # of its value in the help; empty for a switch
     convert: Callable[[str], Any]
     help: str
-    default: str | tuple[str, str] = "none"
-    repeated: bool = False
+    default: str | tuple[str, str] = "none"  # in words, or as typed on CPUs and on GPUs
+    repeated: bool = False  # whether the option may be given several times
 
     def value_of(self, text: str) -> Any:
         """Return the value of a text. Raises Refused if the option does not take it."""
@@ -205,11 +181,15 @@ SETS = partial(whole_number, most=MOST_SETS)
 SECONDS = partial(number, most=86400)
 COUNTS = several(whole_number)
 DEVICE_COUNTS = several(partial(COUNT, least=2))
-PRECISION = partial(choice, names=get_args(Precision))
-MODES = get_args(Execution)
-EXECUTIONS = several(partial(choice, names=MODES), tuple)  # the first one is special
+SIZES = several(buffer_size)
+IN_ORDER = several(str, tuple)  # the first execution is special
+MODELS = f"{', '.join(get_args(Model))}, torchvision:NAME or module:function."
+PRECISIONS = f"Number format of steps: {', '.join(get_args(Precision))}."
+MODES = f"How steps run: {', '.join(get_args(Execution))}."
 USUAL_MODES = ("eager", "graph,compile+graph,eager")
-HERE = "this environment"
+IMAGES = "Images: synthetic, cifar10[:DIR] or imagefolder:DIR."
+HERE, DEFAULT_ROUTE = "this environment", "that of the default route"
+SETS_DEFAULT = "1; 3 or more in A/B"
 LAUNCHER_DEFAULT = "srun in a Slurm job with --nodes above 1; this machine starts its own ranks"
 NODE_SIZE_DEFAULT = "all GPUs of a node; on CPUs 2; on one node the largest world size"
 GROUPS: dict[str, tuple[Option, ...]] = {
@@ -219,33 +199,17 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("--world-sizes", "N,N", several(COUNT), "Numbers of ranks.", "1,2 on CPUs; 1,2,4... on GPUs"),
         Option("--batch-sizes", "N,N", COUNTS, "Images per rank in a training step.", ("32", "32,128,512")),
         Option("--global-batch-sizes", "N,N", COUNTS, "Images of all ranks in a step.", ("64", "128,512")),
-        Option("--model", "NAME", model_name, f"{MODELS}.", ("resnet18", "resnet18_cifar")),
-        Option(
-            "--precision",
-            "NAME",
-            PRECISION,
-            "Number format of steps: fp32, tf32, bf16, fp16.",
-            ("fp32", "bf16"),
-        ),
-        Option("--executions", "NAME,NAME", EXECUTIONS, f"How steps run: {', '.join(MODES)}.", USUAL_MODES),
+        Option("--model", "NAME", str, MODELS, ("resnet18", "resnet18_cifar")),
+        Option("--precision", "NAME", str, PRECISIONS, ("fp32", "bf16")),
+        Option("--executions", "NAME,NAME", IN_ORDER, MODES, USUAL_MODES),
         Option("--spec", "FIELD=VALUE", field, "Set a training field of the table below.", repeated=True),
-        Option(
-            "--data", "NAME", str, "Images: synthetic, cifar10[:DIR] or imagefolder:DIR.", ("synthetic",) * 2
-        ),
+        Option("--data", "NAME", str, IMAGES, ("synthetic",) * 2),
         Option("--epoch-images", "N", whole_number, "Images in an epoch.", "512 on CPUs; all on GPUs"),
-        Option(
-            "--buffer-sizes",
-            "SIZE,SIZE",
-            several(buffer_size),
-            "Bytes per rank in a collective.",
-            "sizes from 1KiB up",
-        ),
+        Option("--buffer-sizes", "SIZE,SIZE", SIZES, "Bytes per rank in a collective.", "sizes from 1KiB up"),
     ),
     "How long to measure": (
         Option("--rounds", "N", whole_number, "Rounds of each test.", "10; 7 in A/B; 6 in a confirmation"),
-        Option(
-            "--replicates", "N", SETS, "Process sets of each test, per side in A/B.", "1; 3 or more in A/B"
-        ),
+        Option("--replicates", "N", SETS, "Process sets of each test, per side in A/B.", SETS_DEFAULT),
         Option("--max-seconds", "SECONDS", SECONDS, "Seconds until no test is repeated.", ("480", "300")),
         Option("--deadline", "SECONDS", SECONDS, "Seconds until a silent rank counts as hung.", ("120",) * 2),
     ),
@@ -257,14 +221,12 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("--verdict", "FILE", str, "Write the verdict to this file as Markdown."),
         Option("--report", "FILE", str, "Write an HTML page with tables and pictures to this file."),
         Option("--tables", "", str, "Print the tables that a report on parallel training asks for."),
-        Option("--worker-logs", "DIR", folder, "Write the output of every rank to this folder."),
+        Option("--worker-logs", "DIR", Path, "Write the output of every rank to this folder."),
     ),
     "Several nodes": (
         Option("--nodes", "N", COUNT, "Number of nodes on which the launcher starts ranks.", ("1",) * 2),
         Option("--launcher", "CMD", launcher, "srun, mpirun or a command (docs/nodes.md).", LAUNCHER_DEFAULT),
-        Option(
-            "--interface", "NAME", str, "Network interface to the other nodes.", "that of the default route"
-        ),
+        Option("--interface", "NAME", str, "Network interface to the other nodes.", DEFAULT_ROUTE),
     ),
     "Links and projection": (
         Option("--project-to", "N,N", DEVICE_COUNTS, "Numbers of devices to predict a step time for."),
@@ -276,22 +238,19 @@ OPTIONS = {option.name: option for options in GROUPS.values() for option in opti
 
 # Options of the last release, and what to do now. "{}" stands for the old option's value.
 OLD_OPTIONS = {
-    **dict.fromkeys(
-        ("--against", "--against-root", "--against-env", "--against-spec"), "type --candidate {}"
-    ),
-    **dict.fromkeys(("--baseline-root", "--baseline-python"), "type --base {}"),
-    "--slow-down": "type --spec delay_seconds={}, or --candidate delay_seconds={} in an A/B run",
-    "--recipe": "name the test, as in perf/test_large_batch.py::test_remedies[ID]",
-    "--confirm-seconds": "a confirmation takes half of --max-seconds",
-    "--gpu-hour-price": "type python -m ddpperf.report RUN.json --tables --gpu-hour-price {} after the run",
-    "--plots": "type python -m ddpperf.report RUN.json --plots {} after the run",
-    **dict.fromkeys(("--checkpoints", "--traces", "--link-bandwidth"), "leave it out"),
-    "--node-latency": "type --node-link {},GB/S",
-    "--node-bandwidth": "type --node-link LATENCY,{}",
-    **dict.fromkeys(
-        ("--node-port", "--node-key", "--node-seconds", "--hostfile"),
-        "name what starts ranks on other nodes with --launcher, such as srun or mpirun",
-    ),
+    name: instead
+    for names, instead in (
+        ("against against-root against-env against-spec", "type --candidate {}"),
+        ("baseline-root baseline-python", "type --base {}"),
+        ("slow-down", "type --spec delay_seconds={}, or --candidate delay_seconds={} in an A/B run"),
+        ("recipe", "name the test, as in perf/test_large_batch.py::test_remedies[ID]"),
+        ("confirm-seconds", "a confirmation takes half of --max-seconds"),
+        ("gpu-hour-price plots", "type python -m ddpperf.report RUN.json --tables with it after the run"),
+        ("checkpoints traces link-bandwidth", "leave it out"),
+        ("node-latency node-bandwidth", "type --node-link SECONDS,GB/S"),
+        ("node-port node-key node-seconds hostfile", "name what starts ranks on other nodes with --launcher"),
+    )
+    for name in (f"--{word}" for word in names.split())
 }
 
 

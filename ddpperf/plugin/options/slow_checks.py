@@ -1,4 +1,4 @@
-"""Slow checks before a test run, of the compiler, the interpreters, the images and the model."""
+"""Slow checks before a test run, of the interpreters, the images and the model."""
 
 from __future__ import annotations
 
@@ -14,12 +14,9 @@ from ddpperf.errors import Refused
 from ddpperf.io.command import say
 from ddpperf.io.private_folders import temporary_root
 from ddpperf.machine.child_process import package_path, run_child
-from ddpperf.machine.compiler import compiler_reason
 from ddpperf.plugin.options.ab_sides import is_elsewhere, options_of_side
-from ddpperf.plugin.options.options import Options, check_images
-from ddpperf.results.samples import BASE
+from ddpperf.plugin.options.options import CIFAR_CLASSES, Options
 from ddpperf.specs import FUNCTIONS_VARIABLE, Model
-from ddpperf.specs.training import COMPILED_EXECUTIONS
 from ddpperf.workers.interpreter import check_side
 
 MODEL_SECONDS = 120
@@ -27,7 +24,7 @@ TRAINED = "trained"  # the last line of a model's check that came to its end
 
 
 def prepare(options: Options, root: Path) -> Options:
-    """Run all slow checks of the options, and return the options with the data set."""
+    """Run all slow checks of the options, and return the options with the decoded data set."""
     temporary_root()
     if (folder := options.worker_logs) is not None:
         try:
@@ -35,18 +32,18 @@ def prepare(options: Options, root: Path) -> Options:
         except OSError as error:
             where = f"--worker-logs {folder} cannot be made"
             raise Refused(f"{where} ({error.strerror}); name another folder") from error
-    check_compiler(options)
-    options = prepare_images(check_sides(options), root)
+    options = check_sides(options)
+    cached = root / ".ddpperf" / "data"
+    data = cache.prepare(options.data_source, cached, lambda line: say(f"ddpperf: {line}"))
+    ranks, count = max(options.world_sizes), options.requested_epoch_images
+    if options.model.endswith("_cifar") and data.classes > CIFAR_CLASSES:
+        found = f"{CIFAR_CLASSES} outputs, {data.name} has {data.classes} classes"
+        raise Refused(f"--model {options.model} has {found}; pass --model resnet18")
+    if count is not None and not ranks <= count <= data.train_images:
+        limits = f"{ranks} to {data.train_images} images: one per rank or more, {data.name} has no more"
+        raise Refused(f"--epoch-images takes {limits}, got {count}; pass another number")
     check_model(options)
-    return options
-
-
-def check_compiler(options: Options) -> None:
-    """Raise Refused if this machine cannot compile as the command line requests."""
-    candidate = options.sides.spec_fields if options.sides is not None else {}
-    requested = {candidate.get("execution"), *(options.executions if "--executions" in options.given else ())}
-    if requested.intersection(COMPILED_EXECUTIONS) and (reason := compiler_reason(options.device)):
-        raise Refused(reason)
+    return dataclasses.replace(options, data=data)
 
 
 def check_sides(options: Options, functions: Iterable[str] = ()) -> Options:
@@ -55,15 +52,14 @@ def check_sides(options: Options, functions: Iterable[str] = ()) -> Options:
     torch, a custom model and other functions of the user are imported in each interpreter, which
     takes seconds. Returns the options with the found versions.
     """
-    sides = options.sides
-    if sides is None:
+    if (sides := options.sides) is None:
         return options
-    found = {}
-    for side in (sides.base, sides.candidate):
-        checked = BASE in found and dataclasses.replace(side, name=BASE) == sides.base
-        if is_elsewhere(side) and not checked:
-            imported = [options.model, *functions]
-            found[side.name] = check_side(side, options_of_side(side), options.device, imported)
+    imported = [options.model, *functions]
+    found = {
+        side.name: check_side(side, options_of_side(side), options.device, imported)
+        for side in (sides.base, sides.candidate)
+        if is_elsewhere(side)
+    }
     return dataclasses.replace(options, sides=dataclasses.replace(sides, found=found))
 
 
@@ -96,17 +92,6 @@ def lacking_side(options: Options, function: str) -> str:
     roots = {"base": sides.base.root, "candidate": sides.candidate.root} if sides is not None else {}
     lacking = [name for name, root in roots.items() if root is not None and not holds(root)]
     return lacking[0] if lacking and holds(Path.cwd()) else ""
-
-
-def prepare_images(options: Options, root: Path) -> Options:
-    """Decode the real images of --data once, and return the options with the decoded data set."""
-    if options.images is not None:
-        return options
-    folder = root / ".ddpperf" / "data"
-    images = cache.prepare(options.data_source, folder, lambda line: say(f"ddpperf: {line}"))
-    options = dataclasses.replace(options, images=images)
-    check_images(options)
-    return options
 
 
 def check_model(options: Options) -> None:

@@ -3,18 +3,20 @@
 import pytest
 
 from ddpperf.analysis.scaling import efficiency, weak_speedup
+from ddpperf.plugin.cases import case
 from ddpperf.specs import CustomStepSpec
 
 
 def cases(options):
     for world_size in reversed(options.world_sizes):
         for batch_size in options.batch_sizes:
-            yield CustomStepSpec(
+            step = CustomStepSpec(
                 function="perf.step:make_step", world_size=world_size, per_rank_batch_size=batch_size
             )
+            yield case(step, gate=True)
 
 
-@pytest.mark.specs(cases=cases, gate=lambda options, spec: True)
+@pytest.mark.specs(cases=cases)
 def test_step(measure, spec):
     N = spec.world_size
     tN = measure(spec).median_step_seconds()  # the time of a step, by process set
