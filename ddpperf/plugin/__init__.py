@@ -25,7 +25,7 @@ from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.benchmark_options import check_measuring_options, runs_tests
 from ddpperf.plugin.options.option_table import add_options
 from ddpperf.plugin.options.slow_checks import lacking_side
-from ddpperf.plugin.run_outputs import RunOutputs
+from ddpperf.plugin.run_outputs import RunOutputs, requested_verdict
 from ddpperf.plugin.session import Session
 from ddpperf.plugin.stored_run_judge import StoredRunJudge
 from ddpperf.specs import Spec
@@ -66,11 +66,12 @@ def pytest_configure(config: pytest.Config) -> None:
             "ddpperf needs pytest-benchmark, which was not loaded; leave -p no:benchmark out"
         )
     with refusals_as_usage_errors():
+        verdict_file = requested_verdict(config)
         config.stash[SESSION] = session = Session(config)
         sides = session.sides
         judge = StoredRunJudge(session) if sides is None else ABJudge(session, sides, session.settings)
         config.stash[JUDGE] = judge
-        config.stash[OUTPUTS] = RunOutputs(config, session, judge)
+        config.stash[OUTPUTS] = RunOutputs(config, session, judge, verdict_file)
     for plugin in (session.collection, session.outcomes, config.stash[OUTPUTS]):
         config.pluginmanager.register(plugin)
     config.option.benchmark_storage = "file://."  # pytest-benchmark then makes no folder

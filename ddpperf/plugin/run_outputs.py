@@ -46,6 +46,16 @@ NOT_STORED = ("given", "data", "sides")
 VERDICT = "ddpperf::verdict"  # the JUnit case that stands for the whole run
 
 
+def requested_verdict(config: pytest.Config) -> Path | None:
+    """Return the file that --verdict names, and delete the verdict of an earlier run, even if this one
+    is refused. Raises Refused if the file cannot be written.
+    """
+    file = _file("--verdict", config.getoption("verdict"), VERDICT_BEGINS.encode(), "verdicts")
+    if file is not None:
+        file.unlink(missing_ok=True)
+    return file
+
+
 class RunOutputs:
     """Decides the verdict when pytest ends, saves the run, prints its tables, and has the exit status.
 
@@ -53,11 +63,14 @@ class RunOutputs:
     saved: whether everything was written and printed that the command line requests.
     """
 
-    def __init__(self, config: pytest.Config, session: Session, judge: ABJudge | StoredRunJudge) -> None:
-        """Read which files the command line requests, and delete an earlier run's verdict.
-
-        Raises Refused if a file cannot be written.
-        """
+    def __init__(
+        self,
+        config: pytest.Config,
+        session: Session,
+        judge: ABJudge | StoredRunJudge,
+        verdict_file: Path | None,
+    ) -> None:
+        """Read which files the command line requests. Raises Refused if a file cannot be written."""
         self.verdict: Verdict | None = None
         self.saved = True
         self._lines: list[str] = []
@@ -72,10 +85,7 @@ class RunOutputs:
         self._copy = _file("--benchmark-json", None if copy is None else str(copy))
         self._baseline: str | None = config.getoption("benchmark_save")
         self._page = _file("--report", config.getoption("report"), PAGE_BEGINS, "pages")
-        verdict = config.getoption("verdict")
-        self._verdict_file = _file("--verdict", verdict, VERDICT_BEGINS.encode(), "verdicts")
-        if self._verdict_file is not None:
-            self._verdict_file.unlink(missing_ok=True)
+        self._verdict_file = verdict_file
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         if excinfo.type is KeyboardInterrupt:  # pytest calls this hook for its own exits, too
