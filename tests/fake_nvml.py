@@ -17,7 +17,6 @@ import pytest
 
 from ddpperf.machine.gpu_description import Gpu
 
-NOTHING = object()
 ALLOWED = {  # the arguments that a function takes, besides the handle
     "nvmlDeviceGetMemoryInfo": {pynvml.nvmlMemory_v2},
     "nvmlDeviceGetTemperature": {pynvml.NVML_TEMPERATURE_GPU},
@@ -37,13 +36,12 @@ class FakeGpu:
 def install(monkeypatch: pytest.MonkeyPatch, gpus: Sequence[FakeGpu]) -> None:
     """Let this test's NVML have these GPUs only."""
     for name in dir(pynvml):
-        function = getattr(pynvml, name)
-        if name.startswith("nvmlDeviceGet") and inspect.isfunction(function):
+        if name.startswith("nvmlDeviceGet") and inspect.isfunction(getattr(pynvml, name)):
             monkeypatch.setattr(pynvml, name, _answering(name))
     known = {fake.gpu.uuid: fake for fake in gpus}
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: len(gpus))
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: known.get(uuid) or _refuse())
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: known.get(uuid) or refuses())
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: gpus[index])
     monkeypatch.setattr(pynvml, "nvmlDeviceGetUUID", lambda fake: fake.gpu.uuid)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda fake: fake.gpu.name)
@@ -51,15 +49,10 @@ def install(monkeypatch: pytest.MonkeyPatch, gpus: Sequence[FakeGpu]) -> None:
 
 def _answering(name: str) -> Callable[..., Any]:
     def answer(handle: object, *arguments: object) -> Any:
-        if not isinstance(handle, FakeGpu):
-            return _refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        if not all(isinstance(argument, int | list) for argument in arguments):
-            return _refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        if name in ALLOWED and not set(arguments) <= ALLOWED[name]:
-            return _refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        found = handle.answers.get(name, NOTHING)
-        if found is NOTHING:
-            return _refuse()
+        if not isinstance(handle, FakeGpu) or (name in ALLOWED and not ALLOWED[name].issuperset(arguments)):
+            return refuses()
+        assert all(isinstance(argument, int | list) for argument in arguments)
+        found = handle.answers.get(name, refuses)
         return found(*arguments) if callable(found) else found
 
     return answer
@@ -81,27 +74,9 @@ def field_values(values: Mapping[int, int]) -> Callable[[list[int]], list[Simple
     return answer
 
 
-def training(index: int = 0, **answers: Any) -> FakeGpu:
-    """An H200 that trains: 97% busy, at 612.5 W, with an energy counter."""
-    usual = {
-        "UtilizationRates": SimpleNamespace(gpu=97, memory=40),
-        "MemoryInfo": SimpleNamespace(used=20_000_000_000, total=150_754_820_096),
-        "ClockInfo": lambda kind: 1980,
-        "Temperature": 55,
-        "FieldValues": field_values({pynvml.NVML_FI_DEV_POWER_INSTANT: 612_500}),
-        "PowerUsage": 600_000,
-        "TotalEnergyConsumption": 1_000_000,
-    }
-    return healthy(index, **usual | answers)
-
-
-def refuses(code: int = pynvml.NVML_ERROR_NOT_SUPPORTED) -> Callable[..., Any]:
-    """Return an answer with which the driver refuses a function."""
-    return lambda *arguments: _refuse(code)
-
-
-def _refuse(code: int = pynvml.NVML_ERROR_NOT_SUPPORTED) -> Any:
-    raise pynvml.NVMLError(code)
+def refuses(*arguments: object) -> Any:
+    """The answer with which the driver refuses a function."""
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
 
 def healthy(index: int = 0, **answers: Any) -> FakeGpu:
@@ -115,19 +90,32 @@ def healthy(index: int = 0, **answers: Any) -> FakeGpu:
         nvlink_bytes_per_second=450e9,
         driver="580.159.04",
         numa_node=0,
+        nvlink_generation=4,
+        nvlink_ends={"switch": 18},
     )
     usual = {
-        "nvmlDeviceGetNvLinkState": lambda link: 1,
-        "nvmlDeviceGetMaxPcieLinkGeneration": 5,
-        "nvmlDeviceGetMaxPcieLinkWidth": 16,
-        "nvmlDeviceGetCurrPcieLinkGeneration": 5,
-        "nvmlDeviceGetCurrPcieLinkWidth": 16,
-        "nvmlDeviceGetApplicationsClock": lambda kind: 1980,
-        "nvmlDeviceGetDefaultApplicationsClock": lambda kind: 1980,
-        "nvmlDeviceGetEnforcedPowerLimit": 700_000,
-        "nvmlDeviceGetPowerManagementDefaultLimit": 700_000,
-        "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=0, memory=0),
-        "nvmlDeviceGetCurrentClocksEventReasons": 1,
-        "nvmlDeviceGetComputeRunningProcesses": [],
+        "NvLinkState": lambda link: 1 if link < 18 else refuses(),
+        "MaxPcieLinkGeneration": 5,
+        "MaxPcieLinkWidth": 16,
+        "CurrPcieLinkWidth": 16,
+        "EnforcedPowerLimit": 700_000,
+        "PowerManagementDefaultLimit": 700_000,
+        "UtilizationRates": SimpleNamespace(gpu=0, memory=0),
+        "CurrentClocksEventReasons": 1,
+        "ComputeRunningProcesses": [],
     }
-    return FakeGpu(gpu, usual | {f"nvmlDeviceGet{name}": answer for name, answer in answers.items()})
+    return FakeGpu(gpu, {f"nvmlDeviceGet{name}": answer for name, answer in (usual | answers).items()})
+
+
+def training(index: int = 0, **answers: Any) -> FakeGpu:
+    """An H200 that trains: 97% busy, at 612.5 W, with an energy counter."""
+    usual = {
+        "UtilizationRates": SimpleNamespace(gpu=97, memory=40),
+        "MemoryInfo": SimpleNamespace(used=20_000_000_000, total=150_754_820_096),
+        "ClockInfo": lambda kind: {pynvml.NVML_CLOCK_SM: 1980}[kind],
+        "Temperature": 55,
+        "FieldValues": field_values({pynvml.NVML_FI_DEV_POWER_INSTANT: 612_500}),
+        "PowerUsage": 600_000,
+        "TotalEnergyConsumption": 1_000_000,
+    }
+    return healthy(index, **usual | answers)

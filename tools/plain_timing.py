@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from ddpperf.machine.hardware import hardware_key, visible_gpus
+from ddpperf.machine.gpu_description import visible_gpus
+from ddpperf.machine.hardware import hardware_key
 from ddpperf.training.models import build
 
 PARTS = ("forward", "backward", "optimizer")

@@ -16,7 +16,8 @@ from dataclasses import asdict
 from ddpperf.doctor.all_checks import all_findings, what_can_be_measured
 from ddpperf.doctor.findings import Level, finding_lines
 from ddpperf.io.command import Parser, print_lines
-from ddpperf.machine.hardware import hardware_key, visible_gpus
+from ddpperf.machine.gpu_description import visible_gpus
+from ddpperf.machine.hardware import hardware_key
 
 SCHEMA = 2
 

@@ -8,7 +8,6 @@ import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -33,61 +32,42 @@ SHARED_BYTES_PER_RANK = 160e6
 NCCL_SEGMENT_BYTES = 10e6  # NCCL cannot connect two ranks through memory with less
 
 
-@dataclass(frozen=True, kw_only=True)
-class CpuTimes:
-    """The CPU seconds that were used until one moment.
-
-    busy_seconds: on the cores that this process may use, by all other processes. process_seconds: of
-    each other process on these cores.
-    """
-
-    monotonic_seconds: float
-    cores: int
-    busy_seconds: float
-    process_seconds: Mapping[int, float]
-
-
 def cpu_load(gpus: Sequence[Gpu]) -> Finding:
     """Watch the CPU for a moment, and report whether other processes use it."""
     try:
-        before = cpu_times()
+        _used_cores()
         time.sleep(WATCH_SECONDS)
-        return judged_load(before, cpu_times())
+        return judged_load(*_used_cores())
     except Exception:  # psutil cannot read what this kernel reports
         return good("not known")
 
 
-def cpu_times() -> CpuTimes:
-    """Return the CPU times until now. This process counts as idle."""
-    allowed = os.sched_getaffinity(0)
-    times = [used for core, used in enumerate(psutil.cpu_times(percpu=True)) if core in allowed]
-    own = psutil.Process()
-    found = psutil.process_iter(["cpu_times", "cpu_affinity"])
-    others = [process for process in found if process.info["cpu_times"] and process.pid != own.pid]
-    return CpuTimes(
-        monotonic_seconds=time.monotonic(),
-        cores=len(times),
-        busy_seconds=sum(core.user + core.nice + core.system + core.irq + core.softirq for core in times)
-        - sum(own.cpu_times()[:2]),
-        process_seconds={
-            process.pid: sum(process.info["cpu_times"][:2])
-            for process in others
-            if allowed.intersection(process.info["cpu_affinity"] or allowed)
-        },
-    )
+def _used_cores() -> tuple[int, float, dict[int, float]]:
+    """Return the number of allowed cores, how many are busy, and how many each other process uses there.
+
+    The CPU times since the last call count. This process counts as idle.
+    """
+    allowed, own = os.sched_getaffinity(0), 0.0
+    percents = [used for core, used in enumerate(psutil.cpu_percent(percpu=True)) if core in allowed]
+    others = {}
+    for process in psutil.process_iter(["cpu_percent", "cpu_affinity"]):  # which keeps the processes
+        used = (process.info["cpu_percent"] or 0.0) / 100
+        if process.pid == os.getpid():
+            own = used
+        elif allowed.intersection(process.info["cpu_affinity"] or allowed):
+            others[process.pid] = used
+    return len(percents), sum(percents) / 100 - own, others
 
 
-def judged_load(before: CpuTimes, now: CpuTimes) -> Finding:
-    """Check whether other processes used the CPU between two moments."""
-    elapsed = now.monotonic_seconds - before.monotonic_seconds
-    load = max(0.0, (now.busy_seconds - before.busy_seconds) / elapsed)
-    uses = {
-        pid: (used - before.process_seconds.get(pid, 0.0)) / elapsed
-        for pid, used in now.process_seconds.items()
-    }
-    used, heaviest = max(((used, pid) for pid, used in uses.items()), default=(0.0, 0))
-    total = f"other processes use {load:.1f} of {units.counted(now.cores, 'core')}"
-    if used < BUSY_CORES and load < max(BUSY_CORES, BUSY_FRACTION * now.cores):
+def judged_load(count: int, load: float, others: Mapping[int, float]) -> Finding:
+    """Check whether other processes use the CPU.
+
+    count: the number of cores that this process may use. load: how many of them other processes use.
+    others: how many each other process uses.
+    """
+    used, heaviest = max(((used, pid) for pid, used in others.items()), default=(0.0, 0))
+    total = f"other processes use {max(0.0, load):.1f} of {units.counted(count, 'core')}"
+    if used < BUSY_CORES and load < max(BUSY_CORES, BUSY_FRACTION * count):
         return good(total)
     mostly = f", mostly {process_name(heaviest)}" if used >= NAMED_CORES else ""
     return warn(f"{total}{mostly}", "stop them, or wait until they end")

@@ -10,15 +10,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pynvml
+
 from ddpperf.doctor.cpu_and_memory import process_name
 from ddpperf.doctor.findings import Finding, bad, good, warn
-from ddpperf.machine.gpu_description import Gpu
+from ddpperf.machine.gpu_description import Gpu, ask, gpu_handles, load_nvml
 from ddpperf.machine.gpu_watch import read_state
-from ddpperf.machine.hardware import gpu_handles, load_nvml, query_nvml
 from ddpperf.machine.links import gpu_link
 from ddpperf.results import units
 
-MOST_NVLINKS = 18  # NVML_NVLINK_MAX_LINKS
 BUSY_PERCENT = 5  # an idle GPU reports 0
 DEVICES, DRIVER_FILES = Path("/dev"), "nvidia[0-9]*"  # one for each GPU
 
@@ -28,7 +28,7 @@ def present(gpus: Sequence[Gpu]) -> Finding:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     of = "" if visible is None else f", with CUDA_VISIBLE_DEVICES={visible!r}"
     if not gpus:
-        if (found := sorted(path.name for path in DEVICES.glob(DRIVER_FILES))) and load_nvml() is None:
+        if (found := sorted(path.name for path in DEVICES.glob(DRIVER_FILES))) and not load_nvml():
             text = f"/dev/{found[0]} exists, but the driver does not answer"
             return bad(text, "repair the driver until nvidia-smi lists the GPUs")
         return good(f"none{of}; ranks run on the CPU")
@@ -47,11 +47,13 @@ def links(gpus: Sequence[Gpu]) -> Finding:
 
 
 def _lost_links(handle: Any) -> str:
-    states = [query_nvml("nvmlDeviceGetNvLinkState", handle, link) for link in range(MOST_NVLINKS)]
-    active, known = states.count(1), len(states) - states.count(None)
+    links = range(pynvml.NVML_NVLINK_MAX_LINKS)
+    states = [ask(pynvml.nvmlDeviceGetNvLinkState, handle, link) for link in links]
+    active, known = states.count(pynvml.NVML_FEATURE_ENABLED), len(states) - states.count(None)
     if active and active < known:
         return f"{active} of {known} NVLinks are active"
-    width, most = (query_nvml(f"nvmlDeviceGet{which}PcieLinkWidth", handle) for which in ("Curr", "Max"))
+    width = ask(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle)
+    most = ask(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle)
     return f"x{width} of x{most} PCIe lanes are used" if width and most and width < most else ""
 
 
@@ -63,8 +65,8 @@ def power(gpus: Sequence[Gpu]) -> Finding:
 
 
 def _low_power_limit(handle: Any) -> str:
-    limit = query_nvml("nvmlDeviceGetEnforcedPowerLimit", handle)
-    default = query_nvml("nvmlDeviceGetPowerManagementDefaultLimit", handle)
+    limit = ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+    default = ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
     if limit is None or default is None or limit >= default:
         return ""
     return f"{limit / 1e3:.0f} W, the default is {default / 1e3:.0f} W"
@@ -78,7 +80,7 @@ def load(gpus: Sequence[Gpu]) -> Finding:
 
 def _other_users(handle: Any) -> str:
     names = ", ".join(map(process_name, sorted(read_state(handle).processes)))
-    rates = query_nvml("nvmlDeviceGetUtilizationRates", handle)
+    rates = ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
     busy = f"{rates.gpu}% busy" if rates is not None and rates.gpu >= BUSY_PERCENT else ""
     return ", ".join(filter(None, (busy, f"used by process {names}" if names else "")))
 
@@ -100,7 +102,7 @@ def _judged(gpus: Sequence[Gpu], problem: Callable[[Any], str], advice: str, fin
     problem: returns the problem of one GPU; an empty string is no problem, or not known.
     """
     numbers: dict[str, list[str]] = {}  # of GPUs, in CUDA's order
-    for index, handle in gpu_handles(gpu.uuid for gpu in gpus).items():
+    for index, handle in enumerate(gpu_handles(gpus)):
         if text := problem(handle):
             numbers.setdefault(text, []).append(str(index))
     if not numbers:

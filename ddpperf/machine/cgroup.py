@@ -9,7 +9,8 @@ import contextlib
 import os
 from pathlib import Path
 
-PROCESS = Path("/proc/self")
+GROUPS = Path("/proc/self/cgroup")
+MOUNTS = Path("/sys/fs/cgroup")
 
 
 def cpu_quota() -> float | None:
@@ -48,23 +49,17 @@ def memory_left() -> int | None:
 
 
 def _folders(controller: str) -> list[Path]:
-    """Return the folders of this process's cgroups that limit CPU time or memory, its own cgroup first."""
+    """Return the folders of this process's cgroups that limit CPU time or memory, its own cgroup first.
+
+    In a container that sees the host's paths, only those of its own cgroup and above exist.
+    """
     found: list[Path] = []
     with contextlib.suppress(OSError, ValueError):
-        groups = {}  # by the names of their controllers; empty in version 2
-        for line in os.fsdecode((PROCESS / "cgroup").read_bytes()).splitlines():
+        for line in os.fsdecode(GROUPS.read_bytes()).splitlines():
             _, names, path = line.split(":", 2)
-            groups[frozenset(names.split(","))] = Path(path)
-        for line in os.fsdecode((PROCESS / "mountinfo").read_bytes()).splitlines():
-            mounted, _, what = line.partition(" - ")
-            kind, _, options = what.split(" ", 2)
-            if kind == "cgroup2":
-                own = groups.get(frozenset({""}))
-            elif kind == "cgroup" and controller in options.split(","):
-                own = next((path for names, path in groups.items() if controller in names), None)
-            else:
+            if names and controller not in names.split(","):
                 continue
-            root, mount = map(Path, mounted.split()[3:5])
-            inside = own.relative_to(root) if own is not None and own.is_relative_to(root) else Path()
-            found += [mount / inside, *(mount / parent for parent in inside.parents)]
+            mount = MOUNTS / controller if names else MOUNTS  # version 2 has one hierarchy, without a name
+            own = mount / path.lstrip("/")
+            found += [own, *(parent for parent in own.parents if parent.is_relative_to(mount))]
     return found

@@ -37,19 +37,15 @@ def numa_nodes(allowed: Iterable[int], system: Path = SYSTEM) -> Nodes:
 
     If the kernel lists no nodes, all cores belong to node 0.
     """
-    left = set(allowed)
-    cores = {}
-    for core in sorted(left):
-        listed = _listed(system / "cpu" / f"cpu{core}" / "topology" / "thread_siblings_list")
-        siblings = listed & left | {core}
-        if core == min(siblings):
-            cores[core] = tuple(sorted(siblings))
+    left, siblings = set(allowed), "topology/thread_siblings_list"
+    threads = [_listed(system / "cpu" / f"cpu{core}" / siblings) & left | {core} for core in left]
+    cores = sorted({tuple(sorted(of_core)) for of_core in threads})
     nodes = {}
     for folder in (system / "node").glob("node[0-9]*"):
         listed = _listed(folder / "cpulist")
-        if mine := [threads for core, threads in cores.items() if core in listed]:
+        if mine := [of_core for of_core in cores if of_core[0] in listed]:
             nodes[int(folder.name.removeprefix("node"))] = mine
-    return dict(sorted(nodes.items())) or {0: list(cores.values())}
+    return dict(sorted(nodes.items())) or {0: cores}
 
 
 def _listed(path: Path) -> set[int]:
@@ -66,10 +62,15 @@ def share_cores(nodes: Nodes, rank_nodes: Sequence[int | None]) -> Plan | str:
     """Return a plan that gives each rank equally many neighbouring CPU cores.
 
     The ranks get as many whole physical cores as possible. rank_nodes: the NUMA node of each rank's
-    GPU. Ranks without a node are spread over the nodes. The controller gets the first cores of the
-    nodes, where the kernel works, too. Returns a sentence if there are too few cores.
+    GPU; if one is unknown, the ranks are spread over the nodes. The controller gets the first cores of
+    the nodes, where the kernel works, too. Returns a sentence if there are too few cores.
     """
-    homes = _homes(nodes, rank_nodes)
+    if not set(rank_nodes) <= nodes.keys():
+        chosen: list[int] = []
+        for _ in rank_nodes:  # where most cores per rank are left
+            chosen.append(max(nodes, key=lambda n: len(nodes[n]) / (chosen.count(n) + 1)))
+        rank_nodes = sorted(chosen)  # neighbours in a ring stay neighbours
+    homes = {node: [rank for rank, home in enumerate(rank_nodes) if home == node] for node in nodes}
     size = min(len(nodes[node]) // len(ranks) for node, ranks in homes.items() if ranks)
     if all(len(nodes[node]) == size * len(ranks) for node, ranks in homes.items()):
         size -= 1  # nothing would be left for the controller
@@ -83,24 +84,12 @@ def share_cores(nodes: Nodes, rank_nodes: Sequence[int | None]) -> Plan | str:
             shares[rank] = [thread for core in mine for thread in core]
     threads = min(map(len, shares.values()))  # some physical cores may have more hyperthreads than others
     if threads < MIN_CORES:
-        needed = f"the controller need {MIN_CORES * len(shares) + 1} cores"
         found = sum(len(core) for cores in nodes.values() for core in cores)
-        who = f"{units.counted(len(shares), 'rank')} and {needed}"
-        return f"not pinned: {who}, near their GPUs and in whole physical cores, found {found}"
+        who = f"{units.counted(len(shares), 'rank')} and the controller"
+        need = f"need {MIN_CORES * len(shares) + 1} cores, near their GPUs and in whole physical cores"
+        return f"not pinned: {who} {need}, found {found}"
     ranks = tuple(tuple(sorted(shares[rank][:threads])) for rank in sorted(shares))
     return Plan(controller=tuple(sorted(left)), ranks=ranks)
-
-
-def _homes(nodes: Nodes, rank_nodes: Sequence[int | None]) -> dict[int, list[int]]:
-    """Return the ranks of each NUMA node. Ranks without a node go where most cores per rank are left."""
-    homes = {node: [rank for rank, home in enumerate(rank_nodes) if home == node] for node in nodes}
-    homeless = [rank for rank, home in enumerate(rank_nodes) if home not in nodes]
-    chosen: list[int] = []
-    for _ in homeless:
-        chosen.append(max(nodes, key=lambda n: len(nodes[n]) / (len(homes[n]) + chosen.count(n) + 1)))
-    for rank, node in zip(homeless, sorted(chosen), strict=True):  # neighbours in a ring stay neighbours
-        homes[node].append(rank)
-    return {node: sorted(ranks) for node, ranks in homes.items()}
 
 
 class Pinning:

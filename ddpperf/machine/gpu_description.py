@@ -1,9 +1,32 @@
-"""A GPU as its driver describes it."""
+"""The GPUs as their driver describes them by its library NVML. CUDA is never initialised here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pynvml
+
+# Parts of the names of GPUs, with the generation and the rate of one NVLink. Source: NVIDIA's data
+# sheets, which give the sum of all links in both directions, such as 900 GB/s for 18 links of an H200.
+# GA102's white paper: 14.0625 GB/s. Drivers report rates with coding and error correction, and version
+# 5.0 for some GPUs with NVLink 4.
+NVLINKS = {
+    ("P100",): (1, 20e9),
+    ("V100", "TITAN RTX", "Quadro RTX"): (2, 25e9),
+    ("A100", "A800", "A30"): (3, 25e9),
+    ("A40", "A4500", "A5000", "A5500", "A6000", "RTX 3090"): (3, 14.0625e9),
+    ("H100", "H200", "H800", "H20"): (4, 25e9),
+    ("B100", "B200", "B300"): (5, 50e9),
+}
+SWITCH, CPU, UNKNOWN = "switch", "cpu", "unknown"  # other ends of NVLinks that are no known GPU
+P2P_READ = 0  # NVML_P2P_CAPS_INDEX_READ, which nvidia-ml-py defines wrongly, as a tuple
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,3 +52,111 @@ class Gpu:
     pci_address: str | None = None
     pcie_generation: int | None = None
     pcie_width: int | None = None
+
+
+def load_nvml() -> bool:
+    """Load the driver's library NVML, and return whether the driver answers."""
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()  # never shut down, since loading NVML takes long
+        return True
+    return False
+
+
+def ask(function: Callable[..., Any], *arguments: Any) -> Any | None:
+    """Return the answer of one of NVML's functions, or None if the driver refuses."""
+    with contextlib.suppress(pynvml.NVMLError):
+        return function(*arguments)
+    return None
+
+
+def gpu_handles(gpus: Sequence[Gpu]) -> list[Any]:
+    """Return NVML's handles of GPUs; None, of which NVML knows nothing, for a GPU that was lost."""
+    return [ask(pynvml.nvmlDeviceGetHandleByUUID, gpu.uuid) for gpu in gpus]
+
+
+def visible_gpus() -> list[Gpu]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES allows, in the order in which CUDA numbers them."""
+    if not load_nvml():
+        return []
+    handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+    return select_visible([_describe(handle) for handle in handles], os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def select_visible(gpus: Sequence[Gpu], visible: str | None) -> list[Gpu]:
+    """Return the GPUs that a value of CUDA_VISIBLE_DEVICES selects, in the order of the value.
+
+    As in CUDA, GPUs after an unknown one are hidden.
+    """
+    if visible is None:
+        return list(gpus)
+    selected: list[Gpu] = []
+    for word in (word.strip() for word in visible.split(",")):
+        prefix = word if len(word) > 4 else "no UUID"
+        matching = [gpu for i, gpu in enumerate(gpus) if word == str(i) or gpu.uuid.startswith(prefix)]
+        if len(matching) != 1 or matching[0] in selected:
+            break
+        selected += matching
+    return selected
+
+
+def first_unmapped(gpus: Sequence[Gpu]) -> tuple[int, int] | None:
+    """Return the first two GPUs that cannot read each other's memory, or None if none are known."""
+    possible = None, pynvml.NVML_P2P_STATUS_OK, pynvml.NVML_P2P_STATUS_UNKNOWN
+    handles = gpu_handles(gpus)
+    for first, second in sorted(combinations(range(len(handles)), 2), key=max):
+        if ask(pynvml.nvmlDeviceGetP2PStatus, handles[first], handles[second], P2P_READ) not in possible:
+            return first, second
+    return None
+
+
+def nvlink(name: str) -> tuple[int | None, float | None]:
+    """Return the generation and the rate of one NVLink of a GPU with this name, or None for both."""
+    known = (nvlink for names, nvlink in NVLINKS.items() if any(part in name for part in names))
+    return next(known, (None, None))
+
+
+def _describe(handle: Any) -> Gpu:
+    name = pynvml.nvmlDeviceGetName(handle)
+    links = range(pynvml.NVML_NVLINK_MAX_LINKS)
+    states = [ask(pynvml.nvmlDeviceGetNvLinkState, handle, link) for link in links]
+    active = [link for link in links if states[link] == pynvml.NVML_FEATURE_ENABLED]
+    generation, rate = nvlink(name)
+    memory, pci = ask(pynvml.nvmlDeviceGetMemoryInfo, handle), ask(pynvml.nvmlDeviceGetPciInfo, handle)
+    milliwatts = ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
+    return Gpu(
+        name=name,
+        uuid=pynvml.nvmlDeviceGetUUID(handle),
+        memory_bytes=None if memory is None else int(memory.total),
+        power_limit_watts=None if milliwatts is None else milliwatts / 1e3,
+        nvlinks=len(active) if states.count(None) < len(states) else None,
+        nvlink_bytes_per_second=len(active) * rate if active and rate else None,
+        driver=ask(pynvml.nvmlSystemGetDriverVersion),
+        numa_node=None if pci is None else _numa_node(str(pci.busId)),
+        nvlink_generation=generation if active else None,
+        nvlink_ends=dict(Counter(_nvlink_end(handle, link) for link in active)),
+        pci_address=None if pci is None else str(pci.busId).lower(),
+        pcie_generation=ask(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
+        pcie_width=ask(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
+    )
+
+
+def _nvlink_end(handle: Any, link: int) -> str:
+    """Return the other end of an NVLink: a GPU's PCI address, a switch or a CPU."""
+    kind = ask(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
+    if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_GPU:
+        pci = ask(pynvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
+        return UNKNOWN if pci is None else str(pci.busId).lower()
+    kinds = {pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH: SWITCH, pynvml.NVML_NVLINK_DEVICE_TYPE_IBMNPU: CPU}
+    return kinds.get(kind, UNKNOWN)
+
+
+def _numa_node(address: str) -> int | None:
+    """Return the NUMA node of a PCI address, or None if the kernel does not know the node.
+
+    nvmlDeviceGetNumaNodeId returns another node, which the GPU's own memory forms.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        domain, _, slot = address.lower().partition(":")
+        node = int(Path(f"/sys/bus/pci/devices/{int(domain, 16):04x}:{slot}/numa_node").read_text())
+        return node if node >= 0 else None
+    return None

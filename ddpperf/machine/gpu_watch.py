@@ -11,7 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ddpperf.machine.hardware import gpu_handles, load_nvml, query_nvml
+import pynvml
+
+from ddpperf.machine.gpu_description import ask
 from ddpperf.results import units
 from ddpperf.results.record import Note, info, warning
 
@@ -21,14 +23,17 @@ EQUAL_CLOCKS = 0.02  # clocks that differ by a smaller fraction count as equal; 
 # by less than the usual difference between rounds.
 THROTTLED_FRACTION = 0.01
 
-# NVML's counters of nanoseconds with throttled clocks, by field: NVML_FI_DEV_PERF_POLICY_*. The
-# newer NVML_FI_DEV_CLOCKS_EVENT_REASON_* also count power brakes, but their numbers changed
-# between drivers: an older driver answers with something else. Left out: the totals, and 78, low
-# utilization, which every idle GPU has.
-COUNTERS = {74: POWER_CAP, 75: "temperature", 76: "sync boost", 77: "board limit", 79: "reliability limit"}
-SUCCESS = 0  # NVML_SUCCESS
+# NVML's counters of nanoseconds with throttled clocks. The newer NVML_FI_DEV_CLOCKS_EVENT_REASON_*
+# also count power brakes, but their numbers changed between drivers: an older driver answers with
+# something else. Left out: the totals, and low utilization, which every idle GPU has.
+COUNTERS = {
+    pynvml.NVML_FI_DEV_PERF_POLICY_POWER: POWER_CAP,
+    pynvml.NVML_FI_DEV_PERF_POLICY_THERMAL: "temperature",
+    pynvml.NVML_FI_DEV_PERF_POLICY_SYNC_BOOST: "sync boost",
+    pynvml.NVML_FI_DEV_PERF_POLICY_BOARD_LIMIT: "board limit",
+    pynvml.NVML_FI_DEV_PERF_POLICY_RELIABILITY: "reliability limit",
+}
 IDLE = 0x01
-SM_CLOCK = 1  # NVML_CLOCK_SM
 # Why the clocks are held down at this moment, by bit. Left out: idle, application clocks and
 # display, which somebody chose.
 REASONS = {
@@ -60,6 +65,24 @@ class GpuState:
     megahertz: int | None = None
 
 
+def read_state(handle: Any) -> GpuState:
+    """Ask the driver for the current clocks and processes of one GPU."""
+    bits = ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
+    idle = bits is None or bits & IDLE
+    # the clock first: the GPU may soon be idle
+    megahertz = None if idle else ask(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM)
+    processes = ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
+    counters = ask(pynvml.nvmlDeviceGetFieldValues, handle, list(COUNTERS)) or ()
+    known = [counter for counter in counters if counter.nvmlReturn == pynvml.NVML_SUCCESS]
+    return GpuState(
+        monotonic_seconds=time.monotonic(),
+        violations_ns={COUNTERS[counter.fieldId]: counter.value.ullVal for counter in known},
+        reasons=frozenset(reason for bit, reason in REASONS.items() if (bits or 0) & bit),
+        processes=frozenset(process.pid for process in processes),
+        megahertz=megahertz,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Disturbance:
     """What disturbed one GPU in one round of a measurement, and the GPU's clock."""
@@ -69,21 +92,20 @@ class Disturbance:
     megahertz: int | None = None
 
 
-Round = Mapping[int, Disturbance]  # by GPU
+Round = Sequence[Disturbance]  # by GPU
 
 
 class GpuWatch:
     """Records what disturbs each GPU in each round of a measurement.
 
-    GpuWatch never raises an exception. Without an answer from the driver there is no warning.
-    Processes that are on the GPUs at the start count as foreign. uuids: the GPUs, in CUDA's order.
+    Without an answer from the driver there is no warning. Processes that are on the GPUs at the start
+    count as foreign. handles: NVML's, in CUDA's order.
     """
 
-    def __init__(self, uuids: Sequence[str]) -> None:
-        load_nvml()
-        self._handles = gpu_handles(uuids)
-        self._last = self._states()
-        self._before = {gpu: state.processes for gpu, state in self._last.items()}
+    def __init__(self, handles: Sequence[Any]) -> None:
+        self._handles = handles
+        self._last = [read_state(handle) for handle in handles]
+        self._before = [state.processes for state in self._last]
         self._own: set[int] = set()
         self._rounds: list[tuple[int, Round]] = []  # with their numbers; a repeated round keeps its number
 
@@ -95,18 +117,18 @@ class GpuWatch:
         replaces it.
         """
         self._own.update(own)  # a rank that has just ended may still be listed
-        before, self._last = self._last, self._states()
+        before, self._last = self._last, [read_state(handle) for handle in self._handles]
         if not done:
             self._rounds = []
             return ""
-        found = {
-            gpu: Disturbance(
-                throttled=throttled(before[gpu], state),
-                foreign=foreign(state.processes, self._own, self._before[gpu]),
-                megahertz=state.megahertz,
+        found = [
+            Disturbance(
+                throttled=throttled(then, now),
+                foreign=foreign(now.processes, self._own, earlier),
+                megahertz=now.megahertz,
             )
-            for gpu, state in self._last.items()
-        }
+            for then, now, earlier in zip(before, self._last, self._before, strict=True)
+        ]
         self._rounds.append((done, found))
         return "; ".join(spoiling([measured for _, measured in self._rounds]))
 
@@ -120,14 +142,9 @@ class GpuWatch:
         notes = [warning(f"{text} during {count} of {total}") for text, count in counts.items()]
         if repeated := [measured for number, measured in rounds if counting[number] is not measured]:
             again = "1 spoiled round was" if len(repeated) == 1 else f"{len(repeated)} spoiled rounds were"
-            reasons = dict.fromkeys(
-                text for measured in repeated for text in disturbances(measured, everything)
-            )
+            reasons = dict.fromkeys(text for one in repeated for text in disturbances(one, everything))
             notes.append(info(f"{again} measured again: {'; '.join(reasons)}"))
         return notes
-
-    def _states(self) -> dict[int, GpuState]:
-        return {gpu: read_state(handle) for gpu, handle in self._handles.items()}
 
 
 # --- deciding
@@ -143,8 +160,7 @@ def throttled(before: GpuState, now: GpuState) -> frozenset[str]:
     """
     counted = before.violations_ns.keys() & now.violations_ns.keys()
     least_ns = THROTTLED_FRACTION * (now.monotonic_seconds - before.monotonic_seconds) * 1e9
-    moved_ns = {reason: now.violations_ns[reason] - before.violations_ns[reason] for reason in counted}
-    moved = {reason for reason, ns in moved_ns.items() if ns > least_ns}
+    moved = {why for why in counted if now.violations_ns[why] - before.violations_ns[why] > least_ns}
     return frozenset(moved | (now.reasons - counted))
 
 
@@ -164,8 +180,8 @@ def spoiling(rounds: Sequence[Round]) -> list[str]:
     A power cap in at least half of the rounds belongs to the work itself, since a repeated round
     has it, too.
     """
-    last = dict(rounds[-1])
-    for gpu, found in last.items():
+    last = list(rounds[-1])
+    for gpu, found in enumerate(last):
         if 2 * sum(POWER_CAP in measured[gpu].throttled for measured in rounds) >= len(rounds):
             last[gpu] = replace(found, throttled=found.throttled - {POWER_CAP}, megahertz=None)
     return disturbances(last, rounds)
@@ -177,7 +193,7 @@ def disturbances(one: Round, rounds: Sequence[Round]) -> list[str]:
     rounds: all rounds of the measurement, whose highest clock counts as the undisturbed one.
     """
     texts = []
-    for gpu, found in one.items():
+    for gpu, found in enumerate(one):
         highest = max(measured[gpu].megahertz or 0 for measured in rounds)
         if found.throttled:
             texts.append(f"GPU {gpu} was throttled ({', '.join(sorted(found.throttled))})")
@@ -187,21 +203,3 @@ def disturbances(one: Round, rounds: Sequence[Round]) -> list[str]:
             pids = ", ".join(map(str, sorted(found.foreign)))
             texts.append(f"process{'es' * (len(found.foreign) > 1)} {pids} also used GPU {gpu}")
     return texts
-
-
-def read_state(handle: Any) -> GpuState:
-    """Ask the driver for the current clocks and processes of one GPU."""
-    bits = query_nvml("nvmlDeviceGetCurrentClocksEventReasons", handle)
-    idle = bits is None or bits & IDLE
-    # the clock first: the GPU may soon be idle
-    megahertz = None if idle else query_nvml("nvmlDeviceGetClockInfo", handle, SM_CLOCK)
-    processes = query_nvml("nvmlDeviceGetComputeRunningProcesses", handle) or ()
-    counters = query_nvml("nvmlDeviceGetFieldValues", handle, list(COUNTERS)) or ()
-    known = [counter for counter in counters if counter.nvmlReturn == SUCCESS]
-    return GpuState(
-        monotonic_seconds=time.monotonic(),
-        violations_ns={COUNTERS[counter.fieldId]: counter.value.ullVal for counter in known},
-        reasons=frozenset(reason for bit, reason in REASONS.items() if (bits or 0) & bit),
-        processes=frozenset(process.pid for process in processes),
-        megahertz=megahertz,
-    )

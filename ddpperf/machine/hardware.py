@@ -1,7 +1,4 @@
-"""The hardware that times depend on, as the GPU driver and the kernel report it.
-
-CUDA is never initialised here.
-"""
+"""The hardware that times depend on: the machine's devices and links, its CPU, and its key."""
 
 from __future__ import annotations
 
@@ -14,9 +11,8 @@ import platform
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +20,7 @@ from ddpperf.io.secret_values import shown_value
 from ddpperf.machine.cgroup import cpu_quota
 from ddpperf.machine.git import commit
 from ddpperf.machine.gpu_description import Gpu
-from ddpperf.machine.links import CPU, SWITCH, UNKNOWN, LinkRate, gpu_link, link_between, nvlink
+from ddpperf.machine.links import LinkRate, gpu_link
 from ddpperf.specs import Spec
 
 if TYPE_CHECKING:  # the imports take numpy and psutil, and the doctor runs where they cannot be imported
@@ -40,105 +36,6 @@ TUNING_VARIABLES = (
     *("MALLOC_", "MKL_", "NCCL_", "NVIDIA_", "OMP_", "OPENBLAS", "PYTHON", "TORCH", "TRITON"),
 )
 DEMANDS = "NVIDIA_REQUIRE_"  # a container's demands on its host, in 2,000 characters
-P2P_READ = 0  # NVML_P2P_CAPS_INDEX_READ, which nvidia-ml-py defines wrongly, as a tuple
-
-
-def load_nvml() -> Any | None:
-    """Return the driver's library NVML, or None if there is no driver, GPU or nvidia-ml-py."""
-    with contextlib.suppress(Exception):
-        import pynvml
-
-        pynvml.nvmlInit()  # never shut down, since loading NVML takes long
-        return pynvml
-    return None
-
-
-def query_nvml(function: str, *arguments: Any) -> Any | None:
-    """Call a function of NVML by its name, and return None if it fails."""
-    with contextlib.suppress(Exception):
-        import pynvml
-
-        return getattr(pynvml, function)(*arguments)
-    return None
-
-
-def gpu_handles(uuids: Iterable[str]) -> dict[int, Any]:
-    """Return NVML's handles of the GPUs that the driver still knows, by their place in `uuids`."""
-    handles = {place: query_nvml("nvmlDeviceGetHandleByUUID", uuid) for place, uuid in enumerate(uuids)}
-    return {place: handle for place, handle in handles.items() if handle is not None}
-
-
-def visible_gpus() -> list[Gpu]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES allows, in the order in which CUDA numbers them."""
-    if (nvml := load_nvml()) is None:
-        return []
-    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-    gpus = [_describe(nvml, handle) for handle in handles]
-    return select_visible(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
-
-
-def first_unmapped(gpus: Sequence[Gpu]) -> tuple[int, int] | None:
-    """Return the first two GPUs that cannot read each other's memory, or None if none are known."""
-    if (nvml := load_nvml()) is None:
-        return None
-    possible = None, nvml.NVML_P2P_STATUS_OK, nvml.NVML_P2P_STATUS_UNKNOWN
-    handles = [query_nvml("nvmlDeviceGetHandleByUUID", gpu.uuid) for gpu in gpus]
-    for first, second in sorted(combinations(range(len(handles)), 2), key=max):
-        if query_nvml("nvmlDeviceGetP2PStatus", handles[first], handles[second], P2P_READ) not in possible:
-            return first, second
-    return None
-
-
-def select_visible(gpus: Sequence[Gpu], visible: str | None) -> list[Gpu]:
-    """Return the GPUs that a value of CUDA_VISIBLE_DEVICES selects, in the order of the value.
-
-    As in CUDA, GPUs after an unknown one are hidden.
-    """
-    if visible is None:
-        return list(gpus)
-    selected: list[Gpu] = []
-    for word in (word.strip() for word in visible.split(",")):
-        prefix = word if len(word) > 4 else "no UUID"
-        matching = [gpu for i, gpu in enumerate(gpus) if word == str(i) or gpu.uuid.startswith(prefix)]
-        if len(matching) != 1 or matching[0] in selected:
-            break
-        selected += matching
-    return selected
-
-
-def _describe(nvml: Any, handle: Any) -> Gpu:
-    name = nvml.nvmlDeviceGetName(handle)
-    links = range(nvml.NVML_NVLINK_MAX_LINKS)
-    states = [query_nvml("nvmlDeviceGetNvLinkState", handle, link) for link in links]
-    active = [link for link in links if states[link] == nvml.NVML_FEATURE_ENABLED]
-    generation, rate = nvlink(name)
-    memory, pci = query_nvml("nvmlDeviceGetMemoryInfo", handle), query_nvml("nvmlDeviceGetPciInfo", handle)
-    milliwatts = query_nvml("nvmlDeviceGetEnforcedPowerLimit", handle)
-    return Gpu(
-        name=name,
-        uuid=nvml.nvmlDeviceGetUUID(handle),
-        memory_bytes=None if memory is None else int(memory.total),
-        power_limit_watts=None if milliwatts is None else milliwatts / 1e3,
-        nvlinks=len(active) if states.count(None) < len(states) else None,
-        nvlink_bytes_per_second=len(active) * rate if active and rate else None,
-        driver=query_nvml("nvmlSystemGetDriverVersion"),
-        numa_node=None if pci is None else _numa_node(str(pci.busId)),
-        nvlink_generation=generation if active else None,
-        nvlink_ends=dict(Counter(_nvlink_end(nvml, handle, link) for link in active)),
-        pci_address=None if pci is None else str(pci.busId).lower(),
-        pcie_generation=query_nvml("nvmlDeviceGetMaxPcieLinkGeneration", handle),
-        pcie_width=query_nvml("nvmlDeviceGetMaxPcieLinkWidth", handle),
-    )
-
-
-def _nvlink_end(nvml: Any, handle: Any, link: int) -> str:
-    """Return the other end of an NVLink: a GPU's PCI address, a switch or a CPU."""
-    kind = query_nvml("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
-    if kind == nvml.NVML_NVLINK_DEVICE_TYPE_GPU:
-        pci = query_nvml("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
-        return UNKNOWN if pci is None else str(pci.busId).lower()
-    kinds = {nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH: SWITCH, nvml.NVML_NVLINK_DEVICE_TYPE_IBMNPU: CPU}
-    return kinds.get(kind, UNKNOWN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,24 +82,27 @@ class Machine:
         Across nodes, this is the rate of a whole node's link, not a device's part of it. In a flat
         ring, consecutive ranks are on one node, so each node sends the bytes of one rank: 2(N-1)/N
         times the buffer. Their rate is busbw as in nccl-tests, and the link is its upper bound.
-        A rate between nodes from the user overrides the nominal rate.
+        --node-link, the rate of each device of a node to other nodes, overrides the interface's
+        nominal rate.
         """
-        if self.interface is not None and self.crosses_nodes(world_size):
-            given = self.links.network.bandwidth if self.links.network else None
-            return link_between(self.interface, self.links.node, given)
-        return gpu_link(self.gpus[:world_size])
+        if self.interface is None or not self.crosses_nodes(world_size):
+            return gpu_link(self.gpus[:world_size])
+        node, network = self.links.node, self.links.network
+        if network is not None:
+            source = "--node-link" + (f" of {node} devices" if node > 1 else "")
+            return LinkRate(bytes_per_second=node * network.bandwidth, source=source, kind="given")
+        if self.interface.bytes_per_second is None:
+            return None
+        source = f"{self.interface.link} between nodes"
+        return LinkRate(bytes_per_second=self.interface.bytes_per_second, source=source)
 
     def crosses_nodes(self, world_size: int) -> bool:
         """Return whether `world_size` ranks are on several nodes."""
         return self.interface is not None and world_size > self.links.node
 
     def ranks_here(self, world_size: int) -> int:
-        """Return how many of `world_size` ranks share this machine's CPU cores.
-
-        Nodes that loopback connects are one machine.
-        """
-        far = self.interface is not None and not self.interface.is_loopback
-        return min(world_size, self.links.node) if far else world_size
+        """Return how many of `world_size` ranks share this machine's CPU cores."""
+        return min(world_size, self.links.node) if self.interface is not None else world_size
 
     def mapping_reason(self, spec: Spec) -> str:
         """Return why the GPUs cannot map memory as a spec requires, or an empty string."""
@@ -212,18 +112,6 @@ class Machine:
             return ""
         first, second = self.unmapped
         return f"it maps the memory of all GPUs, and GPU {first} and GPU {second} cannot read each other's"
-
-
-def _numa_node(address: str) -> int | None:
-    """Return the NUMA node of a PCI address, or None if the kernel does not know the node.
-
-    nvmlDeviceGetNumaNodeId returns another node, which the GPU's own memory forms.
-    """
-    with contextlib.suppress(OSError, ValueError):
-        domain, _, slot = address.lower().partition(":")
-        node = int(Path(f"/sys/bus/pci/devices/{int(domain, 16):04x}:{slot}/numa_node").read_text())
-        return node if node >= 0 else None
-    return None
 
 
 def machine_info() -> dict[str, Any]:

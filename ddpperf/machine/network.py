@@ -11,12 +11,12 @@ from pathlib import Path
 from ddpperf.errors import Refused
 
 INFINIBAND = Path("/sys/class/infiniband")
-ANYWHERE = ("192.0.2.1", 9)  # an address for documentation (RFC 5737): no packet is sent to it
+ANYWHERE = "192.0.2.1"  # an address for documentation (RFC 5737): no packet is sent to it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interface:
-    """A network interface that is up, and its first IPv4 address, or else its first IPv6 address.
+    """A network interface that is up, and its first IPv4 address.
 
     link: the kind and the rate of the link, such as "ib400" or "eth10" in Gbit/s, or the name of
     the interface if the kernel knows no rate. bytes_per_second: the link's nominal rate in one
@@ -28,26 +28,17 @@ class Interface:
     link: str
     bytes_per_second: float | None = None
 
-    @property
-    def is_loopback(self) -> bool:
-        return self.address.startswith("127.") or self.address == "::1"
-
 
 def interfaces() -> list[Interface]:
-    """Return the network interfaces that are up and have an address."""
+    """Return the network interfaces that are up and have an IPv4 address."""
     import psutil  # here, as runs on one node do not need it, and its import takes 10 ms
 
     states, found = psutil.net_if_stats(), []
-    for name, addresses in psutil.net_if_addrs().items():
-        usable = [
-            entry.address
-            for family in (socket.AF_INET, socket.AF_INET6)
-            for entry in addresses
-            if entry.family == family and not entry.address.startswith("fe80:")
-        ]
-        if usable and name in states and states[name].isup:
+    for name, entries in psutil.net_if_addrs().items():
+        addresses = [entry.address for entry in entries if entry.family == socket.AF_INET]
+        if addresses and name in states and states[name].isup:
             link, rate = _link(name, states[name].speed)
-            found.append(Interface(name=name, address=usable[0], link=link, bytes_per_second=rate))
+            found.append(Interface(name=name, address=addresses[0], link=link, bytes_per_second=rate))
     return found
 
 
@@ -57,28 +48,20 @@ def find_interface(requested: str | None) -> Interface:
     Raises Refused if there is no such interface.
     """
     up = interfaces()
-    wanted = _source_address(ANYWHERE) if requested is None else requested
-    for one in up:
-        if wanted in (one.name, one.address):
-            return one
+    named = (one for one in up if requested in (one.name, one.address))
+    if (found := interface_to(ANYWHERE) if requested is None else next(named, None)) is not None:
+        return found
     names = ", ".join(f"{one.name} ({one.address})" for one in up) or "none"
-    problem = (
-        "the network has no default route" if requested is None else f"--interface {requested} is not up"
-    )
-    raise Refused(f"{problem}, found the network interfaces {names}; name one with --interface")
+    what = f"--interface {requested} is not up" if requested else "the network has no default route"
+    raise Refused(f"{what}, found the network interfaces {names}; name one with --interface")
 
 
 def interface_to(address: str) -> Interface | None:
     """Return the interface through which this node sends to `address`, or None."""
-    mine = _source_address((address, ANYWHERE[1]))
-    return next((one for one in interfaces() if one.address == mine), None)
-
-
-def _source_address(to: tuple[str, int]) -> str | None:
-    family = socket.AF_INET6 if ":" in to[0] else socket.AF_INET
-    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(to)  # a datagram socket: the kernel chooses a route, and sends nothing
-        return str(probe.getsockname()[0])
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))  # a datagram socket: the kernel chooses a route, and sends nothing
+        mine = probe.getsockname()[0]
+        return next((one for one in interfaces() if one.address == mine), None)
     return None
 
 
@@ -93,9 +76,3 @@ def _link(name: str, megabits: int) -> tuple[str, float | None]:
     if name == "lo" or megabits <= 0:
         return name, None
     return f"eth{megabits / 1e3:g}", megabits * 1e6 / 8
-
-
-def listen(address: str) -> socket.socket:
-    """Listen on a free port of the network interface with this address, and of no other one."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.create_server((address, 0), family=family, backlog=1024)

@@ -10,11 +10,10 @@ from typing import Any
 
 from ddpperf.machine.cores import Pinning
 from ddpperf.machine.device_lock import lock_devices
-from ddpperf.machine.energy import EnergyCounters, gpu_counters
-from ddpperf.machine.gpu_description import Gpu
+from ddpperf.machine.energy import EnergyCounters
+from ddpperf.machine.gpu_description import Gpu, gpu_handles
 from ddpperf.machine.gpu_watch import GpuWatch
-from ddpperf.machine.hardware import query_nvml
-from ddpperf.machine.utilization import CpuSampler, Recorder, Sampler
+from ddpperf.machine.utilization import Recorder, Sampler
 from ddpperf.results.record import Note, warning
 from ddpperf.specs import Spec, TrainingSpec
 
@@ -36,7 +35,6 @@ class Devices:
         self._world_size = world_size
         self._several_nodes = several_nodes
         self._locks = ExitStack()
-        self._watch: GpuWatch | None = None
         self._cores = sorted(os.sched_getaffinity(0))  # before this process is pinned to some of them
 
     def acquire(self) -> None:
@@ -44,11 +42,9 @@ class Devices:
 
         Raises Refused if another test run uses one of them.
         """
-        uuids = [gpu.uuid for gpu in self._gpus]
-        self._locks = lock_devices(uuids or ["cpu"])
-        if uuids:
-            self._watch = GpuWatch(uuids)
-        _ = self._energy  # found now, as this takes half a second, in which the GPUs' clocks may fall
+        self._locks = lock_devices([gpu.uuid for gpu in self._gpus] or ["cpu"])
+        # Now, as the counters take half a second, in which the GPUs' clocks may fall.
+        _ = self._watch, self._energy
 
     def cores(self) -> Sequence[Sequence[int]] | None:
         """Return the CPU cores of each rank, or None if ranks are not pinned to cores."""
@@ -61,7 +57,7 @@ class Devices:
         processes: ids of the run's own processes. done: number of rounds measured before this round.
         """
         self.pinning.hold()
-        return self._watch.look(processes, done) if self._watch is not None else ""
+        return self._watch.look(processes, done)
 
     def recorder(self, spec: Spec, processes: list[int], alone: bool) -> Recorder:
         """Return the recorder of the devices' energy and utilization for the measurement of a spec.
@@ -75,22 +71,26 @@ class Devices:
             return Recorder()
         sampler = None
         if not spec.repeats:
-            cpu = CpuSampler(self._cores, processes, with_children=spec.loader_workers > 0)
-            sampler = Sampler(self._handles[: spec.world_size], cpu)
+            handles, with_children = self._handles[: spec.world_size], spec.loader_workers > 0
+            sampler = Sampler(handles, self._cores, processes, with_children=with_children)
         return Recorder(self._energy, spec.world_size, sampler, alone=alone)
 
     @cached_property
     def _handles(self) -> list[Any]:
-        return [query_nvml("nvmlDeviceGetHandleByUUID", gpu.uuid) for gpu in self._gpus]
+        return gpu_handles(self._gpus)
 
     @cached_property
-    def _energy(self) -> EnergyCounters | None:
-        return gpu_counters(self._handles)
+    def _watch(self) -> GpuWatch:
+        return GpuWatch(self._handles)
+
+    @cached_property
+    def _energy(self) -> EnergyCounters:
+        return EnergyCounters(self._handles)
 
     def warnings(self, spec: Spec) -> list[Note]:
         """Return warnings about what disturbed this node's devices in the measurement that just ended."""
         crowded = self.pinning.warnings(spec, self._world_size if self._several_nodes else None)
-        return [*map(warning, crowded), *(self._watch.warnings() if self._watch is not None else ())]
+        return [*map(warning, crowded), *self._watch.warnings()]
 
     def release(self) -> None:
         """Unlock the GPUs or the CPU, and let this process use all CPU cores again."""

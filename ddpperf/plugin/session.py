@@ -20,7 +20,7 @@ from ddpperf.doctor.findings import Finding
 from ddpperf.errors import Refused
 from ddpperf.machine import hardware
 from ddpperf.machine.compiler import compiler_cache
-from ddpperf.machine.gpu_description import Gpu
+from ddpperf.machine.gpu_description import Gpu, first_unmapped, visible_gpus
 from ddpperf.machine.links import rates_to_json
 from ddpperf.machine.network import find_interface
 from ddpperf.plugin.base_checkout import require_stored_code
@@ -62,7 +62,7 @@ class Session:
 
         Raises Refused for a wrong option or file, and for a stored run that does not exist.
         """
-        gpus = hardware.visible_gpus()
+        gpus = visible_gpus()
         self.options = read_options(config, len(gpus))
         self.gpus = gpus if self.options.device == "cuda" else ()
         self.storage = storage_for(self.options, self.gpus, config.rootpath)
@@ -109,7 +109,7 @@ class Session:
             device=self.options.device,
             links=self.options.links,
             world_sizes=self.options.world_sizes,
-            unmapped=hardware.first_unmapped(self.gpus),
+            unmapped=first_unmapped(self.gpus),
             interface=self.options.interface,
             gpus=tuple(self.gpus),
         )

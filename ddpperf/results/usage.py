@@ -20,8 +20,7 @@ class Usage:
     the time of each point since the first round began. series: the values of each quantity, such as
     power_watts, as `series[quantity][device][point]`. A quantity of the ranks has a row for each
     rank, and a quantity of the whole machine has one row. mean, peak: of each quantity and device
-    over all samples, before points were averaged. sampler_cpu_fraction: the CPU time that sampling
-    took, as a fraction of one core.
+    over all samples, before points were averaged.
     """
 
     joules: tuple[float, ...] = ()
@@ -29,7 +28,6 @@ class Usage:
     series: Mapping[str, tuple[Row, ...]] = field(default_factory=dict)
     mean: Mapping[str, Row] = field(default_factory=dict)
     peak: Mapping[str, Row] = field(default_factory=dict)
-    sampler_cpu_fraction: float = 0.0
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Usage:
@@ -40,7 +38,6 @@ class Usage:
             series={name: tuple(map(tuple, rows)) for name, rows in fields["series"].items()},
             mean={name: tuple(values) for name, values in fields["mean"].items()},
             peak={name: tuple(values) for name, values in fields["peak"].items()},
-            sampler_cpu_fraction=fields["sampler_cpu_fraction"],
         )
 
 

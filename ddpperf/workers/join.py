@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # this process never imports
 from ddpperf.errors import Refused
 from ddpperf.io.private_folders import PrivateFolder, hold
 from ddpperf.machine.cores import Pinning
-from ddpperf.machine.hardware import visible_gpus
+from ddpperf.machine.gpu_description import visible_gpus
 from ddpperf.machine.network import interface_to
 from ddpperf.workers import channel
 from ddpperf.workers.channel import HANDSHAKE_SECONDS, shake_hands
@@ -52,7 +52,6 @@ def main(address: str, key_file: str, per_node: str, device: str, images: str = 
 
 def _join(address: str, key_file: str, per_node: int, device: str, images: str, private: Path) -> None:
     host, _, port = address.rpartition(":")
-    host = host.strip("[]")
     try:
         key = os.environ.pop(KEY_VARIABLE, "") or Path(key_file).read_text()
     except OSError as error:

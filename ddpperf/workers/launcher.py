@@ -32,8 +32,9 @@ import ddpperf
 from ddpperf.errors import Refused, short
 from ddpperf.io.private_folders import remove_folder
 from ddpperf.machine.child_process import describe_status, wait_for_exit
-from ddpperf.machine.hardware import hardware_key, visible_gpus
-from ddpperf.machine.network import Interface, listen
+from ddpperf.machine.gpu_description import visible_gpus
+from ddpperf.machine.hardware import hardware_key
+from ddpperf.machine.network import Interface
 from ddpperf.workers import channel
 from ddpperf.workers.channel import HANDSHAKE_SECONDS, Message, SlowMessage, shake_hands, socket_of
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure
@@ -99,7 +100,7 @@ class Launcher:
         used = set(re.findall(r"\{(\w+)\}", self.template))
         join = [sys.executable, "-P", str(JOIN), address, str(self.key_file), str(self.per_node)]
         join += [self.device, *filter(None, [self.images])]  # ssh would lose an empty argument
-        with listen(self.interface.address) as free:  # for a launcher's own meeting of its nodes
+        with socket.create_server((self.interface.address, 0)) as free:  # for the launcher's own meeting
             port = free.getsockname()[1]
         if used & {"rank", "local_rank"}:
             started = range(ranks)
@@ -145,10 +146,10 @@ class Launch:
         }
         if len(launcher.failures) > 1:
             raise self._failure(f"{launcher.failures[1]}; the launcher failed twice and is not tried again")
-        self._listener = listen(launcher.interface.address)
+        self._listener = socket.create_server((launcher.interface.address, 0), backlog=1024)
         self._listener.settimeout(LOOK_SECONDS)
         host, port, *_ = self._listener.getsockname()
-        commands = launcher.commands(ranks, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        commands = launcher.commands(ranks, f"{host}:{port}")
         self.name = Path(commands[0][0]).name
         self._words_end = 0.0
         self._joined: dict[int, list[tuple[Message, Connection]]] = {}  # by rank, until all have joined

@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import signal
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +28,6 @@ from ddpperf.instruments.kernels import digest, kernel_names
 from ddpperf.instruments.memory_copy import Copy
 from ddpperf.instruments.step_parts import PartedSteps, PartMarks
 from ddpperf.instruments.traced_steps import TracedSteps
-from ddpperf.machine.network import listen
 from ddpperf.measuring.clock import delayed, keep_busy, seconds_of, synchronize
 from ddpperf.measuring.compile_and_capture import forbid_compiling, forget_compiled, require_none_new
 from ddpperf.measuring.message_ledger import Ledger
@@ -144,7 +144,7 @@ class Rank:
 
     def _start_store(self, address: str) -> int:
         # A bound socket: no race for the port, and no other interface. Without it the store listens on all.
-        listener = listen(address)
+        listener = socket.create_server((address, 0), backlog=1024)
         port: int = listener.getsockname()[1]
         fd = listener.detach()
         self.store = dist.TCPStore(address, port, None, True, wait_for_workers=False, master_listen_fd=fd)

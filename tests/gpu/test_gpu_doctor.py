@@ -13,7 +13,7 @@ import torch
 
 from ddpperf.doctor import gpus
 from ddpperf.doctor.findings import Level
-from ddpperf.machine.hardware import visible_gpus
+from ddpperf.machine.gpu_description import visible_gpus
 from tests.project import HANG_SECONDS, REPOSITORY
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

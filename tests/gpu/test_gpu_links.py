@@ -7,8 +7,8 @@ import time
 import pytest
 import torch
 
-from ddpperf.machine.hardware import visible_gpus
-from ddpperf.machine.links import PCIE_LANE_RATES, gpu_link, nvlink
+from ddpperf.machine.gpu_description import nvlink, visible_gpus
+from ddpperf.machine.links import PCIE_LANE_RATES, gpu_link
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -8,7 +8,6 @@ import threading
 
 import pytest
 
-from ddpperf.machine.utilization import MOST_CPU
 from ddpperf.plugin.devices import Devices
 from ddpperf.results.samples import Measured
 from ddpperf.results.usage import Usage
@@ -62,7 +61,6 @@ def test_trainings_are_sampled_and_steps_are_not(recorded: Pool) -> None:
         "rank_memory_bytes": 2,
         "host_memory_bytes": 1,
     }
-    assert 0 < usage.sampler_cpu_fraction < 2 * MOST_CPU
     of_epoch = usage_of(recorded, epoch)
     assert of_epoch is not None
     assert len(of_epoch.series["rank_cpus"]) == 1  # the second rank waits

@@ -1,17 +1,22 @@
-"""The plan of cores for ranks and controller, and how the kernel's files are read."""
+"""The cores of ranks and controller: the plan, the kernel's files, and a simulated kernel that pins."""
 
 from __future__ import annotations
 
 import itertools
+import os
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpperf.machine import hardware
-from ddpperf.machine.cores import MIN_CORES, Nodes, Plan, numa_nodes, share_cores
+from ddpperf.machine import cores, gpu_description
+from ddpperf.machine.cores import MIN_CORES, Nodes, Pinning, Plan, numa_nodes, share_cores
+from ddpperf.specs import EpochSpec, Strategy
 from tests.fake_nvml import healthy, install
 from tests.generated import BOUNDED
 
@@ -38,13 +43,7 @@ def span(first: int, last: int) -> tuple[int, ...]:
             (0, 1, 8, 9),
         ),
         ({0: node(0, 3), 1: node(4, 7)}, [1, 1], [(4, 5), (6, 7)], span(0, 3)),  # near their GPUs
-        (
-            {0: node(0, 7), 1: node(8, 15)},
-            [1, None, None, 1],
-            [(10, 11, 12), (2, 3, 4), (5, 6, 7), (13, 14, 15)],
-            (0, 1, 8, 9),
-        ),
-        ({0: node(0, 2), 2: node(3, 5)}, [2, 7], [(4, 5), (1, 2)], (0, 3)),  # no cores in node 7
+        ({0: node(0, 2), 2: node(3, 5)}, [2, 7], [(1, 2), (4, 5)], (0, 3)),  # no cores in node 7
         ({0: [(0, 8), (1, 9), (2, 10), (3, 11)]}, [None] * 2, [(2, 10), (3, 11)], (0, 1, 8, 9)),
         ({0: [(0,), (1, 2), (3, 4)]}, [None] * 2, [(1, 2), (3, 4)], (0,)),
     ],
@@ -73,22 +72,19 @@ def test_too_few_cores_give_a_reason(
 
 
 @st.composite
-def machines(draw: st.DrawFn, threads: st.SearchStrategy[int]) -> tuple[Nodes, list[int | None]]:
-    """Nodes of up to 9 physical cores with gaps in their numbers, and ranks' nodes, some of them
-    unknown.
-    """
+def machines(draw: st.DrawFn) -> tuple[Nodes, list[int | None]]:
+    """Nodes of up to 9 physical cores with gaps in their numbers, and ranks' nodes, some unknown."""
     numbers = itertools.count()
+    threads = st.lists(st.integers(1, 3), min_size=1, max_size=9)
     nodes = {
-        number: [
-            tuple(2 * next(numbers) for _ in range(draw(threads))) for _ in range(draw(st.integers(1, 9)))
-        ]
+        number: [tuple(2 * next(numbers) for _ in range(count)) for count in draw(threads)]
         for number in draw(st.sampled_from([[0], [0, 1], [1, 3], [0, 1, 2]]))
     }
     return nodes, draw(st.lists(st.none() | st.sampled_from([0, 1, 3]), min_size=1, max_size=5))
 
 
 @BOUNDED
-@given(machines(threads=st.integers(1, 3)))
+@given(machines())
 def test_shares_are_disjoint_equal_and_of_one_node(machine: tuple[Nodes, list[int | None]]) -> None:
     nodes, rank_nodes = machine
     planned = share_cores(nodes, rank_nodes)
@@ -104,17 +100,10 @@ def test_shares_are_disjoint_equal_and_of_one_node(machine: tuple[Nodes, list[in
     assert len({len(share) for share in planned.ranks}) == 1
     assert len(planned.ranks[0]) >= MIN_CORES
     for share, home in zip(planned.ranks, rank_nodes, strict=True):
-        places = {
-            (number, i)
-            for number, cpus in nodes.items()
-            for i, cpu in enumerate(cpus)
-            if set(cpu) & set(share)
-        }
-        assert len({number for number, _ in places}) == 1
-        if home in nodes:
-            assert {number for number, _ in places} == {home}
-        indices = [index for _, index in places]
-        assert max(indices) - min(indices) < len(indices), "contiguous"
+        (number,) = (number for number, cpus in nodes.items() if {*itertools.chain(*cpus)} & {*share})
+        assert number == home or not set(rank_nodes) <= nodes.keys()
+        places = [place for place, cpu in enumerate(nodes[number]) if {*cpu} & {*share}]
+        assert max(places) - min(places) < len(places), "contiguous"
 
 
 def test_nodes_and_hyperthreads_are_read_from_the_kernel(tmp_path: Path) -> None:
@@ -128,31 +117,84 @@ def test_nodes_and_hyperthreads_are_read_from_the_kernel(tmp_path: Path) -> None
         (folder / "thread_siblings_list").write_text(f"{core % 4},{core % 4 + 4}\n")
     assert numa_nodes(range(10), tmp_path) == {0: [(0, 4), (1, 5)], 10: [(2, 6), (3, 7), (9,)]}
     assert numa_nodes([0, 4, 5], tmp_path) == {0: [(0, 4), (5,)]}
-
-
-def test_unknown_topology_is_one_node(tmp_path: Path) -> None:
-    assert numa_nodes([3, 1], tmp_path) == {0: [(1,), (3,)]}
+    assert numa_nodes([3, 1], tmp_path / "nothing") == {0: [(1,), (3,)]}
 
 
 @pytest.mark.parametrize(
     ("address", "node"),
     [
-        ("00000000:4B:00.0", 1),
         ("0000000A:4B:00.0", 2),
         ("00000000:5C:00.0", None),  # a virtual machine's kernel says -1
-        ("00000000:6D:00.0", None),  # no such device
         ("", None),
     ],
 )
 def test_gpu_has_the_node_of_its_slot(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str, node: int | None
 ) -> None:
-    for slot, told in {"0000:4b:00.0": "1", "000a:4b:00.0": "2", "0000:5c:00.0": "-1"}.items():
+    for slot, text in {"000a:4b:00.0": "2", "0000:5c:00.0": "-1"}.items():
         (tmp_path / "sys/bus/pci/devices" / slot).mkdir(parents=True)
-        (tmp_path / "sys/bus/pci/devices" / slot / "numa_node").write_text(f"{told}\n")
-    monkeypatch.setattr(hardware, "Path", lambda path: tmp_path / path.lstrip("/"))
+        (tmp_path / "sys/bus/pci/devices" / slot / "numa_node").write_text(f"{text}\n")
+    monkeypatch.setattr(gpu_description, "Path", lambda path: tmp_path / path.lstrip("/"))
     info = SimpleNamespace(busId=address)
     install(monkeypatch, [healthy(PciInfo=info, NumaNodeId=3)])  # 3: the node of the GPU's own memory
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    (gpu,) = hardware.visible_gpus()
+    (gpu,) = gpu_description.visible_gpus()
     assert gpu.numa_node == node
+
+
+# --- pinning
+
+
+@pytest.fixture
+def sixteen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A kernel with 16 cores in two nodes, which grants this process all cores that it requests."""
+    now = {0: set(range(16))}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(now[process]))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda process, asked: now.update({process: set(asked)}))
+    monkeypatch.setattr(cores, "core_count", lambda: 16)
+    monkeypatch.setattr(cores, "numa_nodes", lambda _: {0: node(0, 7), 1: node(8, 15)})
+    yield
+    assert now == {0: set(range(16))}, "given back"
+
+
+@pytest.mark.usefixtures("sixteen")
+def test_controller_is_off_the_ranks_until_released() -> None:
+    pinning = Pinning()
+    pinning.hold()
+    assert pinning.ranks is None
+    assert os.sched_getaffinity(0) == set(range(16)), "nothing is planned yet"
+    pinning.plan(2, [replace(healthy().gpu, numa_node=numa_node) for numa_node in (1, 0, 1)])
+    ranks = (span(9, 15), span(1, 7))
+    assert pinning.ranks == ranks
+    assert os.sched_getaffinity(0) == set(range(16)), "ranks start on all cores"
+    pinning.hold()
+    assert os.sched_getaffinity(0) == {0, 8}
+    assert pinning.environment() == {"pinning": {"controller": (0, 8), "ranks": ranks}}
+    pinning.release()
+
+
+@pytest.mark.usefixtures("sixteen")
+def test_crowded_cores_give_a_warning() -> None:
+    def warnings(world_size: int, loader_workers: int) -> list[str]:
+        strategy: Strategy = "single" if world_size == 1 else "ddp"
+        fields: dict[str, Any] = {"per_rank_batch_size": 2, "input": "dataloader", "strategy": strategy}
+        return pinning.warnings(EpochSpec(world_size=world_size, loader_workers=loader_workers, **fields))
+
+    pinning = Pinning()
+    assert warnings(1, loader_workers=15) == []
+    assert warnings(1, loader_workers=16) == ["17 processes share 16 cores"]
+    pinning.plan(2, [])
+    assert warnings(1, loader_workers=6) == []
+    assert warnings(1, loader_workers=7) == ["8 processes share 7 cores"]
+    assert warnings(2, loader_workers=6) == []
+    assert warnings(2, loader_workers=7) == ["16 processes share 14 cores"]
+    assert warnings(4, loader_workers=3) == [], "4 ranks are not pinned to cores of 2"
+
+
+@pytest.mark.usefixtures("sixteen")
+def test_quota_prevents_pinning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "core_count", lambda: 8)
+    pinning = Pinning()
+    pinning.plan(2, [])
+    assert pinning.ranks is None
+    assert str(pinning.environment()["pinning"]).startswith("not pinned: the control group has a quota of 8")

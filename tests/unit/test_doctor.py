@@ -16,11 +16,11 @@ import pytest
 from ddpperf.doctor import __main__ as command
 from ddpperf.doctor import cpu_and_memory, gpus, software
 from ddpperf.doctor.all_checks import GPU_DISTURBANCES, GPU_SETTINGS, run_findings, what_can_be_measured
-from ddpperf.doctor.cpu_and_memory import CpuTimes, judged_load
+from ddpperf.doctor.cpu_and_memory import judged_load
 from ddpperf.doctor.findings import WIDTH, Finding, Level, bad, finding_lines, good, warn
 from ddpperf.machine.gpu_description import Gpu
 from tests.canned import CannedSuite
-from tests.fake_nvml import FakeGpu, healthy, install
+from tests.fake_nvml import FakeGpu, healthy, install, refuses
 
 GPUS = [healthy(0).gpu, healthy(1).gpu]
 
@@ -40,22 +40,20 @@ def test_long_finding_keeps_its_columns() -> None:
 # --- CPU, memory
 
 
-def times(at: float, busy: float, processes: dict[int, float], cores: int = 2) -> CpuTimes:
-    return CpuTimes(monotonic_seconds=at, busy_seconds=busy, process_seconds=processes, cores=cores)
-
-
 @pytest.mark.parametrize(
-    ("now", "level", "text"),
+    ("cores", "load", "others", "level", "text"),
     [
-        (times(12, 10.2, {1: 5.1}), Level.GOOD, "other processes use 0.1 of 2 cores"),
-        (times(12, 12.0, {1: 7.0}), Level.WARNING, "other processes use 1.0 of 2 cores, mostly 1 ("),
-        (times(12, 11.8, {9: 1.8}), Level.WARNING, "other processes use 0.9 of 2 cores, mostly 9"),
-        (times(12, 12.0, {1: 5.4}, cores=64), Level.GOOD, "other processes use 1.0 of 64 cores"),  # services
-        (times(12, 9.0, {}), Level.GOOD, "other processes use 0.0 of 2 cores"),  # a counter went back
+        (2, 0.1, {1: 0.05}, Level.GOOD, "other processes use 0.1 of 2 cores"),
+        (2, 1.0, {1: 1.0}, Level.WARNING, "other processes use 1.0 of 2 cores, mostly 1 ("),
+        (2, 0.9, {1: 0.1}, Level.WARNING, "other processes use 0.9 of 2 cores"),
+        (64, 1.0, {1: 0.2}, Level.GOOD, "other processes use 1.0 of 64 cores"),  # services
+        (2, -0.1, {}, Level.GOOD, "other processes use 0.0 of 2 cores"),
     ],
 )
-def test_load_of_others_is_judged(now: CpuTimes, level: Level, text: str) -> None:
-    finding = judged_load(times(10, 10.0, {1: 5.0}), now)
+def test_load_of_others_is_judged(
+    cores: int, load: float, others: dict[int, float], level: Level, text: str
+) -> None:
+    finding = judged_load(cores, load, others)
     assert finding.level is level
     assert finding.text.startswith(text)
 
@@ -198,7 +196,7 @@ def test_healthy_gpus_are_good(monkeypatch: pytest.MonkeyPatch) -> None:
     findings = found(monkeypatch, healthy(0), healthy(1))
     assert {subject: finding.text for subject, finding in findings.items()} == {
         "GPUs": "2 x NVIDIA H200, 150.8 GB each, driver 580.159.04",
-        "GPU links": "450 GB/s (nominal, NVLink, 18 x 25 GB/s) to the other GPUs",
+        "GPU links": "450 GB/s (nominal, NVLink 4, 18 x 25 GB/s) to the other GPUs",
         "GPU power": "limit 700 W",
         "GPU load": "no other process uses a GPU",
         "GPU clocks": "not throttled",
@@ -214,7 +212,11 @@ def test_healthy_gpus_are_good(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"CurrentClocksEventReasons": 0x20}, "GPU clocks", "throttled now (temperature)"),
         ({"EnforcedPowerLimit": 500_000}, "GPU power", "500 W, the default is 700 W"),
         ({"CurrPcieLinkWidth": 8}, "GPU links", "x8 of x16 PCIe lanes are used"),
-        ({"NvLinkState": lambda link: int(link != 3)}, "GPU links", "17 of 18 NVLinks are active"),
+        (
+            {"NvLinkState": lambda link: int(link != 3) if link < 18 else refuses()},
+            "GPU links",
+            "17 of 18 NVLinks are active",
+        ),
     ],
 )
 def test_fault_is_a_warning_that_names_its_gpu(

@@ -16,17 +16,8 @@ import pytest
 import torch
 
 from ddpperf.machine import hardware
-from ddpperf.machine.gpu_description import Gpu
-from ddpperf.machine.hardware import (
-    Machine,
-    computes_bf16,
-    core_count,
-    cpu_model,
-    first_unmapped,
-    hardware_key,
-    select_visible,
-    visible_gpus,
-)
+from ddpperf.machine.gpu_description import Gpu, first_unmapped, select_visible, visible_gpus
+from ddpperf.machine.hardware import Machine, computes_bf16, core_count, cpu_model, hardware_key
 from tests.fake_nvml import healthy
 
 

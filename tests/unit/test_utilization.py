@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
 
 from ddpperf.machine import energy, utilization
-from ddpperf.machine.energy import EnergyCounters
-from ddpperf.machine.utilization import CpuSampler, Recorder, Sampler, gpu_now
+from ddpperf.machine.utilization import Recorder, Sampler, gpu_now
 from ddpperf.plugin.devices import Devices
-from ddpperf.results.usage import MOST_POINTS, averaged
+from ddpperf.results.usage import MOST_POINTS, Usage, averaged
 from ddpperf.specs import AllReduceSpec, EpochSpec, TrainingSpec
 from tests.fake_nvml import field_values, install, refuses, training
 
@@ -31,22 +32,26 @@ ALL = {
 }
 
 
-def cpu(*processes: int, cores: tuple[int, ...] = (0,), with_children: bool = False) -> CpuSampler:
-    return CpuSampler(cores, processes, with_children=with_children)
+def sampler_of(*processes: int, gpus: Sequence[Any] = (), with_children: bool = False) -> Sampler:
+    return Sampler(gpus, (0, 1), processes, with_children=with_children)
 
 
-def samplers() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "ddpperf-sampler"]
-
-
-def wait_for_sample(sampler: Sampler) -> None:
-    wait_for(lambda: bool(sampler.samples))
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
+def wait_for(condition: Callable[[], object]) -> None:
     end = time.monotonic() + 20  # on a busy machine
     while not condition() and time.monotonic() < end:
         time.sleep(0.01)
+
+
+def recorded(recorder: Recorder) -> Usage:
+    usage = recorder.usage()
+    assert usage is not None
+    return usage
+
+
+def keep_busy(seconds: float = 0.1) -> None:
+    began = time.process_time()
+    while time.process_time() - began < seconds:
+        pass
 
 
 # --- GPUs
@@ -57,27 +62,17 @@ def test_gpu_is_read_in_si_units(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu_now(fake) == ALL
 
 
-@pytest.mark.parametrize(
-    ("function", "quantity"),
-    [
-        ("UtilizationRates", "gpu_utilization"),  # as with MIG
-        ("MemoryInfo", "gpu_memory_bytes"),
-        ("Temperature", "temperature_celsius"),
-        ("ClockInfo", "sm_clock_hertz"),
-    ],
-)
-def test_one_refused_field_leaves_the_others(
-    monkeypatch: pytest.MonkeyPatch, function: str, quantity: str
-) -> None:
-    answers: dict[str, Any] = {function: refuses()}
-    install(monkeypatch, [fake := training(**answers)])
-    assert gpu_now(fake) == {**ALL, quantity: None}
+def test_refused_fields_leave_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, [fake := training(UtilizationRates=refuses, Temperature=refuses)])  # as with MIG
+    assert gpu_now(fake) == {**ALL, "gpu_utilization": None, "temperature_celsius": None}
+    install(monkeypatch, [fake := training(MemoryInfo=refuses, ClockInfo=refuses)])
+    assert gpu_now(fake) == {**ALL, "gpu_memory_bytes": None, "sm_clock_hertz": None}
 
 
 def test_older_driver_has_averaged_power(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, [fake := training(FieldValues=field_values({}))])
     assert gpu_now(fake)["power_watts"] == 600.0
-    install(monkeypatch, [fake := training(FieldValues=refuses(), PowerUsage=refuses())])
+    install(monkeypatch, [fake := training(FieldValues=refuses, PowerUsage=refuses)])
     assert gpu_now(fake)["power_watts"] is None
 
 
@@ -85,55 +80,53 @@ def test_older_driver_has_averaged_power(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_busy_rank_keeps_a_core_busy() -> None:
-    sampler = cpu(psutil.Process().pid, cores=(0, 1))
+    sampler = sampler_of(os.getpid())
     sampler.now()
-    began = time.process_time()
-    while time.process_time() - began < 0.1:
-        pass
+    keep_busy()
     found = sampler.now()
     (busy,), (memory,) = found["rank_cpus"], found["rank_memory_bytes"]
     assert busy is not None
-    assert memory is not None
     assert 0.05 < busy < 1.3
     assert memory == pytest.approx(psutil.Process().memory_info().rss, rel=0.2)
     assert len(found["core_utilization"]) <= 2
     assert all(0 <= value <= 1 for value in found["core_utilization"] if value is not None)
 
 
-@pytest.mark.parametrize("asked", ["cpu_times", "memory_info", "children"])
+@pytest.mark.parametrize("asked", ["cpu_percent", "memory_info", "children"])
 def test_rank_that_ends_meanwhile_raises_nothing(monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
-    sampler = cpu(psutil.Process().pid, with_children=True)
+    sampler = sampler_of(os.getpid(), NO_PROCESS, with_children=True)
     sampler.now()
 
     def ended(*_: object, **__: object) -> None:
         raise psutil.NoSuchProcess(1)
 
     monkeypatch.setattr(psutil.Process, asked, ended)
+    monkeypatch.setattr(sampler, "_searched", 0.0)
     found = sampler.now()
-    assert (found["rank_cpus"] == [None]) == (asked == "cpu_times")
-    assert (found["rank_memory_bytes"] == [None]) == (asked == "memory_info")
+    assert found["rank_cpus"][1] is found["rank_memory_bytes"][1] is None
+    assert (found["rank_cpus"][0] is None) == (asked == "cpu_percent")
+    assert (found["rank_memory_bytes"][0] is None) == (asked == "memory_info")
 
 
 def test_loader_workers_count_as_their_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process stands for the rank's worker, with the memory and CPU time of this one."""
-    this, twice = psutil.Process(), SimpleNamespace()
-    for name in ("cpu_times", "memory_info"):
-        setattr(twice, name, getattr(this, name))
-    twice.pid = NO_PROCESS
-    monkeypatch.setattr(psutil.Process, "children", lambda rank, recursive: [twice] if recursive else [])
-    for with_children, times in ((False, 1), (True, 2)):
-        sampler = cpu(this.pid, with_children=with_children)
-        sampler.now()  # finds the worker
-        began = time.process_time()
-        while time.process_time() - began < 0.1:
-            pass
-        before, elapsed = sampler._seconds, -sampler._when
-        found = sampler.now()
-        elapsed += sampler._when
-        (busy,), (memory,) = found["rank_cpus"], found["rank_memory_bytes"]
-        assert memory == pytest.approx(times * this.memory_info().rss, rel=0.2)
-        own = sampler._seconds[0][this.pid] - before[0][this.pid]
-        assert busy == pytest.approx(times * own / elapsed, rel=0.3)
+    worker = Mock(cpu_percent=lambda: 150.0, memory_info=lambda: SimpleNamespace(rss=10**15))
+    monkeypatch.setattr(psutil.Process, "children", lambda rank, recursive: [worker] if recursive else [])
+    for with_children in (False, True):
+        found = sampler_of(os.getpid(), with_children=with_children).now()
+        assert found["rank_cpus"] == [1.5 * with_children], "the first call of the rank itself begins"
+        assert ((found["rank_memory_bytes"][0] or 0) >= 10**15) == with_children
+
+
+def test_worker_that_is_found_again_keeps_its_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """psutil measures the CPU time of a process since the last call for the same object."""
+    monkeypatch.setattr(psutil.Process, "children", lambda rank, recursive: [psutil.Process()])
+    monkeypatch.setattr(utilization, "CHILDREN_SECONDS", 0.0)
+    sampler = sampler_of(os.getppid(), with_children=True)
+    sampler.now()
+    keep_busy()
+    (busy,) = sampler.now()["rank_cpus"]
+    assert busy is not None
+    assert busy > 0.05
 
 
 # --- the thread
@@ -141,12 +134,12 @@ def test_loader_workers_count_as_their_rank(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_samples_come_ten_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, [fake := training()])
-    sampler = Sampler([fake, fake], cpu())
+    sampler = sampler_of(gpus=[fake, fake])
     with sampler.sampling():
         time.sleep(0.65)
     assert 2 <= len(sampler.samples) <= 6
     assert all(values["gpu_utilization"] == [0.97, 0.97] for _, values in sampler.samples)
-    assert not samplers()
+    assert "ddpperf-sampler" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_early_end_of_sampling_gives_no_usage(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,86 +147,79 @@ def test_early_end_of_sampling_gives_no_usage(monkeypatch: pytest.MonkeyPatch) -
     memory = iter([psutil.virtual_memory()] * 2)  # the call for the second sample raises StopIteration
     monkeypatch.setattr(psutil, "virtual_memory", lambda: next(memory))
     devices = Devices((), 1)
-    recorded = EpochSpec(world_size=1, per_rank_batch_size=8, strategy="single")
-    recorder = devices.recorder(recorded, [], True)
+    epoch = EpochSpec(world_size=1, per_rank_batch_size=8, strategy="single")
+    recorder = devices.recorder(epoch, [], True)
     assert recorder._sampler is not None
     with recorder.round(1):
-        wait_for(lambda: bool(recorder._sampler and recorder._sampler.problem))
+        wait_for(lambda: recorder._sampler and recorder._sampler.failed)
     assert len(recorder._sampler.samples) == 1
     assert recorder.usage() is None
 
 
 def test_costly_samples_become_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def burn(seconds: float = 0.02) -> SimpleNamespace:
+    def burn() -> SimpleNamespace:
         began = time.thread_time()
-        while time.thread_time() - began < seconds:
+        while time.thread_time() - began < 0.01:
             pass
         return SimpleNamespace(gpu=1, memory=1)
 
     install(monkeypatch, [fake := training(UtilizationRates=burn)])
-    sampler = Sampler([fake], cpu())
+    sampler = sampler_of(gpus=[fake])
     with sampler.sampling():
-        time.sleep(0.8)
-    assert len(sampler.samples) == 1  # the next one is due 1 s after the first one
-    assert sampler.cpu_fraction < 0.06  # 10 Hz would take 0.2
+        time.sleep(0.9)
+    assert len(sampler.samples) == 1  # the next one is due 1 s after the begin
 
 
 # --- the recorder
 
 
 class Meter:
-    """An energy counter of two GPUs at 500 W and 100 W on a clock of its own."""
+    """The energy counters of two GPUs at 500 W and 100 W, and a clock of their own."""
+
+    update_seconds = 1e-3
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        clock = SimpleNamespace(monotonic=lambda: self.now)
-        monkeypatch.setattr(utilization, "time", clock)
-        self.counters = EnergyCounters(read=lambda: (500 * self.now, 100 * self.now), update_seconds=1e-3)
+        monkeypatch.setattr(utilization, "time", SimpleNamespace(monotonic=lambda: self.now))
 
-    def rounds(self, recorder: Recorder, count: int, seconds: float, pause: float, steps: int = 4) -> None:
+    def joules(self, devices: int) -> tuple[float, ...]:
+        return (500 * self.now, 100 * self.now)[:devices]
+
+    def recorder(self, devices: int = 2, **given: Any) -> Recorder:
+        counters: Any = self
+        return Recorder(counters, devices, **given)
+
+    def rounds(
+        self, recorder: Recorder, count: int, seconds: float, pause: float = 0, steps: int = 4
+    ) -> None:
         for _ in range(count):
             with recorder.round(steps):
                 self.now += seconds
             self.now += pause
 
 
-def test_energy_of_rounds_is_that_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("devices", [1, 2])
+def test_energy_of_rounds_is_that_of_a_step(monkeypatch: pytest.MonkeyPatch, devices: int) -> None:
     meter = Meter(monkeypatch)
-    recorder = Recorder(meter.counters, devices=2)
-    meter.rounds(recorder, 10, seconds=0.05, pause=0.0)
-    usage = recorder.usage()
-    assert usage is not None
-    assert usage.joules == pytest.approx((500 * 0.5 / 40, 100 * 0.5 / 40))
+    meter.rounds(recorder := meter.recorder(devices), 10, seconds=0.05)
+    usage = recorded(recorder)
+    assert usage.joules == pytest.approx((500 * 0.5 / 40, 100 * 0.5 / 40)[:devices])
 
 
 def test_process_sets_in_turn_need_long_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     meter = Meter(monkeypatch)
-    of_steps, of_epochs = (Recorder(meter.counters, 2, alone=False) for _ in range(2))
+    of_steps, of_epochs = (meter.recorder(alone=False) for _ in range(2))
     for _ in range(10):
-        meter.rounds(of_steps, 1, seconds=0.01, pause=0.0)
-        meter.rounds(of_epochs, 1, seconds=1.0, pause=0.0, steps=1)
+        meter.rounds(of_steps, 1, seconds=0.01)
+        meter.rounds(of_epochs, 1, seconds=1.0, steps=1)
     assert of_steps.usage() is None
-    usage = of_epochs.usage()
-    assert usage is not None
-    assert usage.joules == pytest.approx((500.0, 100.0))
+    assert recorded(of_epochs).joules == pytest.approx((500.0, 100.0))
 
 
 def test_pauses_between_rounds_give_no_energy(monkeypatch: pytest.MonkeyPatch) -> None:
     meter = Meter(monkeypatch)
-    recorder = Recorder(meter.counters, 2)
-    meter.rounds(recorder, 10, seconds=0.05, pause=0.01)
+    meter.rounds(recorder := meter.recorder(), 10, seconds=0.05, pause=0.01)
     assert recorder.usage() is None
-
-
-def with_samples(monkeypatch: pytest.MonkeyPatch, count: int, watts: float | None = 612.5) -> Recorder:
-    """A recorder whose sampler has sampled one round of 4 steps at 10 Hz."""
-    meter = Meter(monkeypatch)
-    sampler = Sampler([], cpu())
-    sampler.samples = [(0.1 * number, {"power_watts": [watts, watts]}) for number in range(count)]
-    monkeypatch.setattr(Sampler, "sampling", lambda self: nullcontext())
-    recorder = Recorder(None, 2, sampler)
-    meter.rounds(recorder, 1, seconds=0.1 * count, pause=0.0)
-    return recorder
 
 
 def test_first_gpus_are_those_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,9 +233,8 @@ def test_first_gpus_are_those_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> N
     recorder = devices.recorder(EpochSpec(world_size=2, strategy="ddp", **fields), [], True)
     assert recorder._sampler is not None
     with recorder.round(1):
-        wait_for_sample(recorder._sampler)
-    usage = recorder.usage()
-    assert usage is not None
+        wait_for(lambda: recorder._sampler and recorder._sampler.samples)
+    usage = recorded(recorder)
     assert usage.mean["gpu_utilization"] == (0.2, 0.1)
     assert usage.joules == ()  # the counter did not move
     step = devices.recorder(TrainingSpec(world_size=1, strategy="single", **fields), [], True)
@@ -258,20 +243,21 @@ def test_first_gpus_are_those_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> N
     sampled = [
         devices.recorder(spec, [], True)._sampler for spec in (loads, replace(loads, loader_workers=0))
     ]
-    assert [sampler._cpu._with_children for sampler in sampled if sampler is not None] == [True, False]
+    assert [sampler._with_children for sampler in sampled if sampler is not None] == [True, False]
     assert devices.recorder(AllReduceSpec(world_size=2, nbytes=8), [], True)._counters is None
 
 
 def test_long_series_is_averaged_but_peaks_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorder = with_samples(monkeypatch, 10 * MOST_POINTS)
-    assert recorder._sampler is not None
-    recorder._sampler.samples[77][1]["power_watts"][0] = 700.0
-    usage = recorder.usage()
-    assert usage is not None
+    meter, sampler, count = Meter(monkeypatch), sampler_of(), 10 * MOST_POINTS
+    sampler.samples = [(0.1 * number, {"power_watts": [612.5, 612.5]}) for number in range(count)]
+    sampler.samples[77][1]["power_watts"][0] = 700.0
+    monkeypatch.setattr(Sampler, "sampling", lambda self: nullcontext())
+    meter.rounds(recorder := Recorder(None, 2, sampler), 1, seconds=0.1 * count)
+    usage = recorded(recorder)
     assert len(usage.seconds) == len(usage.series["power_watts"][0]) == MOST_POINTS
     assert max(value for value in usage.series["power_watts"][0] if value is not None) < 622
     assert usage.peak["power_watts"] == (700.0, 612.5)
-    assert usage.seconds[-1] == pytest.approx(0.1 * 10 * MOST_POINTS, rel=0.01)
+    assert usage.seconds[-1] == pytest.approx(0.1 * count, rel=0.01)
 
 
 @pytest.mark.parametrize(
