@@ -104,7 +104,6 @@ def samples(draw: st.DrawFn, ranks: int) -> Sample:
         joules=st.lists(numbers, max_size=2).map(tuple),
         series=st.dictionaries(NAMES, st.tuples(st.tuples(numbers | st.none())), max_size=2),
         mean=of_ranks,
-        sampler_cpu_fraction=numbers,
     )
     return Sample(
         set=draw(NAMES),
