@@ -62,7 +62,7 @@ def found(document: dict[str, Any], device: str) -> dict[str, Any]:
 
 
 def main(path: str) -> None:
-    document = json.loads(Path(path).read_text())
+    document = json.loads(Path(path).read_text(encoding="utf-8"))
     device = "cpu" if document["ddpperf"]["environment"]["backend"] == "gloo" else "cuda"
     recipes = tuned()
     rows = found(document, device)

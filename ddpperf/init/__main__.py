@@ -8,62 +8,47 @@ never changes a file that exists, except that it adds a line to .gitignore.
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from pathlib import Path
 
 from ddpperf.errors import Refused
 from ddpperf.io.command import Parser, print_lines, refused
-from ddpperf.io.files import write_atomically
 
 TEMPLATE = Path(__file__).parent / "template"
 FILES = ("perf/step.py", "perf/test_step.py", "perf/thresholds.toml")
 CONFTEST = "conftest.py"
-PLUGIN_LINE = r"^pytest_plugins\b.*?ddpperf\.plugin"
+PLUGIN_LINE = rb"^pytest_plugins\b.*?ddpperf\.plugin"
 IGNORED = ".ddpperf/"
 
 
 def write(root: Path) -> list[str]:
     """Write the example experiment below a folder, and return a line for each file and the next step.
 
-    Raises Refused if one of the example's files exists already, or if a file cannot be read or
-    written.
+    Raises Refused if one of the example's files exists already, and OSError if a file cannot be read
+    or written.
     """
-    files = {root / name: (TEMPLATE / name).read_bytes() for name in FILES}
-    if existing := [path for path in files if os.path.lexists(path)]:
-        raise Refused(
-            f"{existing[0]} exists already, so nothing was written; "
-            "move the file away, or run the command in another folder"
-        )
-    next_step = "run it: python -m pytest perf/"
-    line = (TEMPLATE / CONFTEST).read_text(encoding="utf-8").strip()
-    if not os.path.lexists(root / CONFTEST):
-        files[root / CONFTEST] = (TEMPLATE / CONFTEST).read_bytes()
-    elif not re.search(PLUGIN_LINE, _text(root / CONFTEST), re.MULTILINE | re.DOTALL):
+    if existing := [name for name in FILES if (root / name).exists()]:
+        advice = "move the file away, or run the command in another folder"
+        raise Refused(f"{root / existing[0]} exists already, so nothing was written; {advice}")
+    names, next_step = [*FILES], "run it: python -m pytest perf/"
+    if not (conftest := root / CONFTEST).exists():
+        names.append(CONFTEST)
+    elif not re.search(PLUGIN_LINE, conftest.read_bytes(), re.MULTILINE | re.DOTALL):
+        line = (TEMPLATE / CONFTEST).read_text(encoding="utf-8").strip()
         next_step = f"add this line to {CONFTEST}: {line}; then {next_step}"
+    (root / "perf").mkdir(exist_ok=True)
+    for name in names:
+        (root / name).write_bytes((TEMPLATE / name).read_bytes())
+    lines = [f"wrote {name}" for name in names]
     ignore = root / ".gitignore"
-    ignored = _text(ignore) if os.path.lexists(ignore) else ""
-    lines = [f"wrote {path.relative_to(root)}" for path in files]
-    if IGNORED not in ignored.splitlines():
-        newline = "" if ignored == "" or ignored.endswith("\n") else "\n"
-        text = f"{ignored}{newline}{IGNORED}\n"
-        files[ignore.resolve()] = text.encode(errors="surrogateescape")
+    ignored = ignore.read_bytes() if ignore.exists() else b""
+    if IGNORED.encode() not in ignored.splitlines():
+        newline = "" if ignored[-1:] in (b"", b"\n") else "\n"
+        with ignore.open("a", encoding="utf-8") as file:
+            file.write(f"{newline}{IGNORED}\n")
         lines.append(f"added {IGNORED} to .gitignore")
-    for path, content in files.items():
-        try:
-            path.parent.mkdir(exist_ok=True)
-            write_atomically(path, content)
-        except OSError as error:
-            raise Refused(f"{path} cannot be written ({error.strerror}); make it writable") from error
     return [*lines, f"next: {next_step}"]
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError as error:
-        raise Refused(f"{path} cannot be read ({error.strerror}); repair it first") from error
 
 
 def main() -> int:

@@ -33,13 +33,8 @@ class Parser(argparse.ArgumentParser):
 
 def hour_price(text: str) -> float:
     """Return the price of an hour of one device, in any currency; a parser prints the error."""
-    try:
-        price = float(text)
-    except ValueError:
-        price = 0.0
-    if not 0 < price <= 999999:  # a NaN is refused, too
-        wanted = "takes a price above 0 and up to 999999"
-        raise argparse.ArgumentTypeError(f"{wanted}, got {quoted(text)}; pass for example 2.5")
+    if not 0 < (price := float(text)) <= 999999:  # a NaN is refused, too
+        raise argparse.ArgumentTypeError(f"takes a price above 0 and up to 999999, got {quoted(text)}")
     return price
 
 
@@ -47,12 +42,6 @@ def refused(problem: object) -> int:
     """Print one sentence that says why a command was refused, and return the exit status."""
     print(harmless(" ".join(str(problem).split())), file=sys.stderr)
     return REFUSED
-
-
-def say(line: str) -> None:
-    """Print a line of progress, even if the standard output's encoding lacks some of its letters."""
-    encoding = sys.stdout.encoding or "utf-8"
-    print(harmless(line).encode(encoding, "backslashreplace").decode(encoding))
 
 
 def print_lines(lines: Iterable[str]) -> None:

@@ -32,8 +32,8 @@ class PrivateFolder:
     """A new temporary folder that no other user can read. `remove` removes it.
 
     The next process that makes a private folder in the same place removes the folders that killed
-    processes left. root: where to make it, by default in `temporary_root`. Raises Refused if
-    it cannot be made there, and OSError if it cannot be made in `root`.
+    processes left. root: where to make it, by default in `temporary_root`. Raises Refused if it
+    cannot be made there, and OSError if it cannot be made in `root`.
     """
 
     def __init__(self, root: str | None = None) -> None:
@@ -65,18 +65,9 @@ class PrivateFolder:
 
 
 def temporary_root() -> str:
-    """Return the folder for private folders: that of $TMPDIR, unless its path is too long for sockets.
-
-    Raises Refused if /tmp cannot be used instead.
-    """
+    """Return the folder for private folders: that of $TMPDIR, unless its path is too long for sockets."""
     root = tempfile.gettempdir()
-    if len(os.fsencode(root)) <= MOST_ROOT_BYTES:
-        return root
-    if os.access(SHORT_ROOT, os.W_OK | os.X_OK):
-        return SHORT_ROOT
-    needs = f"sockets need a temporary folder whose path has at most {MOST_ROOT_BYTES} bytes"
-    found = f"found TMPDIR={root[:100]}, and {SHORT_ROOT} cannot be written"
-    raise Refused(f"{needs}, {found}; set TMPDIR to a shorter path")
+    return root if len(os.fsencode(root)) <= MOST_ROOT_BYTES else SHORT_ROOT
 
 
 def hold(folder: Path) -> int:

@@ -140,7 +140,7 @@ def wait_for_end(processes: Collection[int]) -> None:
 def _group_of(process: int) -> int | None:
     """Return the process group of a process, or None if the process has ended."""
     try:
-        status = Path(f"/proc/{process}/stat").read_text(errors="replace")
+        status = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
     state, _, group = status.rpartition(")")[2].split()[:3]

@@ -51,7 +51,7 @@ def numa_nodes(allowed: Iterable[int], system: Path = SYSTEM) -> Nodes:
 def _listed(path: Path) -> set[int]:
     """Return the numbers in a kernel file such as "0-3,8", or an empty set if it cannot be read."""
     try:
-        words = path.read_text().strip().split(",")
+        words = path.read_text(encoding="utf-8").strip().split(",")
     except OSError:
         return set()
     bounds = [word.split("-") for word in words if word]

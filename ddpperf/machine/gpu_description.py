@@ -157,6 +157,7 @@ def _numa_node(address: str) -> int | None:
     """
     with contextlib.suppress(OSError, ValueError):
         domain, _, slot = address.lower().partition(":")
-        node = int(Path(f"/sys/bus/pci/devices/{int(domain, 16):04x}:{slot}/numa_node").read_text())
+        device = Path("/sys/bus/pci/devices", f"{int(domain, 16):04x}:{slot}")
+        node = int((device / "numa_node").read_text(encoding="utf-8"))
         return node if node >= 0 else None
     return None

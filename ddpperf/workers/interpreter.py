@@ -33,9 +33,9 @@ _ON_CPU = {
     # differ by 5% because their pages lie elsewhere. With huge pages they differ by 2%, and a step
     # of 8 images is 6% faster.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-    # How many collectives torch's flight recorder keeps. A message about a hang shows the last ones.
-    # With torch's default of 2000, a rank grows by 2.6 MB until the recorder is full. Ranks that use
-    # NCCL need the default, because they start many collectives before the first one ends.
+    # How many collectives torch's flight recorder keeps, for the message about a hang. With torch's
+    # default of 2000, a rank grows by 2.6 MB until the recorder is full. Ranks that use NCCL need the
+    # default, because they start many collectives before the first one ends.
     "TORCH_FR_BUFFER_SIZE": "256",
 }
 
@@ -95,13 +95,11 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """The modules that the ranks' Python interpreter can import, with versions and folders.
+    """What a side's ranks can import, as start_rank.py reports it.
 
-    root: the source tree that comes first on the ranks' path, or None. requested: the options that
-    name the interpreter and the source tree. folders: the folder on the path from which each module
-    was imported. foreign: modules that come from the current folder, although the root comes first.
-    missing, why: the first module that cannot be imported, and the error. Both are empty if all
-    modules can be imported.
+    requested: the options that name the side. folders: the folder on the path from which each module
+    was imported. foreign: modules of the current folder, although the root comes first on the path.
+    missing, why: the first module that cannot be imported, and the error.
     """
 
     python: str
@@ -131,8 +129,8 @@ class Found:
 def check_side(side: Side, requested: str, device: str, functions: Sequence[str]) -> Found:
     """Check that ranks can start with the interpreter and the code of the base or the candidate.
 
-    Raises Refused if they cannot. requested: the options that name the interpreter and the code, for
-    the message. functions: the models and other functions of the user that the ranks import.
+    Raises Refused if they cannot. requested: the options that name the side. functions: the models
+    and other functions of the user that the ranks import.
     """
     try:
         ended = run_child(side.command("probe", *functions), side.variables(), PROBE_SECONDS)
@@ -146,10 +144,9 @@ def check_side(side: Side, requested: str, device: str, functions: Sequence[str]
         found = Found(root=side.root, requested=requested, **json.loads(ended.stdout.splitlines()[-1]))
     except (IndexError, TypeError, ValueError):
         errors = [f" ({line[:200]})" for line in ended.stderr.splitlines() if line.strip()]
-        how = f"ended with status {ended.returncode}{''.join(errors[-1:])}"
+        what = f"ended with status {ended.returncode}{''.join(errors[-1:])} before it had imported torch"
         advice = f"name a Python {MIN_PYTHON} or newer that can import them by itself"
-        what = f"{how} before it had imported torch and the model; {advice}"
-        raise Refused(f"{requested} {what}") from None
+        raise Refused(f"{requested} {what} and the model; {advice}") from None
     problem = ""
     if release(found.python) < release(MIN_PYTHON):
         problem = f"is Python {found.python}, ddpperf needs {MIN_PYTHON} or newer; name a newer interpreter"

@@ -53,7 +53,7 @@ def main(address: str, key_file: str, per_node: str, device: str, images: str = 
 def _join(address: str, key_file: str, per_node: int, device: str, images: str, private: Path) -> None:
     host, _, port = address.rpartition(":")
     try:
-        key = os.environ.pop(KEY_VARIABLE, "") or Path(key_file).read_text()
+        key = os.environ.pop(KEY_VARIABLE, "") or Path(key_file).read_text(encoding="utf-8")
     except OSError as error:
         advice = f"share its folder between the nodes, or set {KEY_VARIABLE} on all of them"
         raise Refused(f"the key file {key_file} cannot be read ({error.strerror}); {advice}") from error

@@ -90,9 +90,8 @@ class Launcher:
             self.key = secrets.token_hex(32)
             self.key_file.parent.mkdir(parents=True, exist_ok=True)
             self.key_file.unlink(missing_ok=True)  # of a killed run that had the same process id
-            descriptor = os.open(self.key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with open(descriptor, "w", encoding="utf-8") as file:
-                file.write(self.key)
+            self.key_file.touch(0o600, exist_ok=False)
+            self.key_file.write_text(self.key, encoding="utf-8")
 
     def commands(self, ranks: int, address: str) -> list[list[str]]:
         """Return the commands that start the ranks: one per rank, one per node, or one in all."""
@@ -102,12 +101,9 @@ class Launcher:
         join += [self.device, *filter(None, [self.images])]  # ssh would lose an empty argument
         with socket.create_server((self.interface.address, 0)) as free:  # for the launcher's own meeting
             port = free.getsockname()[1]
-        if used & {"rank", "local_rank"}:
-            started = range(ranks)
-        else:
-            started = range(0, ranks, self.per_node if "node" in used else ranks)
+        step = 1 if used & {"rank", "local_rank"} else self.per_node if "node" in used else ranks
         commands = []
-        for rank in started:
+        for rank in range(0, ranks, step):
             values = {
                 "nodes": -(-ranks // self.per_node),
                 "per_node": min(self.per_node, ranks),
@@ -159,13 +155,12 @@ class Launch:
         mine = os.sched_getaffinity(0)
         os.sched_setaffinity(0, launcher.cores)
         try:
-            with open(writer, "wb", buffering=0) as out:
+            with open(writer, "wb", buffering=0) as out, open(os.devnull, encoding="utf-8") as nothing:
                 for command in commands:
-                    self._processes.append(
-                        subprocess.Popen(
-                            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, process_group=0
-                        )
+                    process = subprocess.Popen(
+                        command, stdin=nothing, stdout=out, stderr=out, process_group=0
                     )
+                    self._processes.append(process)
         except OSError as error:
             self.end()
             raise self._failure(f"did not start: {self.name} cannot be started ({error.strerror})") from error
@@ -229,10 +224,9 @@ class Launch:
 
     def _require_started(self, end: float, missing: Sequence[int]) -> None:
         """Raise SetFailure if the time is over, or if the launcher's process of a missing rank has ended."""
-        ended = [rank for rank in missing if self.ending(rank)]
-        rank = [*ended, *missing][0]
-        if ended:
-            how = f"did not start: {self.name} {self.ending(rank)}"
+        rank = next((rank for rank in missing if self.ending(rank)), missing[0])
+        if ending := self.ending(rank):
+            how = f"did not start: {self.name} {ending}"
         elif time.monotonic() > end:
             how = f"did not join within {JOIN_SECONDS:g} s"
         else:
@@ -337,7 +331,7 @@ class LaunchedRank(RankHandle):
 
 def machine_id() -> str:
     """Return an identifier of this machine and its process ids, which changes at each boot."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     return f"{boot} {os.readlink('/proc/self/ns/pid')}"
 
 
@@ -377,10 +371,9 @@ def launcher(template: str) -> str:
     """Return the template of a launcher. Raises ValueError if it is no command that can be used."""
     try:
         words = shlex.split(template)
-    except ValueError as error:
-        raise ValueError(f"takes a command ({error})") from error
-    unknown = set(re.findall(r"\{(\w+)\}", template)) - set(PLACEHOLDERS)
-    if not words or unknown:
+    except ValueError:  # such as an open quotation
+        words = []
+    if not words or not set(re.findall(r"\{(\w+)\}", template)) <= set(PLACEHOLDERS):
         known = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
         raise ValueError(f"takes a command with none but {known}")
     return template

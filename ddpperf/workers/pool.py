@@ -34,17 +34,13 @@ LONG_STEP_SECONDS = 0.01
 class Pool:
     """Process sets that are alive at the same time and run the rounds of a measurement in turn.
 
-    There are `replicates` process sets of `size` ranks for each of `sides`, the base and the
-    candidate. They are started at the first measurement. Only one process set samples at a time. A
-    process set that fails is killed, and replaced under a new name before the next measurement.
+    There are `replicates` process sets for each of `sides`, the base and the candidate. They are
+    started at the first measurement. Only one process set samples at a time. A process set that fails
+    is killed, and replaced under a new name before the next measurement. On a CPU, a measurement that
+    needs more ranks gets larger process sets, which end before the next one that does not.
 
-    A measurement that needs more ranks gets process sets of its own. They end before the next
-    measurement that does not need them. GPUs have no more ranks than `size`.
-
-    sides: the side of each process set.
     sets_made: how many process sets earlier pools made, so that no name is used twice.
-    step_seconds: for some specs, the seconds of a step, from which the number of steps in a round
-    follows. For other specs, trial rounds find the number.
+    step_seconds: of some specs, so that they need no trial rounds.
     progress: called with a spec and the fraction of its measurement that is done.
     check_round: called before the first round and after each round, with the process ids of all
     ranks and the number of rounds done. It returns why the last round is spoiled, or "".
@@ -103,10 +99,9 @@ class Pool:
         started = []
         try:
             for key in places:
-                current = self._sets.get(key)
-                if current is not None and current.alive and not current.dead_ranks():
-                    continue
-                if current is not None:
+                if (current := self._sets.get(key)) is not None:
+                    if current.alive and not current.dead_ranks():
+                        continue
                     current.kill()
                 side = self.sides[key[1]]
                 self.sets_made += 1
@@ -173,11 +168,10 @@ class Pool:
     def _measure(self, jobs: list[Job], spec: Spec, candidate: Spec | None = None) -> Measured:
         try:
             measured = self._measure_on(jobs, spec, candidate)
-        except Exception:
+        except SetFailure:
             raise
         except BaseException:  # such as pytest-timeout's: answers may still be on their way
-            for process_set in self._sets.values():
-                process_set.kill()
+            self._kill()
             raise
         self.counted_seconds += measured.counted_seconds()
         return measured
@@ -301,8 +295,11 @@ class Pool:
             for process_set in self._sets.values():
                 process_set.close()
         finally:
-            for process_set in self._sets.values():
-                process_set.kill()
+            self._kill()
+
+    def _kill(self) -> None:
+        for process_set in self._sets.values():
+            process_set.kill()
 
 
 def choose_iterations(step_seconds: float, limit: int, round_seconds: float) -> int:
@@ -342,10 +339,7 @@ def _sample(
 
 
 def _open(jobs: list[Job], progress: Progress) -> list[int]:
-    """Build and warm up a measurement on each process set.
-
-    Returns, for each process set, the maximum number of steps per round.
-    """
+    """Build and warm up a measurement on each process set, and return its most steps in a round."""
     for process_set, spec in jobs:  # before the first request, since a request may fail
         process_set.leave(unless=spec.world_size if spec.grouped else 0)
     _wait([made for made, spec in jobs if spec.grouped and made.join(spec.world_size)], progress)
@@ -360,14 +354,10 @@ def _open(jobs: list[Job], progress: Progress) -> list[int]:
 
 
 def _close(jobs: list[Job]) -> dict[str, list[dict[str, Any]]]:
-    """End the measurement on all process sets.
-
-    Returns, by the names of the process sets, the counters and the digest of the kernels of each rank.
-    """
+    """End the measurement, and return the counters and the kernels of each rank by process set."""
     compared = len(jobs) > 1 and not jobs[0][0].options.time_only
-    finished = [
-        live.request("finish", ranks=_ranks(live, spec)) for live, spec in jobs
-    ]  # counters can be times
+    # One by one, as counters can be times.
+    finished = [live.request("finish", ranks=_ranks(live, spec)) for live, spec in jobs]
     for live, spec in jobs:
         live.ask("close", ranks=_ranks(live, spec), kernels=compared)
     closed = _wait([live for live, _ in jobs], None)
@@ -393,7 +383,7 @@ def _wait(sets: Sequence[ProcessSet], progress: Progress) -> list[Answers]:
         except SetFailure as failure:
             failures.append(failure)
     if failures:
-        raise min(failures, key=lambda failure: failure.set_name[:1])
+        raise min(failures, key=lambda failure: failure.set_name[:1])  # A is the base
     return answers
 
 

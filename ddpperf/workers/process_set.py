@@ -6,7 +6,7 @@ import contextlib
 import errno
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.connection import Connection
@@ -37,13 +37,11 @@ class SetOptions:
     """The options that all process sets of a pool have in common.
 
     size: the number of ranks. rounds: how often each spec is timed. deadline_seconds: how long a
-    rank may take for a command, or be silent in a command that reports progress. log_folder: where
-    the output of the ranks stays, one file for each rank; None to keep no file. cores: the CPU cores
-    that each rank is pinned to. hang_folder: where the stacks of hanging ranks are written, unless
-    there is a log folder.
-    time_only: whether only times are needed. A step that uses one device is then measured on the
-    first device only, not on all devices in turn, and no kernels are listed.
-    launcher: what starts the ranks, on any node; None to start them on this machine.
+    rank may take for a command, or be silent in a command that reports progress. log_folder: for the
+    output of the ranks, one file for each; None to keep no file. hang_folder: for the stacks of hanging
+    ranks, unless there is a log folder. cores: the CPU cores that each rank is pinned to. time_only: a
+    step that uses one device is then measured on the first device only, not on all devices in turn, and
+    no kernels are listed. launcher: what starts the ranks; None to start them on this machine.
     """
 
     size: int
@@ -65,9 +63,9 @@ class SetOptions:
 class ProcessSet:
     """The ranks of one process set, and the commands that the controller process sends to them.
 
-    If one rank fails, all ranks are killed. `spawn` starts the ranks and `wait_ready` waits until
-    all have their devices, so that several process sets start side by side. environment: the
-    versions of Python and torch in rank 0, once the ranks are ready.
+    If one rank fails, all ranks are killed. After any other exception, the caller kills them. `spawn`
+    starts the ranks and `wait_ready` waits until all have their devices, so that several process sets
+    start side by side. environment: the versions of Python and torch in rank 0, once they are ready.
     """
 
     def __init__(self, name: str, side: Side, options: SetOptions) -> None:
@@ -89,38 +87,35 @@ class ProcessSet:
         """Start the processes of the ranks."""
         options, side = self.options, self.side
         variables = {DEADLINE_VARIABLE: f"{options.deadline_seconds:g}"}
-        with self._killed_on_error():
-            if options.launcher is not None:
-                self._launch = Launch(options.launcher, self.name, side, options.size, variables)
-                return
-            try:
-                if side.root is not None and not side.root.is_dir():  # the installed code would run
-                    raise FileNotFoundError(errno.ENOENT, "no such source tree", str(side.root))
-                (folder := self._folder.path / self.name).mkdir()
-                variables |= rank_environment(options.device) | side.variables() | {"TMPDIR": str(folder)}
-                for rank in range(options.size):
-                    of_rank = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-                    command = side.command("rank", str(self._folder.path), str(rank))
-                    self.ranks.append(start_rank(rank, command, variables | of_rank, self._log(rank)))
-            except OSError as error:
-                what = f"could not be started: {error.filename or side.python}: {error.strerror}"
-                failure = RankFailure(rank=len(self.ranks), cause=Cause.DIED, what=what)
-                raise self._failure("start", [failure]) from error
+        if options.launcher is not None:
+            self._launch = Launch(options.launcher, self.name, side, options.size, variables)
+            return
+        try:
+            if side.root is not None and not side.root.is_dir():  # the installed code would run
+                raise FileNotFoundError(errno.ENOENT, "no such source tree", str(side.root))
+            (folder := self._folder.path / self.name).mkdir()
+            variables |= rank_environment(options.device) | side.variables() | {"TMPDIR": str(folder)}
+            for rank in range(options.size):
+                of_rank = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                command = side.command("rank", str(self._folder.path), str(rank))
+                self.ranks.append(start_rank(rank, command, variables | of_rank, self._log(rank)))
+        except OSError as error:
+            what = f"could not be started: {error.filename or side.python}: {error.strerror}"
+            failure = RankFailure(rank=len(self.ranks), cause=Cause.DIED, what=what)
+            raise self._failure("start", [failure]) from error
         self.ask("setup", device=options.device, cores=options.cores)
 
     def wait_ready(self) -> None:
         """Wait until all ranks of a process set have prepared their devices."""
         if self._launch is not None:
-            with self._killed_on_error():
-                self.ranks = self._launch.join(self._log)
-                with socket_of(self.ranks[0].connection) as connected:
-                    self._network = {"address": connected.getpeername()[0]}
+            self.ranks = self._launch.join(self._log)
+            with socket_of(self.ranks[0].connection) as connected:
+                self._network = {"address": connected.getpeername()[0]}
             self.ask("setup", device=self.options.device, cores=None, **self._network)
         answer = self.answers(deadline_seconds=START_SECONDS)[0]
         if PROTOCOL not in answer:
             what = "runs an older ddpperf, which cannot be compared; save a new baseline, or name newer code"
-            with self._killed_on_error():
-                raise self._failure("setup", [RankFailure(rank=0, cause=Cause.DIED, what=what)])
+            raise self._failure("setup", [RankFailure(rank=0, cause=Cause.DIED, what=what)])
         self.environment = answer["environment"]
         self._network["port"] = answer["port"]
 
@@ -141,18 +136,14 @@ class ProcessSet:
         """Send a command to some or all ranks. Call `answers` before the next command."""
         asked = self.ranks if ranks is None else [self.ranks[rank] for rank in ranks]
         self._pending = command, asked
-        with self._killed_on_error():
-            for rank in asked:
-                rank.command({"command": command, **arguments})
+        for rank in asked:
+            rank.command({"command": command, **arguments})
 
     def answers(self, progress: Progress = None, deadline_seconds: float | None = None) -> Answers:
         """Return the ranks' answers to the last command, or raise SetFailure if a rank fails."""
-        with self._killed_on_error():
-            return self._collect(progress, deadline_seconds or self.options.deadline_seconds)
-
-    def _collect(self, progress: Progress, deadline_seconds: float) -> Answers:
         # Not rank by rank: an error in rank 1 would look like a hang of rank 0.
         command, asked = self._pending
+        deadline_seconds = deadline_seconds or self.options.deadline_seconds
         end = time.monotonic() + deadline_seconds
         waiting = {rank.connection: rank for rank in asked}
         answers: Answers = {}
@@ -196,9 +187,8 @@ class ProcessSet:
 
     def require_alive(self) -> None:
         """Raise SetFailure if the process of any rank has ended, even of an idle rank."""
-        with self._killed_on_error():
-            if dead := self.dead_ranks():
-                raise self._failure("no command", [rank.death() for rank in dead])
+        if dead := self.dead_ranks():
+            raise self._failure("no command", [rank.death() for rank in dead])
 
     def join(self, world_size: int) -> bool:
         """Tell ranks 0 to world_size-1 to form a process group, unless they have formed it before.
@@ -251,17 +241,11 @@ class ProcessSet:
             self._launch.end()
         self._folder.remove()
 
-    @contextlib.contextmanager
-    def _killed_on_error(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self.kill()
-            raise
-
     # --- failures
 
     def _failure(self, command: str, failures: list[RankFailure]) -> SetFailure:
+        """Kill all ranks, because some have failed, and return the exception for it."""
+        self.kill()
         return SetFailure(self.name, f"at {command}", failures)
 
     def _hangs(self, ranks: Sequence[RankHandle], deadline_seconds: float) -> list[RankFailure]:

@@ -69,10 +69,7 @@ class Opened:
     training: MeasuredStep | None = None
 
     def close(self) -> None:
-        """Free the memory and the processes of a measurement at once.
-
-        A data loader that waits for the garbage collector may hang.
-        """
+        """Free memory and processes at once: a loader that waits for the garbage collector may hang."""
         held: list[object] = [self.measurement]
         if self.training is not None:
             held += [self.training, self.training.training]
@@ -89,14 +86,9 @@ class Rank:
     """
 
     def __init__(
-        self,
-        rank: int,
-        report: Callable[[float], None] = lambda fraction: None,
-        folder: Path | None = None,
+        self, rank: int, report: Callable[[float], None] = lambda fraction: None, folder: Path | None = None
     ) -> None:
-        self.rank = rank
-        self.folder = folder
-        self.report = report
+        self.rank, self.report, self.folder = rank, report, folder
         self.device = torch.device("cpu")
         self.store: dist.TCPStore | None = None
         self.opened: Opened | None = None
@@ -123,9 +115,8 @@ class Rank:
         if cores is not None:  # first of all: only threads that start later inherit the cores
             os.sched_setaffinity(0, cores[self.rank])
         torch.set_num_threads(1)  # at every world size, or scaling would measure the thread pool
-        cuda = device == "cuda"
-        self.device = torch.device(device, int(os.environ["LOCAL_RANK"])) if cuda else torch.device(device)
-        if cuda:
+        if cuda := device == "cuda":
+            self.device = torch.device(device, int(os.environ["LOCAL_RANK"]))
             torch.cuda.set_device(self.device)
             self.pace = GpuPace(self.device)
         gc.freeze()  # the collector need not look at what the imports left
@@ -158,13 +149,14 @@ class Rank:
         address, port: where rank 0's TCP store listens; empty on one node.
         """
         began = time.perf_counter()
+        cuda = self.device.type == "cuda"
         dist.init_process_group(
-            "nccl" if self.device.type == "cuda" else "gloo",
+            "nccl" if cuda else "gloo",
             store=self._store_of(name, world_size, address, port),
             rank=self.rank,
             world_size=world_size,
             timeout=timedelta(seconds=timeout_seconds),
-            device_id=self.device if self.device.type == "cuda" else None,
+            device_id=self.device if cuda else None,
         )
         dist.barrier()  # the first use completes the communicator
         synchronize(self.device)
@@ -172,12 +164,8 @@ class Rank:
         return {}
 
     def _store_of(self, name: str, world_size: int, address: str, port: int | None) -> dist.Store:
-        """Return the store with which the ranks of a group exchange their addresses.
-
-        On one node, it is a file in the private folder. A TCP store would have a port, on which every
-        local user could list, read and write all keys.
-        """
-        if not address:
+        """Return the store with which the ranks of a group exchange their addresses."""
+        if not address:  # a file: every local user could read and write the keys of a TCP store
             assert self.folder is not None
             return dist.FileStore(str(self.folder / name), world_size)
         if self.store is None:
@@ -259,10 +247,7 @@ class Rank:
         return {"counters": counters}
 
     def close(self, kernels: bool = False) -> Message:
-        """Free the measurement's memory.
-
-        kernels: whether to return a digest of the kernels of a training step, and not "".
-        """
+        """Free the measurement's memory; return a digest of a training step's kernels if asked, or ""."""
         assert self.opened is not None
         training, kernel_digest = self.opened.training, ""
         inject(self.opened.spec.fault, self.rank, "close")

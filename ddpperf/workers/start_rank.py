@@ -69,10 +69,7 @@ def probe(package: str, *functions: str) -> dict[str, Any]:
 
 
 def foreign() -> list[str]:
-    """Return the imported modules that lie in the current folder, if another source tree comes first.
-
-    Such a source tree is sys.path[0]. Installed packages below the current folder do not count.
-    """
+    """Return the imported modules of the current folder, if another source tree is sys.path[0]."""
     root, here = sys.path[0], os.getcwd()
     if root in ("", here) or not getattr(sys.flags, "safe_path", False):
         return []

@@ -54,7 +54,7 @@ def main(folder: str, rank: int) -> None:
 class Watchdog:
     """Prints the stacks of all threads and the pending collective, if a command takes too long.
 
-    faulthandler prints the stacks, even while C code holds the interpreter's lock.
+    A command begins at `begin` and is done at `end`.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -62,16 +62,15 @@ class Watchdog:
         self._timer = threading.Timer(0, print_collective)
 
     def begin(self) -> None:
-        """Begin to wait for the end of a command."""
         self.end()
         if self._seconds:
+            # It prints even while C code holds the interpreter's lock.
             faulthandler.dump_traceback_later(self._seconds, file=sys.stderr)
             self._timer = threading.Timer(self._seconds + COLLECTIVE_SECONDS, print_collective)
             self._timer.daemon = True
             self._timer.start()
 
     def end(self) -> None:
-        """End waiting: the command is done."""
         faulthandler.cancel_dump_traceback_later()
         self._timer.cancel()
 
@@ -79,8 +78,8 @@ class Watchdog:
 def print_collective() -> None:
     """Print the collective that this rank waits in to stderr, as the last line of a report on a hang."""
     found: channel.Message = {}
-    with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError, RuntimeError):
-        found = pending_collective()  # torch's record may have another form
+    with contextlib.suppress(Exception):  # torch's record may have another form
+        found = pending_collective()
     os.write(2, f"\n{COLLECTIVE}{json.dumps(found)}\n".encode())
 
 

@@ -23,7 +23,7 @@ def test_core_suite_passes_on_nodes(count: int, tmp_path: Path) -> None:
     report = tmp_path / "run.json"
     variables = {key: value for key, value in os.environ.items() if not key.startswith(UNWANTED)}
     options = f"perf/ --rounds=2 --nodes={count} --node-size=1 --interface={INTERFACE}".split()
-    with nodes(count, delay_seconds=1e-4, bytes_per_second=1e9 / 8) as made:
+    with nodes(count) as made:
         options += ["--launcher", made.launcher, f"--benchmark-json={report}"]
         run = made.start(
             0,

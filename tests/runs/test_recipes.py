@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo  # before pytester: importing its libraries twice ends the process
+import torch._dynamo  # noqa: F401 (before pytester: importing its libraries twice ends the process)
 
 from ddpperf.plugin.options.options import Options, read_options
 from ddpperf.results.samples import Measured, Sample

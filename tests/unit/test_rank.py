@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from ddpperf import specs
-from ddpperf.specs import CallExecution, EpochSpec, Execution, TrainingSpec
+from ddpperf.specs import AllReduceSpec, EpochSpec, Execution, Spec, TrainingSpec
 from ddpperf.training.epoch import TrainingEpoch
 from ddpperf.training.step import TrainingStep
 from ddpperf.workers import rank_commands as rank
@@ -26,16 +26,18 @@ from ddpperf.workers.rank_commands import Rank
 
 SINGLE = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
 EPOCH = EpochSpec(world_size=1, per_rank_batch_size=2, strategy="single", epoch_images=6)
+GRAPH = dataclasses.replace(SINGLE, execution="graph")
+CALL = AllReduceSpec(world_size=2, nbytes=1024)
 
 
 class Recorder:
     """A measurement that records its calls, together with those of all other recorders."""
 
     max_iterations = 7
-    counters: ClassVar = {"loss": 0.5}
     calls: ClassVar[list[str]] = []
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, *_: Any, report: Callable[[float], None] = print, **__: Any) -> None:
+        self.report = report
         self.calls.append("built")
 
     def warm_up(self, steps: int) -> None:
@@ -49,36 +51,46 @@ class Recorder:
 
     def step(self) -> None:
         self.calls.append("step")
+        self.report(0.5)
 
     def end_round(self, steps: int) -> None:
         self.calls.append(f"end {steps}")
 
     def finish(self) -> dict[str, float]:
         self.calls.append("finish")
-        return dict(self.counters)
+        return {"loss": 0.5}
+
+
+class Pace:
+    """Takes the place of a GpuPace."""
+
+    def restore(self) -> None:
+        Recorder.calls.append("restore")
+
+    def slowdown(self) -> float:
+        Recorder.calls.append("slowdown")
+        return 1.25
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Have ranks open a recorder instead of a training step, and return the calls of recorders."""
+    """Have ranks open a recorder instead of a step, a call or an epoch, and return its calls."""
     made: list[str] = []
     monkeypatch.setattr(Recorder, "calls", made)
     monkeypatch.setattr(rank, "_training", lambda spec, rank, device: (Recorder(), None))
+    monkeypatch.setattr(rank, "TrainingEpoch", Recorder)
+    monkeypatch.setitem(rank.KINDS, AllReduceSpec, Recorder)
+    monkeypatch.setattr(rank, "keep_busy", lambda seconds: made.append("busy"))
+    monkeypatch.setattr(dist, "barrier", lambda: made.append("barrier"))
     return made
 
 
-@pytest.fixture
-def opened(calls: list[str]) -> Rank:
-    mine = Rank(0)
-    assert mine.open(specs.to_json(SINGLE)) == {"max_iterations": 7}
+def opened(spec: Spec, calls: list[str]) -> Rank:
+    """Return a rank that has opened a measurement, and forget the calls so far."""
+    mine = Rank(0, report=lambda fraction: calls.append(f"report {fraction}"))
+    assert mine.open(specs.to_json(spec)) == {"max_iterations": 7}
+    calls.clear()
     return mine
-
-
-OPENING = ["built", "start", f"warm up {rank.WARMUP_ITERATIONS['cpu']}"]
-
-
-def test_opening_warms_up(opened: Rank, calls: list[str]) -> None:
-    assert calls == OPENING
 
 
 def test_all_graphs_of_a_rank_are_on_one_stream(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,100 +110,55 @@ def test_all_graphs_of_a_rank_are_on_one_stream(calls: list[str], monkeypatch: p
     assert calls == [*first, *default, *first]
 
 
-def test_round_has_an_untimed_step_and_a_check(
-    opened: Rank, calls: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def timed(step: Any, iterations: int, _: Any) -> float:
-        calls.append(f"timed {iterations}")
-        return 1.5
-
-    monkeypatch.setattr(rank, "seconds_of", timed)
-    assert opened.sample(3) == {"seconds": 1.5}
-    assert calls == [*OPENING, "start", "step", "begin timed", "timed 3", "end 4"]
-
-
-@pytest.mark.parametrize(("execution", "busy"), [("graph", ["busy"]), ("eager", [])])
-def test_gpu_is_busy_while_graphs_of_collective_calls_are_launched(
-    execution: CallExecution, busy: list[str], calls: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(rank.KINDS, specs.AllReduceSpec, Recorder)
-    monkeypatch.setattr(rank, "keep_busy", lambda seconds: calls.append("busy"))
-    monkeypatch.setattr(dist, "barrier", lambda: calls.append("barrier"))
-    mine = Rank(0)
-    mine.open(specs.to_json(specs.AllReduceSpec(world_size=2, nbytes=1024, execution=execution)))
-    mine.sample(2)
-    steps = ["step", "begin timed", "step", "step", "end 3"]
-    assert calls == [*OPENING, "start", "barrier", *busy, *steps]
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        pytest.param(SINGLE, "start, step, begin timed, step, step, end 3", id="an untimed step comes first"),
+        pytest.param(CALL, "start, barrier, step, begin timed, step, step, end 3", id="and a barrier"),
+        pytest.param(
+            dataclasses.replace(CALL, execution="graph"),
+            "start, barrier, busy, step, begin timed, step, step, end 3",
+            id="a GPU is busy while graphs of calls are launched",
+        ),
+        pytest.param(EPOCH, "start, begin timed, step, report 0.5, step, report 0.5, end 2", id="epochs"),
+    ],
+)
+def test_round_has_this_order(spec: Spec, expected: str, calls: list[str]) -> None:
+    opened(spec, calls).sample(2)
+    assert ", ".join(calls) == expected
 
 
 @pytest.mark.parametrize(
-    ("spec", "before_rounds"),
-    [
-        pytest.param(dataclasses.replace(SINGLE, execution="graph"), [], id="steps"),
-        pytest.param(dataclasses.replace(EPOCH, execution="graph"), ["restore"], id="epochs"),
-        pytest.param(EPOCH, None, id="eager"),
-    ],
+    ("spec", "opening", "sampling"),
+    [(GRAPH, 1, 0), (dataclasses.replace(EPOCH, execution="graph"), 1, 1), (EPOCH, 0, 0)],
+    ids=["steps", "epochs", "eager"],
 )
 def test_the_pace_is_that_of_the_rounds(
-    spec: TrainingSpec,
-    before_rounds: list[str] | None,
-    calls: list[str],
-    monkeypatch: pytest.MonkeyPatch,
+    spec: TrainingSpec, opening: int, sampling: int, calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is restored before the rounds, and measured after them, before anything else runs."""
-
-    class Pace:
-        def restore(self) -> None:
-            calls.append("restore")
-
-        def slowdown(self) -> float:
-            calls.append("slowdown")
-            return 1.25
-
     for built in ("TrainingStep", "MeasuredStep"):  # only a GPU can capture a real step
         monkeypatch.setattr(rank, built, lambda *_, **__: None)
-    monkeypatch.setattr(rank, "TrainingEpoch", Recorder)
     mine = Rank(0)
     mine.pace = Pace()  # type: ignore[assignment]
     mine.open(specs.to_json(spec))
-    opening, calls[:] = calls.copy(), []
+    assert calls[calls.index("warm up 2") + 1 :] == ["restore"] * opening
+    calls.clear()
     mine.sample(1)
-    sampling, calls[:] = calls.copy(), []
-    if before_rounds is None:
-        assert "restore" not in opening + sampling
-    else:
-        assert opening[-1] == "restore"
-        assert sampling[: sampling.index("start")] == before_rounds
-    slowdown = {} if before_rounds is None else {"graph_slowdown": 1.25}
-    assert mine.finish()["counters"] == Recorder.counters | slowdown
-    assert calls == ["slowdown"] * bool(slowdown) + ["finish"]
+    assert calls[:2] == ["restore", "start"] if sampling else "restore" not in calls
+    calls.clear()
+    assert mine.finish()["counters"] == {"loss": 0.5} | ({"graph_slowdown": 1.25} if opening else {})
+    assert calls == ["slowdown"] * opening + ["finish"]
 
 
-def test_compiling_within_a_round_is_an_error(opened: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiling_within_a_round_is_an_error(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(graphs: int) -> None:
         raise RuntimeError(f"more than {graphs} graphs")
 
+    mine = opened(SINGLE, calls)
     monkeypatch.setattr(rank, "require_none_new", refuse)
-    with pytest.raises(RuntimeError, match=f"more than {opened.compiled_graphs} graphs"):
-        opened.sample(3)
-
-
-def test_epoch_has_no_untimed_epoch_before_it(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    class Epoch(Recorder):
-        def __init__(self, *_: Any, report: Callable[[float], None], **__: Any) -> None:
-            self.report = report
-
-        def step(self) -> None:
-            super().step()
-            self.report(0.5)
-
-    monkeypatch.setattr(rank, "TrainingEpoch", Epoch)
-    reported: list[float] = []
-    mine = Rank(0, report=reported.append)
-    mine.open(specs.to_json(EPOCH))
-    assert mine.sample(1)["seconds"] > 0
-    assert calls == [*OPENING, "start", "begin timed", "step", "end 1"]
-    assert reported == [0.5]
+    with pytest.raises(RuntimeError, match=f"more than {mine.compiled_graphs} graphs"):
+        mine.sample(3)
 
 
 def test_delay_is_in_every_step_of_an_epoch() -> None:
@@ -214,23 +181,20 @@ def test_delay_is_in_every_step_of_an_epoch() -> None:
     assert all(later - earlier >= 0.1 for earlier, later in itertools.pairwise(began))
 
 
-@pytest.mark.usefixtures("calls")
-def test_delayed_measurement_is_slower_by_its_delay() -> None:
-    mine = Rank(0)
-    mine.open(specs.to_json(dataclasses.replace(SINGLE, delay_seconds=0.01)))
-    assert mine.sample(3)["seconds"] >= 0.03
-    mine.open(specs.to_json(SINGLE))
-    assert mine.sample(3)["seconds"] < 0.01, "the next one is not delayed"
+def test_delayed_measurement_is_slower_by_its_delay(calls: list[str]) -> None:
+    assert opened(dataclasses.replace(SINGLE, delay_seconds=0.01), calls).sample(3)["seconds"] >= 0.03
+    assert opened(SINGLE, calls).sample(3)["seconds"] < 0.01
 
 
-def test_closing_frees_the_memory_at_once(opened: Rank) -> None:
+def test_closing_frees_the_memory_at_once(calls: list[str]) -> None:
     """A model under DDP has reference cycles, and the next measurement needs its memory."""
-    assert opened.opened is not None
-    recorder = opened.opened.measurement
+    mine = opened(SINGLE, calls)
+    assert mine.opened is not None
+    recorder = mine.opened.measurement
     state, gone = vars(recorder), weakref.ref(recorder)
     state["itself"] = recorder
     del recorder
-    assert opened.close(kernels=True) == {"kernels": ""}, "it is no training"
+    assert mine.close(kernels=True) == {"kernels": ""}, "it is no training"
     assert gone() is None
     assert state == {}, "at once, not when a collector finds it"
 
@@ -262,21 +226,11 @@ def test_kernels_are_those_of_one_step(spec: TrainingSpec, monkeypatch: pytest.M
     assert re.fullmatch("[0-9a-f]{12}", *digests)
 
 
-def slower(function: Callable[..., Any], seconds: float) -> Callable[..., Any]:
-    """Return a function that sleeps before it calls another one."""
-
-    def slow(*positional: Any, **named: Any) -> Any:
-        time.sleep(seconds)
-        return function(*positional, **named)
-
-    return slow
-
-
-@pytest.mark.usefixtures("calls")
-def test_forming_a_group_is_a_counter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_forming_a_group_is_a_counter(
+    calls: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """It counts until the group's first barrier, which completes the communicator."""
-    for name, seconds in (("init_process_group", 0.1), ("barrier", 0.2)):
-        monkeypatch.setattr(dist, name, slower(getattr(dist, name), seconds))
+    monkeypatch.setattr(dist, "barrier", lambda: time.sleep(0.2))
     mine = Rank(0, folder=tmp_path)
     assert mine.setup("cpu", None)["port"] is None, "no port is open on one node"
     gc.unfreeze()
@@ -286,7 +240,7 @@ def test_forming_a_group_is_a_counter(monkeypatch: pytest.MonkeyPatch, tmp_path:
     mine.open(specs.to_json(dataclasses.replace(SINGLE, strategy="ddp")))
     counters = mine.finish()["counters"]
     assert counters.keys() == {"loss", "communicator_seconds"}
-    assert 0.3 < counters["communicator_seconds"] <= took
+    assert 0.2 < counters["communicator_seconds"] <= took
     mine.open(specs.to_json(SINGLE))
     assert mine.finish()["counters"] == {"loss": 0.5}, "one alone has none"
     mine.exit()

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
-import resource
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-import pytest
-
 from ddpperf.workers.rank_output import BEGINNING_BYTES, END_BYTES, RankOutput
-from tests.project import wait_until
+from tests.project import full_disk, wait_until
 
 FLOOD = """
 import sys
@@ -27,13 +23,13 @@ print("the last line", file=sys.stderr)
 """
 
 
-def output_to(log: Path | None) -> tuple[RankOutput, BinaryIO]:
+def output_to(log: Path) -> tuple[RankOutput, BinaryIO]:
     """Return a new reader of output, and the pipe that it reads."""
     reader, writer = os.pipe()
     return RankOutput(reader, log), open(writer, "wb", buffering=0)
 
 
-def printed_by(script: str, log: Path | None) -> RankOutput:
+def printed_by(script: str, log: Path) -> RankOutput:
     """Return what reads the output of a script, which has ended."""
     output, pipe = output_to(log)
     with pipe:
@@ -96,18 +92,9 @@ def test_earlier_files_are_replaced_not_written(tmp_path: Path) -> None:
     assert (tmp_path / "precious").read_text() == "precious"
 
 
-@pytest.fixture
-def full_disk() -> Iterator[None]:
-    """Let no file of this process become larger than 100 bytes."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-@pytest.mark.usefixtures("full_disk")
 def test_full_disk_is_a_problem_with_a_path(tmp_path: Path) -> None:
-    output = printed_by("print('x' * 5000); print('the last line')", tmp_path / "A1-rank0.log")
-    assert output.end().endswith("the last line\n")
-    output.close()
+    with full_disk():
+        output = printed_by("print('x' * 5000); print('the last line')", tmp_path / "A1-rank0.log")
+        assert output.end().endswith("the last line\n")
+        output.close()
     assert output.problem == f"{tmp_path}/A1-rank0.log cannot be written (File too large)"

@@ -11,8 +11,7 @@ from typing import get_args
 
 from ddpperf.data import cache
 from ddpperf.errors import Refused
-from ddpperf.io.command import say
-from ddpperf.io.private_folders import temporary_root
+from ddpperf.io.command import print_lines
 from ddpperf.machine.child_process import package_path, run_child
 from ddpperf.plugin.options.ab_sides import is_elsewhere, options_of_side
 from ddpperf.plugin.options.options import CIFAR_CLASSES, Options
@@ -25,7 +24,6 @@ TRAINED = "trained"  # the last line of a model's check that came to its end
 
 def prepare(options: Options, root: Path) -> Options:
     """Run all slow checks of the options, and return the options with the decoded data set."""
-    temporary_root()
     if (folder := options.worker_logs) is not None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -34,7 +32,7 @@ def prepare(options: Options, root: Path) -> Options:
             raise Refused(f"{where} ({error.strerror}); name another folder") from error
     options = check_sides(options)
     cached = root / ".ddpperf" / "data"
-    data = cache.prepare(options.data_source, cached, lambda line: say(f"ddpperf: {line}"))
+    data = cache.prepare(options.data_source, cached, lambda line: print_lines([f"ddpperf: {line}"]))
     ranks, count = max(options.world_sizes), options.requested_epoch_images
     if options.model.endswith("_cifar") and data.classes > CIFAR_CLASSES:
         found = f"{CIFAR_CLASSES} outputs, {data.name} has {data.classes} classes"
