@@ -17,7 +17,6 @@ from torch.nn.parallel import DataParallel, parallel_apply
 
 from ddpperf.specs import TrainingSpec
 from ddpperf.training.step import TrainingStep
-from ddpperf.training.strategies import driven_gpus
 
 MicroBatch = list[tuple[Any, Tensor]]  # the inputs and targets of each device
 
@@ -34,7 +33,7 @@ class SeparateReplicas(TrainingStep):
         super().__init__(spec, rank=rank, device=device)
         assert isinstance(self.model, DataParallel)
         module = self.model.module
-        self.devices = [torch.device(device.type, index) for index in driven_gpus(spec)]
+        self.devices = [torch.device(device.type, index) for index in self.model.device_ids]
         self.replicas = [module]
         for other in self.devices[1:]:
             replica = copy.deepcopy(module).to(other)

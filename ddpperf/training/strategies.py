@@ -53,13 +53,8 @@ def parallelize(model: nn.Module, spec: TrainingSpec, device: torch.device) -> n
     if spec.strategy == "data_parallel":
         dtype = AUTOCAST_DTYPES.get(spec.precision)
         inner = model if dtype is None else _Autocast(model, device.type, dtype)
-        return DataParallel(inner, device_ids=driven_gpus(spec))
+        return DataParallel(inner, device_ids=list(range(spec.world_size)))
     return model
-
-
-def driven_gpus(spec: TrainingSpec) -> list[int]:
-    """Return the GPUs that DataParallel drives, the one that holds the model first."""
-    return list(range(spec.world_size))
 
 
 class _Autocast(nn.Module):

@@ -31,8 +31,10 @@ SPEC = TrainingSpec(
 def places(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
     """The GPUs of the two replicas, which share one if there is only one."""
     found = (0, min(1, torch.cuda.device_count() - 1))
-    for module in ("strategies", "separate_replicas"):
-        monkeypatch.setattr(f"ddpperf.training.{module}.driven_gpus", lambda spec: list(found))
+    monkeypatch.setattr(
+        "ddpperf.training.strategies.DataParallel",
+        lambda module, device_ids: nn.DataParallel(module, device_ids=list(found)),
+    )
     torch.cuda.set_device(GPU)
     yield found
     torch.cuda.empty_cache()

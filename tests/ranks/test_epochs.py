@@ -152,16 +152,6 @@ def loading(marked: Marked) -> list[str]:
     return [command for command in marked.processes().values() if "forkserver" in command]
 
 
-def test_a_delayed_epoch_is_slower_by_the_delays_of_its_steps(pool: Pool) -> None:
-    spec = EpochSpec(
-        model="slow_model:model", world_size=2, per_rank_batch_size=1, strategy="ddp", epoch_images=4
-    )
-    (plain,) = pool.measure(spec).median_step_seconds().values()
-    (delayed,) = pool.measure(dataclasses.replace(spec, delay_seconds=0.1)).median_step_seconds().values()
-    assert plain >= 2 * 0.03
-    assert 2 * 0.13 <= delayed < 2 * 0.13 + plain + 0.2
-
-
 def slow_epoch(batch: int) -> EpochSpec:
     return EpochSpec(
         model="slow_model:model",

@@ -1,8 +1,10 @@
-"""DataParallel with and without its communication, on the CPU: gradients, ranges, autocast, cases."""
+"""DataParallel without its communication, on the CPU: gradients, waits, autocast."""
 
 from __future__ import annotations
 
 import threading
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ddpperf.instruments.data_parallel_trace import RANGES, mark_parts
+from ddpperf.instruments.data_parallel_trace import RANGE, mark_parts
 from ddpperf.measuring.trace import trace_of
 from ddpperf.specs import EpochSpec, TrainingSpec
 from ddpperf.training.models import MODELS
@@ -19,21 +21,42 @@ from ddpperf.training.step import TrainingStep
 from ddpperf.training.strategies import parallelize
 from ddpperf.workers.rank_commands import open_measurement
 
-pytest_plugins = ["tests.cpu_data_parallel"]
-pytestmark = [
-    pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu tests torch's own DataParallel"),
-    pytest.mark.usefixtures("cpu_data_parallel"),
-]
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu tests torch's own DataParallel")
 CPU = torch.device("cpu")
 SPEC = TrainingSpec(world_size=2, per_rank_batch_size=4, strategy="data_parallel", epoch_images=64)
 
 
+class CpuDataParallel(nn.DataParallel[nn.Module]):
+    """DataParallel whose replicas can be kept on the CPU, where torch's has no devices."""
+
+    def __init__(self, module: nn.Module, device_ids: list[int]) -> None:
+        super().__init__(module)
+        self.device_ids = [0] * len(device_ids)
+
+
+def in_threads(functions: Any, inputs: Any, *, devices: Any) -> list[Any]:
+    """Call the functions in new threads, as torch's parallel_apply does on GPUs."""
+    assert len(functions) == len(inputs) == len(devices)
+    found: dict[int, Any] = {}
+    for place, (function, arguments) in enumerate(zip(functions, inputs, strict=True)):
+        work = partial(
+            lambda place, call: found.update({place: call()}), place, partial(function, *arguments)
+        )
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    return [found[place] for place in range(len(functions))]
+
+
 @pytest.fixture(autouse=True)
-def small_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def _two_replicas_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def model() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 8), nn.ReLU(), nn.Linear(8, 1000))
 
     monkeypatch.setitem(MODELS, "resnet18", model)
+    monkeypatch.setattr("ddpperf.training.step.gpu_reason", lambda *_: "")
+    monkeypatch.setattr("ddpperf.training.strategies.DataParallel", CpuDataParallel)
+    monkeypatch.setattr("ddpperf.training.separate_replicas.parallel_apply", in_threads)
 
 
 def step_of(spec: TrainingSpec = SPEC) -> TrainingStep:
@@ -66,26 +89,14 @@ def assert_equal(found: list[Tensor], expected: list[Tensor]) -> None:
         torch.testing.assert_close(one, other)
 
 
-# --- ranges
-
-
-def test_ranges_leave_the_gradients_unchanged() -> None:
-    plain, ranged = step_of(), step_of()
-    mark_parts(ranged.model)
-    found = [gradients(trained(step).module) for step in (plain, ranged)]
-    assert all(map(torch.equal, *found))
-    assert_equal(found[1], gradients_of(plain, slice(None)))
-
-
-def test_trace_has_a_range_for_each_part() -> None:
-    """torch's inputs need no gradients, so that a step has no ScatterBackward."""
-    step = step_of()
-    mark_parts(step.model)
-    names = [event.get("name") for event in trace_of(lambda: trained(step), CPU)]
-    assert {name: names.count(name) for name in RANGES} == dict.fromkeys(RANGES, 1) | {"ScatterBackward": 0}
-
-
-# --- without communication
+def test_parts_of_the_forward_pass_have_ranges() -> None:
+    model = SimpleNamespace(**dict.fromkeys(("replicate", "scatter", "gather"), lambda part: part))
+    mark_parts(model)
+    parts = model.replicate(1), model.scatter(2), model.gather(3)
+    assert parts == (1, 2, 3)
+    names = [event.get("name") for event in trace_of(lambda: model.gather(model.scatter(1)), CPU)]
+    counts = [names.count(f"{RANGE}{part}") for part in ("replicate", "scatter", "gather")]
+    assert counts == [0, 1, 1]
 
 
 def test_separate_replicas_compute_their_own_gradients() -> None:
@@ -133,9 +144,6 @@ def test_steps_and_epochs_train_separate_replicas(kind: type[TrainingSpec]) -> N
     opened = open_measurement(spec, rank=0, device=CPU, report=lambda fraction: None)
     assert opened.training is not None
     assert isinstance(opened.training.training, SeparateReplicas)
-
-
-# --- precision
 
 
 def test_threads_of_data_parallel_run_under_autocast() -> None:

@@ -12,6 +12,8 @@ from ddpperf.specs import RunSpec
 from perf.test_large_batch import compare, learned
 from tests.fake_measure import FakeMeasure
 
+FIELDS: dict[str, Any] = {"world_size": 1, "per_rank_batch_size": 4, "strategy": "single", "input": "device"}
+FIELDS |= {"epochs": 2, "test_images": 8, "rate": 0.1}
 FIGURES = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "train_seconds")
 
 
@@ -25,10 +27,8 @@ def sample(name: str, **counters: float) -> Sample:
 
 def metrics_of(*runs: tuple[Sample, ...], **fields: Any) -> dict[str, dict[str, float]]:
     """Return the metrics of a training, where `runs` are the samples of each seed."""
-    common: dict[str, Any] = {"world_size": 1, "per_rank_batch_size": 4, "strategy": "single"}
-    common |= {"input": "device", "epochs": 2, "test_images": 8, "rate": 0.1}
     measured = [
-        Measured(spec=RunSpec(**common, **fields, seed=seed), iterations=1, samples=samples)
+        Measured(spec=RunSpec(**FIELDS, **fields, seed=seed), iterations=1, samples=samples)
         for seed, samples in enumerate(runs)
     ]
     measure = FakeMeasure()
@@ -43,13 +43,6 @@ def test_mirrored_accuracy_is_the_mean_over_seeds() -> None:
     assert found["mirrored_test_accuracy"] == {"A1": 0.625}
 
 
-def test_sets_of_older_code_have_no_mirrored_accuracy() -> None:
-    """In an A/B run, the ranks of the base may run code that does not count it."""
-    found = metrics_of((sample("A1"), sample("B1", mirrored_test_accuracy=0.5)))
-    assert found["mirrored_test_accuracy"] == {"B1": 0.5}
-    assert "mirrored_test_accuracy" not in metrics_of((sample("A1"),))
-
-
 @pytest.mark.parametrize(("precision", "skipped"), [("fp16", {"A1": 4.0}), ("bf16", None)])
 def test_skipped_steps_are_added_over_epochs(precision: str, skipped: dict[str, float] | None) -> None:
     runs = (sample("A1", skipped_steps_1=3.0, skipped_steps_2=2.0), sample("A1", skipped_steps_1=3.0))
@@ -58,15 +51,7 @@ def test_skipped_steps_are_added_over_epochs(precision: str, skipped: dict[str, 
 
 
 def test_difference_is_of_the_first_trainings_to_the_others() -> None:
-    spec = RunSpec(
-        world_size=1,
-        per_rank_batch_size=4,
-        strategy="single",
-        input="device",
-        epochs=2,
-        test_images=8,
-        rate=0.1,
-    )
+    spec = RunSpec(**FIELDS)
     ours, theirs = (
         [Measured(spec=spec, iterations=1, samples=(sample("A1", test_accuracy_2=accuracy),))]
         for accuracy in (0.75, 0.25)

@@ -72,10 +72,14 @@ def test_parameters_that_differ_in_one_bit_are_found(
 @pytest.mark.usefixtures("group")
 @pytest.mark.parametrize(("hook", "each"), [("none", 8), ("bf16", 2), ("fp16", 2)])
 def test_sent_bytes_follow_the_hooks_type(hook: CommHook, each: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The parameters are float64; the hooks send them in 16 bits."""
-    monkeypatch.setattr(
-        model_and_data, "build", lambda _: nn.Sequential(nn.Flatten(), nn.Linear(3072, 10)).double()
-    )
+    """The parameters are float64; the hooks send them in 16 bits. Frozen parameters are not sent."""
+
+    def frozen_in_part(_: str) -> nn.Module:
+        model = nn.Sequential(nn.Flatten(), nn.Linear(3072, 10), nn.Linear(10, 10)).double()
+        model[2].requires_grad_(False)
+        return model
+
+    monkeypatch.setattr(model_and_data, "build", frozen_in_part)
     monkeypatch.setattr(model_and_data, "require_classifier", lambda *_: None)
     spec = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="ddp", comm_hook=hook, epoch_images=4)
     assert sent_bytes(TrainingStep(spec, rank=0, device=CPU)) == {"gradient_bytes": each * 10 * 3073}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -67,15 +66,3 @@ def test_cpus_skip_them_with_the_option(experiment: str, pytester: pytest.Pytest
     assert measured(chosen, experiment) == []
     (case,) = [case for case in CASES[experiment](chosen) if getattr(case, "id", "") == "resnet50"]
     assert "--model resnet50 measures it" in str(case.marks)  # type: ignore[union-attr]
-
-
-@every_experiment
-def test_named_model_is_measured_alone(experiment: str, pytester: pytest.Pytester) -> None:
-    chosen = options(pytester, "--model", "resnet50_cifar", gpus=4)
-    assert {model for model, _, _ in measured(chosen, experiment)} == {"resnet50_cifar"}
-
-
-def test_more_classes_skip_the_cifar_model(pytester: pytest.Pytester) -> None:
-    chosen = options(pytester, gpus=1)
-    hundred = dataclasses.replace(chosen, data=dataclasses.replace(chosen.data, classes=100))
-    assert {model for model, _, _ in measured(hundred, "scaling")} == {"resnet50"}
