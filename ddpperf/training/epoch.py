@@ -1,14 +1,11 @@
-"""Train whole epochs, and report the progress of an epoch."""
+"""Measure whole epochs of training."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from ddpperf.measuring.repeated_work import Measurement
 from ddpperf.training.measured_step import MeasuredStep, TrainingMeasurement
-
-REPORT_SECONDS = 1.0
 
 
 class TrainingEpoch(TrainingMeasurement):
@@ -16,8 +13,7 @@ class TrainingEpoch(TrainingMeasurement):
 
     steps: runs and observes one training step after the other. The default is `training`, which
     only runs them.
-    after_step: called after each training step.
-    report: called about once a second with the fraction of the epoch that is done.
+    after_step: called after each training step with the fraction of the epoch that is done.
     """
 
     def __init__(
@@ -25,13 +21,11 @@ class TrainingEpoch(TrainingMeasurement):
         training: MeasuredStep,
         *,
         steps: Measurement | None = None,
-        after_step: Callable[[], None] = lambda: None,
-        report: Callable[[float], None] = lambda fraction: None,
+        after_step: Callable[[float], None] = lambda fraction: None,
     ) -> None:
         super().__init__(training)
         self.steps = steps or training
         self.after_step = after_step
-        self.report = report
 
     def warm_up(self, steps: int) -> None:
         """Warm up with a whole epoch, or with a few steps if all steps of the epoch do the same work.
@@ -48,9 +42,10 @@ class TrainingEpoch(TrainingMeasurement):
             self.step()
 
     def step(self) -> None:
-        for _ in reported(self.spec.steps_per_epoch, self.report):
+        steps = self.spec.steps_per_epoch
+        for number in range(1, steps + 1):
             self.steps.step()
-            self.after_step()
+            self.after_step(number / steps)
         # The CPU prepares the next epoch while the device still trains.
         self.training.training.input.prepare(self.training.epoch)
 
@@ -65,13 +60,3 @@ class TrainingEpoch(TrainingMeasurement):
 
     def finish(self) -> dict[str, float]:
         return self.steps.finish()
-
-
-def reported(steps: int, report: Callable[[float], None]) -> Iterator[int]:
-    """Yield the step numbers of an epoch, and report about once a second which fraction is done."""
-    last = time.monotonic()
-    for number in range(steps):
-        yield number
-        if (now := time.monotonic()) - last > REPORT_SECONDS:
-            report((number + 1) / steps)
-            last = now

@@ -19,7 +19,6 @@ from ddpperf.data.sampler import EpochBatches
 from ddpperf.measuring.clock import synchronize
 from ddpperf.measuring.repeated_work import Measurement
 from ddpperf.specs import RunSpec
-from ddpperf.training.epoch import reported
 from ddpperf.training.evaluation import AveragedWeights, Evaluation, average_buffers
 from ddpperf.training.measured_step import CAPTURE_WARMUP, MeasuredStep
 from ddpperf.training.step import TrainingStep
@@ -102,8 +101,7 @@ class TrainingRun(Measurement):
     """Measurement in which each step trains a model over all epochs of a training spec.
 
     Each training begins with the initial parameters.
-    after_step: called after each training step.
-    report: called with the fraction of the training that is done.
+    after_step: called after each training step with the fraction of the training that is done.
     history: losses, accuracies and seconds of each epoch.
     """
 
@@ -113,11 +111,9 @@ class TrainingRun(Measurement):
         *,
         rank: int,
         device: torch.device,
-        after_step: Callable[[], None] = lambda: None,
-        report: Callable[[float], None] = lambda fraction: None,
+        after_step: Callable[[float], None] = lambda fraction: None,
     ) -> None:
-        self.spec, self.rank = spec, rank
-        self.after_step, self.report = after_step, report
+        self.spec, self.rank, self.after_step = spec, rank, after_step
         self.record = StepRecord(spec, device)
         self.training = TrainingStep(spec, rank=rank, device=device, loss=self.record.loss)
         self.evaluation = Evaluation(load_images(spec, "test"), spec, rank, device)
@@ -189,11 +185,12 @@ class TrainingRun(Measurement):
         # Dropout is the same in each repetition of the training.
         torch.manual_seed(Random(f"{spec.seed} {self.rank} {epoch}").getrandbits(32))
         step.training.input.begin(epoch)
-        for _ in reported(spec.epoch_steps[epoch], lambda done: self.report((epoch + done) / spec.epochs)):
+        steps = spec.epoch_steps[epoch]
+        for number in range(1, steps + 1):
             step.train_batch()
             if self.averaged is not None:
                 self.averaged.update()
-            self.after_step()
+            self.after_step((epoch + number / steps) / spec.epochs)
         if epoch + 1 < spec.epochs:
             self.steps[spec.batch_sizes[epoch + 1]].training.input.prepare(epoch + 1)
         trained = self.record.of_epoch(epoch)
@@ -213,7 +210,6 @@ class TrainingRun(Measurement):
         elif not spec.may_diverge:
             what = f"the loss on the test images is {test_loss} after epoch {epoch + 1}"
             raise FloatingPointError(f"{what}; use a smaller learning rate")
-        self.report((epoch + 1) / spec.epochs)
         return {**trained, **tested, "epoch_seconds": time.perf_counter() - began}
 
     def _next_batches(self, epoch: int) -> Iterator[Tensor]:

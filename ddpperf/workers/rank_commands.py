@@ -81,8 +81,8 @@ class Rank:
     """A rank's device, process group and open measurement, which last from one command to the next.
 
     Each public method is a command; its arguments and its answer are plain JSON values.
-    report: called now and then with the fraction of a long command that is done. folder: the private
-    folder of the process set, in which ranks of one node meet to form process groups.
+    report: called after each training step of a long command with the fraction that is done. folder: the
+    private folder of the process set, in which ranks of one node meet to form process groups.
     """
 
     def __init__(
@@ -281,18 +281,23 @@ def open_measurement(
 ) -> Opened:
     """Build the measurement that a measurement spec describes.
 
-    report: called with the fraction of a long step that is done.
+    report: called after each training step of a long step with the fraction that is done.
     """
     training: MeasuredStep | None = None
     measurement: Measurement
     if isinstance(spec, specs.EpochSpec | specs.RunSpec):
         # The delay is in every training step: a rank that is silent during a long delay counts as hung.
         delay = delayed(lambda: None, spec.delay_seconds, device)
+
+        def after_step(done: float) -> None:
+            delay()
+            report(done)
+
         if isinstance(spec, specs.RunSpec):
-            run = TrainingRun(spec, rank=rank, device=device, after_step=delay, report=report)
+            run = TrainingRun(spec, rank=rank, device=device, after_step=after_step)
             return Opened(spec=spec, measurement=run, step=run.step, training=run.last_step)
         steps, training = _training(spec, rank, device)
-        epoch = TrainingEpoch(training, steps=steps, after_step=delay, report=report)
+        epoch = TrainingEpoch(training, steps=steps, after_step=after_step)
         return Opened(spec=spec, measurement=epoch, step=epoch.step, training=training)
     if isinstance(spec, specs.BucketReplaySpec):
         measurement = BucketReplay(spec, bucket_messages(spec, rank, device), rank=rank, device=device)

@@ -16,7 +16,9 @@ import shutil
 import signal
 import sys
 import threading
+import time
 import traceback
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -27,6 +29,7 @@ from ddpperf.workers.failures import COLLECTIVE
 
 OWN_FOLDER_VARIABLE = "DDPPERF_OWN_FOLDER"  # set if the rank shares its private folder with no other rank
 DEADLINE_VARIABLE = "DDPPERF_DEADLINE_SECONDS"  # of a command: the rank then prints its stacks
+REPORT_SECONDS = 1.0
 COLLECTIVE_SECONDS = 0.1  # from the stacks to the collective
 MOST_LETTERS = 2**16  # of an error, whose message may be as long as a tensor
 EXPLAINED = (CannotTrain, FloatingPointError)  # errors whose message needs no traceback
@@ -110,7 +113,7 @@ def _serve(connection: Connection, rank: int, folder: Path) -> None:
         watchdog.begin()  # pytest's deadline begins again, too
         channel.send(connection, {"progress": fraction})
 
-    state = Rank(rank, report=report, folder=folder)
+    state = Rank(rank, report=seldom(report), folder=folder)
     while True:
         message = channel.receive(connection)
         command = message.pop("command")
@@ -124,6 +127,19 @@ def _serve(connection: Connection, rank: int, folder: Path) -> None:
         sys.stdout.flush()
         if command == "exit":
             return
+
+
+def seldom(report: Callable[[float], None]) -> Callable[[float], None]:
+    """Return a function that passes a fraction on to `report` if a second has passed since the last."""
+    last = time.monotonic()
+
+    def report_seldom(fraction: float) -> None:
+        nonlocal last
+        if (now := time.monotonic()) - last > REPORT_SECONDS:
+            report(fraction)
+            last = now
+
+    return report_seldom
 
 
 def describe(error: Exception) -> channel.Message:

@@ -115,7 +115,7 @@ def test_a_nan_loss_stops_the_run() -> None:
     run = run_of(epochs=3)
     step = iter(range(100))
 
-    def spoil() -> None:
+    def spoil(_: float) -> None:
         if next(step) == 5:  # the second of the second epoch
             with torch.no_grad():
                 next(run.training.module.parameters()).fill_(math.nan)
@@ -156,7 +156,7 @@ def test_a_growing_batch_doubles_each_epoch() -> None:
 def test_the_rate_follows_the_schedule_over_all_epochs() -> None:
     run = run_of(epochs=3, warmup_epochs=1, schedule="cosine", rate=0.01)
     rates: list[float] = []
-    run.after_step = lambda: rates.append(float(run.training.optimizer.param_groups[0]["lr"]))
+    run.after_step = lambda _: rates.append(float(run.training.optimizer.param_groups[0]["lr"]))
     run.step()
     assert rates == pytest.approx(rates_of(run.spec))
     assert len(rates) == 12
@@ -181,7 +181,7 @@ def test_overflowing_steps_are_counted_and_skipped() -> None:
     changed: list[bool] = []
     before = next(run.training.model.parameters()).clone()
 
-    def compare() -> None:
+    def compare(_: float) -> None:
         nonlocal before
         now = next(run.training.model.parameters()).clone()
         changed.append(not torch.equal(now, before))
@@ -225,7 +225,7 @@ def norms_of(**fields: Any) -> list[float]:
     """Return the norm of all gradients together in each step of an epoch."""
     run, norms = run_of(epochs=1, **fields), list[float]()
     parameters = list(run.training.module.parameters())
-    run.after_step = lambda: norms.append(
+    run.after_step = lambda _: norms.append(
         math.hypot(*(float(p.grad.norm()) for p in parameters if p.grad is not None))
     )
     run.step()
@@ -382,7 +382,7 @@ def test_diverging_training_ends_with_chance() -> None:
     run = run_of(epochs=2, may_diverge=True)
     weight = next(run.training.module.parameters())
 
-    def spoil() -> None:
+    def spoil(_: float) -> None:
         weight.data.fill_(math.nan)
 
     run.after_step = spoil

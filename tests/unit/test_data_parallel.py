@@ -37,15 +37,13 @@ class CpuDataParallel(nn.DataParallel[nn.Module]):
 def in_threads(functions: Any, inputs: Any, *, devices: Any) -> list[Any]:
     """Call the functions in new threads, as torch's parallel_apply does on GPUs."""
     assert len(functions) == len(inputs) == len(devices)
-    found: dict[int, Any] = {}
-    for place, (function, arguments) in enumerate(zip(functions, inputs, strict=True)):
-        work = partial(
-            lambda place, call: found.update({place: call()}), place, partial(function, *arguments)
-        )
-        thread = threading.Thread(target=work)
+    results: list[Any] = []
+    for function, arguments in zip(functions, inputs, strict=True):
+        call = partial(function, *arguments)
+        thread = threading.Thread(target=lambda call=call: results.append(call()))
         thread.start()
         thread.join()
-    return [found[place] for place in range(len(functions))]
+    return results
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddpperf.specs import DATA_VARIABLE, EpochSpec
-from ddpperf.training import epoch as epochs
 from ddpperf.training.epoch import TrainingEpoch
 from ddpperf.training.measured_step import MeasuredStep
 from ddpperf.training.models import MODELS, Loss
 from ddpperf.training.schedules import PEAK_RATE, scheduled_rates
 from ddpperf.training.step import TrainingStep
+from ddpperf.workers import worker
 
 IMAGES = 22
 
@@ -122,29 +120,18 @@ def test_a_timed_epoch_has_the_whole_schedule(input: str) -> None:
     assert rates == scheduled_rates("cosine", PEAK_RATE, steps=6, warm_up=0) * 2
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Replace the clock by one that advances by a settable step at each call."""
-    state = {"now": 100.0, "by": 0.0}
-
-    def monotonic() -> float:
-        state["now"] += state["by"]
-        return state["now"]
-
-    clocks = {"perf_counter": time.perf_counter, "process_time": time.process_time}
-    monkeypatch.setattr(epochs, "time", SimpleNamespace(monotonic=monotonic, **clocks))
-    return lambda by: state.update(by=by)
-
-
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize(
-    ("step_seconds", "steps"), [(0.1, []), (0.4, [3, 6]), (0.6, [2, 4, 6]), (30.0, [1, 2, 3, 4, 5, 6])]
-)
-def test_an_epoch_reports_once_a_second(
-    clock: Callable[[float], None], step_seconds: float, steps: list[int]
-) -> None:
+def test_an_epoch_reports_its_progress() -> None:
     epoch, reported = epoch_of(), list[float]()
-    epoch.report = reported.append
-    clock(step_seconds)
+    epoch.after_step = reported.append
     epoch.step()
-    assert reported == pytest.approx([step / 6 for step in steps])
+    assert reported == pytest.approx([step / 6 for step in range(1, 7)])
+
+
+def test_progress_is_sent_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, sent = iter((0.0, 0.5, 1.1, 2.0, 2.2, 30.0)), list[float]()
+    monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    report = worker.seldom(sent.append)
+    for fraction in (0.1, 0.2, 0.3, 0.4, 0.5):
+        report(fraction)
+    assert sent == [0.2, 0.4, 0.5]

@@ -36,8 +36,8 @@ class Recorder:
     max_iterations = 7
     calls: ClassVar[list[str]] = []
 
-    def __init__(self, *_: Any, report: Callable[[float], None] = print, **__: Any) -> None:
-        self.report = report
+    def __init__(self, *_: Any, after_step: Callable[[float], None] = print, **__: Any) -> None:
+        self.after_step = after_step
         self.calls.append("built")
 
     def warm_up(self, steps: int) -> None:
@@ -51,7 +51,7 @@ class Recorder:
 
     def step(self) -> None:
         self.calls.append("step")
-        self.report(0.5)
+        self.after_step(0.5)
 
     def end_round(self, steps: int) -> None:
         self.calls.append(f"end {steps}")
