@@ -13,10 +13,12 @@ from ddpperf.workers.process_set import SetOptions
 
 @pytest.fixture(scope="session", autouse=True)
 def as_in_a_rank() -> Iterator[None]:
-    """Stop CUPTI after each profile, as ranks do.
+    """Skip without a GPU, and stop CUPTI after each profile, as ranks do.
 
     A CUPTI that still runs slows every launch, and the next profile may be empty.
     """
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TEARDOWN_CUPTI", "1")
         yield

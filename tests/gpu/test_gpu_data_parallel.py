@@ -14,10 +14,8 @@ from ddpperf.specs import DATA_PARALLEL_PARTS, TraceSpec, TrainingSpec, measured
 from ddpperf.training.separate_replicas import SeparateReplicas
 from ddpperf.training.step import TrainingStep
 from ddpperf.workers.rank_commands import open_measurement
+from tests.gpu.shared import GPU
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
-GPU = torch.device("cuda", 0)
 SPEC = TrainingSpec(
     world_size=2,
     per_rank_batch_size=16,
@@ -27,7 +25,7 @@ SPEC = TrainingSpec(
 )
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def places(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
     """The GPUs of the two replicas, which share one if there is only one."""
     found = (0, min(1, torch.cuda.device_count() - 1))
@@ -40,16 +38,20 @@ def places(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
     torch.cuda.empty_cache()
 
 
-def trained(spec: TrainingSpec, *, ranged: bool = False) -> TrainingStep:
+def trained(spec: TrainingSpec, *, marked: bool = False) -> TrainingStep:
     step = (SeparateReplicas if spec.communication == "no_sync" else TrainingStep)(spec, rank=0, device=GPU)
-    if ranged:
+    if marked:
         mark_parts(step.model)
+    train(step)
+    return step
+
+
+def train(step: TrainingStep) -> None:
     step.input.begin(0)
     step.input.load()
     step.train()
     for device in range(torch.cuda.device_count()):
         torch.cuda.synchronize(device)
-    return step
 
 
 def gradients(module: nn.Module) -> list[Tensor]:
@@ -63,19 +65,15 @@ def assert_close(found: list[Tensor], expected: list[Tensor]) -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=1e-3 * other.abs().max().item() + 1e-6)
 
 
-@pytest.mark.usefixtures("places")
-def test_ranges_leave_the_gradients_unchanged() -> None:
-    plain, ranged = trained(SPEC), trained(SPEC, ranged=True)
-    assert_close(gradients(ranged.module), gradients(plain.module))
-
-
-def test_separate_replicas_compute_the_reduced_gradients(places: tuple[int, int]) -> None:
+def test_separate_and_marked_replicas_compute_the_reduced_gradients(places: tuple[int, int]) -> None:
     """DataParallel's gradient is the mean of its replicas' gradients, each over its own images."""
-    separate, together = trained(SPEC.no_sync()), trained(SPEC)
+    separate, marked, together = trained(SPEC.no_sync()), trained(SPEC, marked=True), trained(SPEC)
+    expected = gradients(together.module)
+    assert_close(gradients(marked.module), expected)
     assert isinstance(separate, SeparateReplicas)
     assert [next(replica.parameters()).device.index for replica in separate.replicas] == list(places)
     pairs = zip(*map(gradients, separate.replicas), strict=True)
-    assert_close([(one + other) / 2 for one, other in pairs], gradients(together.module))
+    assert_close([(one + other) / 2 for one, other in pairs], expected)
 
 
 def test_trace_assigns_every_kernel_to_a_part(places: tuple[int, int]) -> None:
@@ -87,10 +85,6 @@ def test_trace_assigns_every_kernel_to_a_part(places: tuple[int, int]) -> None:
     assert {part for part, seconds in parts.items() if not seconds} == silent
     assert max(parts.values()) <= counters["comm_seconds"] <= sum(parts.values()) * (1 + 1e-6)
     assert 0 < counters["compute_seconds"] < counters["traced_step_seconds"]
-
-
-@pytest.mark.usefixtures("places")
-def test_separate_replicas_communicate_nothing() -> None:
     assert traced(SPEC.no_sync())["comm_seconds"] == 0
 
 
@@ -104,13 +98,10 @@ def traced(spec: TrainingSpec) -> dict[str, float]:
     return counters
 
 
-@pytest.mark.usefixtures("places")
 def test_replicas_compute_in_the_steps_precision() -> None:
     step = TrainingStep(replace(SPEC, precision="bf16"), rank=0, device=GPU)
     dtypes = []
     layer = next(module for module in step.module.modules() if isinstance(module, nn.Conv2d))
     layer.register_forward_hook(lambda module, inputs, output: dtypes.append(output.dtype))
-    step.input.begin(0)
-    step.input.load()
-    step.train()
+    train(step)
     assert dtypes == [torch.bfloat16] * 2

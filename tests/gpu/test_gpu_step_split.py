@@ -1,4 +1,4 @@
-"""The parts of a captured step on GPUs add up to the step, and loading is what the GPU waits for."""
+"""A captured step on GPUs is split into its parts, its communication, and what the GPU waits for."""
 
 from __future__ import annotations
 
@@ -10,40 +10,75 @@ import torch
 from torch import Tensor, nn
 
 from ddpperf.analysis.batch_size import loading_fraction
+from ddpperf.analysis.comm_split import longest_wait, traced
 from ddpperf.data.augmentation import Batch
 from ddpperf.data.inputs import TransformedImages
-from ddpperf.specs import EpochPartsSpec, Execution, PartsSpec, TrainingSpec, measured_as, to_json
+from ddpperf.results.samples import Sample
+from ddpperf.specs import (
+    BucketReplaySpec,
+    EpochPartsSpec,
+    Execution,
+    PartsSpec,
+    TraceSpec,
+    TrainingSpec,
+    measured_as,
+    to_json,
+)
 from ddpperf.training import model_and_data
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.rank_commands import Rank
 from perf.test_step_breakdown import least_waiting_parts, parts_over_step
-from tests.gpu.test_gpu_comm_split import DELAY_SECONDS, SPEC
-from tests.gpu.test_gpu_kernels import SPEC as ALONE
+from tests.gpu.shared import ALONE, DDP, GPU, two_gpus
 from tests.ranks.test_comm_split import ranks
 
-pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 1, reason="needs a GPU")
+DELAY_SECONDS = 2e-3
+LARGE = replace(DDP, per_rank_batch_size=512, epoch_images=512 * 128)
+LATE = replace(LARGE, comm_delay_seconds=DELAY_SECONDS, comm_delay_rank=1)
 
-two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+def methods(pool: Pool, spec: TrainingSpec) -> tuple[float, float, list[float], Sample]:
+    """Return exposed communication and bucket copies by difference, the silent step by rank, the traces."""
+    (sample,) = pool.measure(measured_as(TraceSpec, spec)).samples
+    steps, alone, local = (ranks(pool.measure_once(each)) for each in (spec, spec.no_sync(), spec.local()))
+    return longest_wait(steps, alone), longest_wait(local, alone), local, sample
 
 
-def parts(pool: Pool, spec: TrainingSpec) -> dict[str, float]:
-    (found,) = least_waiting_parts(pool.measure(measured_as(PartsSpec, spec))).values()
-    return found
+@two_gpus
+def test_both_methods_find_the_late_rank(exact_gpus: Pool) -> None:
+    exposed, _, _, trace = methods(exact_gpus, LARGE)
+    late_exposed, _, local, late_trace = methods(exact_gpus, LATE)
+    assert late_exposed - exposed == pytest.approx(DELAY_SECONDS, rel=0.1)
+    before, after = (found.counters["exposed_comm_seconds"] for found in (trace, late_trace))
+    assert max(after) - max(before) == pytest.approx(DELAY_SECONDS, rel=0.1)
+    assert local.index(max(local)) == 1
+    assert after.index(max(after)) == 0, "the rank that waits most is the other one"
+
+
+@two_gpus
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", [replace(DDP, per_rank_batch_size=128, epoch_images=128 * 128), LARGE])
+def test_the_methods_agree_on_a_captured_step(exact_gpus: Pool, spec: TrainingSpec) -> None:
+    """With batch size 128 DDP's bucket copies are 3.4% of the step."""
+    exposed, bucket_copies, _, trace = methods(exact_gpus, spec)
+    step = max(ranks(exact_gpus.measure_once(spec)))
+    replay = max(ranks(exact_gpus.measure(measured_as(BucketReplaySpec, spec))))
+    named = 0.0 if spec == LARGE else bucket_copies
+    found = traced(trace.counters)
+    assert exposed - named == pytest.approx(found["traced_exposed_comm_seconds"], abs=0.05 * step)
+    assert 0.5 * replay < found["traced_comm_seconds"] < 3 * replay, (
+        "beside what is computed messages are slower, and the last may wait"
+    )
 
 
 @pytest.mark.parametrize(
-    ("spec", "batch_size"),
+    "spec",
     [
-        pytest.param(ALONE, 512, id="single-512"),
-        pytest.param(SPEC, 32, marks=[two_gpus, pytest.mark.slow], id="ddp-32"),
-        pytest.param(SPEC, 512, marks=two_gpus, id="ddp-512"),
+        pytest.param(replace(ALONE, per_rank_batch_size=512, epoch_images=512 * 128), id="single"),
+        pytest.param(LARGE, marks=two_gpus, id="ddp"),
     ],
 )
-def test_parts_sum_to_their_step_and_to_one_without_marks(
-    exact_gpus: Pool, spec: TrainingSpec, batch_size: int
-) -> None:
-    """Not with one GPU and batch size 32: its pace may change in between (docs/limits.md)."""
-    spec = replace(spec, per_rank_batch_size=batch_size, epoch_images=batch_size * 128)
+def test_parts_sum_to_their_step_and_to_one_without_marks(exact_gpus: Pool, spec: TrainingSpec) -> None:
+    """Not with batch size 32 on one GPU: its pace may change in between (docs/limits.md)."""
     measured = exact_gpus.measure(measured_as(PartsSpec, spec))
     (sample,) = measured.samples
     (found,) = least_waiting_parts(measured).values()
@@ -56,9 +91,8 @@ def test_parts_sum_to_their_step_and_to_one_without_marks(
 @two_gpus
 @pytest.mark.slow
 def test_a_late_message_counts_as_gradient_sync(exact_gpus: Pool) -> None:
-    spec = replace(SPEC, per_rank_batch_size=512, epoch_images=512 * 128)
-    late = replace(spec, comm_delay_seconds=DELAY_SECONDS, comm_delay_rank=1)
-    before, after = parts(exact_gpus, spec), parts(exact_gpus, late)
+    measured = (exact_gpus.measure(measured_as(PartsSpec, spec)) for spec in (LARGE, LATE))
+    before, after = (next(iter(least_waiting_parts(each).values())) for each in measured)
     assert after["gradient_sync"] - before["gradient_sync"] == pytest.approx(DELAY_SECONDS, rel=0.1)
     for part in ("data", "forward", "backward", "optimizer"):
         assert after[part] == pytest.approx(before[part], rel=0.1, abs=1e-4)
@@ -76,12 +110,13 @@ SLOW = EpochPartsSpec(
     model="resnet18_cifar",
     input="dataloader",
     epoch_images=IMAGES_PER_STEP * STEPS,
+    execution="graph",
 )
 
 
 @pytest.mark.parametrize(
     ("spec", "workers", "execution"),
-    [(ALONE, 0, "eager"), pytest.param(SPEC, 4, "graph", marks=two_gpus)],
+    [(ALONE, 0, "eager"), pytest.param(DDP, 4, "graph", marks=two_gpus)],
     ids=["single", "ddp"],
 )
 def test_parts_add_up_to_an_epoch(gpus: Pool, spec: TrainingSpec, workers: int, execution: Execution) -> None:
@@ -127,7 +162,7 @@ def slow_images(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def counted(spec: EpochPartsSpec) -> tuple[dict[str, float], float]:
     """Return the counters of an epoch in this process, and the seconds of an epoch."""
     rank = Rank(0)
-    rank.device = torch.device("cuda", 0)
+    rank.device = GPU
     before = torch.cuda.current_stream()
     rank.open(to_json(spec))
     seconds = rank.sample(1)["seconds"]
@@ -137,7 +172,7 @@ def counted(spec: EpochPartsSpec) -> tuple[dict[str, float], float]:
     return counters, seconds
 
 
-@pytest.mark.parametrize("execution", ["eager", "graph"])
+@pytest.mark.parametrize("execution", [pytest.param("eager", marks=pytest.mark.slow), "graph"])
 def test_slow_data_set_is_found_in_loading(slow_images: list[float], execution: Execution) -> None:
     counters, epoch = counted(replace(SLOW, execution=execution))
     a_batch = sum(slow_images[-IMAGES_PER_STEP * STEPS :]) / STEPS
@@ -152,11 +187,10 @@ def test_slow_data_set_is_found_in_loading(slow_images: list[float], execution: 
 def test_loading_hides_behind_a_slow_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """The GPU waits for an epoch's first batch only. The CPU waits for all."""
     monkeypatch.setattr(model_and_data, "build", lambda _: Slow())
-    counters, epoch = counted(replace(SLOW, execution="graph"))
+    counters, epoch = counted(SLOW)
     a_batch = IMAGES_PER_STEP * IMAGE_SECONDS
     assert counters["loading_wait_seconds"] > a_batch
     assert STEPS * counters["loading_seconds"] == pytest.approx(a_batch, rel=0.3)
     assert counters["forward_seconds"] > a_batch
     parts = ("loading", "data", "forward", "backward", "optimizer")
-    total = sum(counters[f"{part}_seconds"] for part in parts)
-    assert STEPS * total == pytest.approx(epoch, rel=0.02)
+    assert STEPS * sum(counters[f"{part}_seconds"] for part in parts) == pytest.approx(epoch, rel=0.02)
