@@ -35,12 +35,6 @@ def test_sleeping_step(measure):
 """
 # The limit is so large that a busy machine does not reach it, and every test could show it.
 LIMIT = "--benchmark-compare-fail=median:300%"
-UNREACHED = """
-[[threshold]]
-hardware = "*"
-test = "test_sleeping_step"
-images_per_second = 1e9
-"""
 
 
 @dataclass
@@ -160,22 +154,6 @@ def test_time_limit_is_no_verdict(machine: Machine) -> None:
 
 
 @pytest.mark.slow
-def test_missed_threshold_is_red_and_not_promoted(machine: Machine) -> None:
-    with (machine.root / "perf" / "thresholds.toml").open("a") as file:
-        file.write(UNREACHED)
-    machine.commit("a limit that no machine reaches")
-    night = machine.run("nightly-gpu.yml", "nightly", STEP, DDPPERF_PROMOTE="branch")
-    assert night.conclusion == "failure"
-    (annotation,) = sentences(night)
-    assert annotation.startswith(
-        "error title=ddpperf::FAIL: perf/test_it.py::test_sleeping_step failed: throughput"
-    )
-    assert [check["conclusion"] for check in machine.github["checks"]] == ["failure"]
-    assert "report.html" in night.artifacts["ddpperf-nightly"]
-    assert "ddpperf-baselines" not in git(machine.root, "branch", "--remotes")
-
-
-@pytest.mark.slow
 def test_gate_of_another_repository_finds_a_slow_down(machine: Machine) -> None:
     git(machine.root, "checkout", "--quiet", "-b", "topic")
     (machine.root / "mine.py").write_text(SLEEPING_MODEL.format(seconds=0.3))
@@ -275,9 +253,7 @@ def with_inputs(machine: Machine, **inputs: str) -> dict[str, Any]:
         ({"promote": "yes"}, "promote takes none or branch, got 'yes'"),
         ({"baselines-branch": "my branch"}, "baselines-branch takes the name of a branch, got 'my branch'"),
         ({"minutes": "0.0"}, "minutes takes a number above 0, got '0.0'"),
-        ({"minutes": "1h"}, "minutes takes a number above 0, got '1h'"),
         ({"arguments": "perf/ -k it's"}, "arguments has a quote that does not end; write \\' for"),
-        ({"install": 'a "b'}, "install has a quote that does not end; write \\' for the character itself"),
         ({"environment": "/nowhere"}, "environment needs a folder with bin/python, got '/nowhere'; make one"),
         (
             {"environment": "", "python": "python9"},
@@ -302,16 +278,6 @@ def test_wrong_input_is_one_sentence(
     assert annotation.startswith(f"error title=ddpperf::{sentence.format(full=full)}")
     assert "Run pytest" not in night.ran
     assert (full / "mine.txt").exists()
-
-
-def test_torch_night_needs_an_index(machine: Machine) -> None:
-    night = machine.run("nightly-torch.yml", "torch", SAMPLER, DDPPERF_PYTHON=sys.executable)
-    assert night.conclusion == "failure"
-    (annotation,) = sentences(night)
-    assert annotation.startswith(
-        "error title=ddpperf::TORCH_NIGHTLY_INDEX is not set; set it to the address of"
-    )
-    assert night.ran == ["Check out the code", "Install the newest nightly"]
 
 
 @pytest.mark.parametrize(

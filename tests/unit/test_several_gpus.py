@@ -36,13 +36,6 @@ def test_interrupted_part_is_measured_again(
     assert asked == ["core-1"], "no time for it"
 
 
-def test_part_that_does_not_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(several_gpus, "MOST_SECONDS_TO_SAVE", 0.5)
-    hung = f"import signal; signal.signal(15, signal.SIG_IGN){SLEEPS}"
-    several_gpus.run_part(tmp_path, "core-1", [sys.executable, "-c", hung], 1)
-    assert (tmp_path / "core-1-interrupted.json").exists()
-
-
 def test_parts_name_tests_of_the_suite() -> None:
     tests = {test for test, _ in default_suite("other1x4")}
     for arguments in several_gpus.PARTS.values():

@@ -142,11 +142,3 @@ def add_environment(folder: Path, version: str) -> Path:
     environment.mkdir(parents=True)
     (environment / "ready").touch()
     return environment
-
-
-@pytest.mark.parametrize("command", ["accept", "hint"])
-def test_version_without_an_environment_is_refused(nightly: Nightly, tmp_path: Path, command: str) -> None:
-    assert nightly(command, MONDAY) == (
-        4,
-        f"{tmp_path / 'envs'} has no environment of torch {MONDAY}; run candidate first\n",
-    )

@@ -1,15 +1,14 @@
-"""Utilization and energy in reports: metrics, the table, the picture, the page and the CSV file."""
+"""Utilization and energy in reports: metrics, the table, the picture."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from ddpperf.report.plots import pictures_of
-from ddpperf.report.questions import report_tables
 from ddpperf.report.stored_cases import cases_of
 from ddpperf.results.metrics import find
 from ddpperf.results.samples import Measured, Sample
@@ -112,13 +111,6 @@ def with_usage(usage: Usage | None) -> dict[str, Any]:
         if isinstance(measured.spec, RunSpec) and usage is not None:
             samples = tuple(replace(sample, usage=usage) for sample in measured.samples)
             stored |= json.loads(json.dumps(replace(measured, samples=samples).to_json()))
-            values = {"joules_per_epoch": 600.0, "images_per_joule": 12.0}
-            for end in ("mean", "peak"):
-                values |= {f"gpu_utilization_{end}": 0.68, f"cpu_utilization_{end}": 0.25}
-                values[f"power_watts_{end}"] = 456.0
-            for metric, value in values.items():
-                by_set = {measured.samples[0].set: value}
-                stored["metrics"][metric] = {"value": value, "unit": "1", "by_set": by_set}
     return document
 
 
@@ -137,20 +129,3 @@ def test_picture_has_a_panel_for_each_unit(usage: Usage, panels: int) -> None:
         ends = [line.get_xdata()[0] for line in axes[0].lines[lines:]]  # type: ignore[index]
         assert len(ends) == len(epochs)
         assert ends[-1] == pytest.approx(sum(epochs))
-
-
-def test_table_has_means_peaks_and_energy() -> None:
-    section = report_tables(with_usage(USAGE)).split("## Utilization and energy\n")[1].split("\n## ")[0]
-    for text in (
-        "68.0% / 68.0%",
-        "456 W / 456 W",
-        "25.0% / 25.0%",
-        "600 J",
-        "| 12 images/J |",
-    ):
-        assert text in section
-    assert "temperature" not in section  # without values there is no column
-
-
-def test_usage_is_plain_json() -> None:
-    assert Usage.from_json(json.loads(json.dumps(asdict(USAGE)))) == USAGE
