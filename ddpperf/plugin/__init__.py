@@ -6,9 +6,7 @@ The classes `Collection`, `Outcomes` and `RunOutputs` implement further hooks.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +16,8 @@ from ddpperf.errors import Refused
 from ddpperf.io.terminal_text import harmless
 from ddpperf.machine import hardware
 from ddpperf.plugin.ab_judge import ABJudge
-from ddpperf.plugin.cases import functions_of, parameters
-from ddpperf.plugin.collected_tests import measures
+from ddpperf.plugin.cases import parameters
+from ddpperf.plugin.collected_tests import spec_of
 from ddpperf.plugin.interrupts import interrupt_once
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.benchmark_options import check_measuring_options, runs_tests
@@ -118,24 +116,6 @@ def _prepare(config: pytest.Config) -> None:
         raise
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    """Remove tests for which the options leave no case, and tests that this run leaves out."""
-    collection = config.stash[SESSION].collection
-    collection.in_files = [item.nodeid for item in items]
-    yield
-    items[:] = [item for item in items if not _has_no_cases(item)]
-    collection.paths = [_relative(argument, config) for argument in config.args]
-    outside = collection.outside_core(items, config)
-    collection.left_out = [item.nodeid for item in outside]
-    left_out = set(outside)
-    if config.getoption("benchmark_skip") and not config.getoption("benchmark_only"):
-        left_out.update(filter(measures, items))
-    if left_out:
-        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
-        items[:] = [item for item in items if item not in left_out]
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Store the ids of the collected tests; raise pytest.UsageError if they cannot be measured.
@@ -145,10 +125,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     config = session.config
     ours = config.stash[SESSION]
     ours.collection.collect(session.items)
-    ours.collection.ignores = bool(config.getoption("ignore") or config.getoption("ignore_glob"))
     ours.outcomes.expect(ours.collection.tests)
-    if config.getoption("lf", False):  # pytest left the other tests out without a report
-        ours.collection.paths = list(ours.collection.tests)
     with refusals_as_usage_errors():
         if ours.collection.refusal:
             raise Refused(ours.collection.refusal)
@@ -157,31 +134,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if runs_tests(config):
             check_measuring_options(config)
         _prepare(config)
-        functions = [(item, function) for item in session.items for function in functions_of(item)]
+        functions = [
+            (item, function)
+            for item in session.items
+            if isinstance(spec := spec_of(item), Spec)
+            for function in spec.functions
+        ]
         ours.use_functions(function for _, function in functions)
         for item, function in functions:
             if side := lacking_side(ours.options, function):
                 reason = f"the {side} lacks {function}, so there is nothing to compare"
                 item.add_marker(pytest.mark.skip(reason=reason))
-
-
-def pytest_deselected(items: list[pytest.Item]) -> None:
-    for item in filter(measures, items):
-        item.config.stash[SESSION].collection.deselected.add(item.nodeid)
-
-
-def _has_no_cases(item: pytest.Item) -> bool:
-    if not isinstance(item, pytest.Function) or item.get_closest_marker("specs") is None:
-        return False
-    spec = item.callspec.params["spec"]
-    return spec is not None and not isinstance(spec, Spec)  # pytest's placeholder for "no parameters"
-
-
-def _relative(argument: str, config: pytest.Config) -> str:
-    """Convert a path of the command line to the form of test ids; the root becomes empty."""
-    path, *rest = argument.split("::", 1)
-    relative = os.path.relpath(config.invocation_params.dir / path, config.rootpath)
-    return "::".join(["" if relative == "." else Path(relative).as_posix(), *rest])
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

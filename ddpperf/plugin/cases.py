@@ -71,13 +71,6 @@ def parameters(test: str, marker: pytest.Mark, options: Options, machine: Machin
     return found
 
 
-def functions_of(item: pytest.Item) -> tuple[str, ...]:
-    """Return the user's functions that the spec of a collected test names."""
-    callspec = getattr(item, "callspec", None)
-    spec = callspec.params.get("spec") if callspec is not None else None
-    return spec.functions if isinstance(spec, Spec) else ()
-
-
 def _parameter(found: ParameterSet, options: Options, machine: Machine) -> ParameterSet:
     """Return a case with its id and the delay of --spec, skipped if it cannot be measured."""
     (spec,) = found.values

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from _pytest.compat import NOTSET
 
 from ddpperf.results.outcomes import Outcome, OutcomeKind
 
@@ -14,61 +17,86 @@ from ddpperf.results.outcomes import Outcome, OutcomeKind
 class Collection:
     """The collected performance tests, which are the tests with the `measure` fixture, by test id."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: pytest.Config) -> None:
         self.tests: list[str] = []  # that this run measures, in the order of the test files
-        self.in_files: list[str] = []  # all tests in this order. Plugins may run them in another one.
-        self.files: set[str] = set()  # that pytest looked into
         self.uncollected: dict[str, Outcome] = {}  # files that could not be imported
         self.deselected: set[str] = set()
         self.left_out: list[str] = []  # the tests outside the core suite, of those
-        self.paths: list[str] = []  # of the command line, in the form of test ids; with --lf, the tests
-        self.ignores = False  # whether the command line has --ignore or --ignore-glob
         self.refusal = ""  # why the collected cases cannot be measured
         self.candidate_cannot: list[str] = []  # tests that only the candidate cannot measure
         self.recipes: dict[str, str] = {}  # the name of the training recipe of each test that has one
+        self._config = config
+        self._in_files: list[str] = []  # all tests in their order. Plugins may run them in another one.
+        self._files: set[str] = set()  # that pytest looked into
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Store which test files pytest collected, and which could not be imported."""
+        self._files.add(report.nodeid)
+        if report.failed:
+            failed = Outcome(kind=OutcomeKind.NOT_COLLECTED, reason=_reason_of(report))
+            self.uncollected[report.nodeid] = failed
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Iterator[None]:
+        """Remove tests for which the options leave no case, and tests that this run leaves out.
+
+        Tests outside the core suite are left out, unless the command line names their file or has -m.
+        """
+        self._in_files = [item.nodeid for item in items]
+        yield
+        items[:] = [item for item in items if spec_of(item) is not NOTSET]
+        option = self._config.getoption
+        named = [path for path in self._paths() if path.partition("::")[0].endswith(".py")]
+        if not option("--full") and not option("markexpr"):
+            slow = [
+                item for item in items if {"specs", "slow"} <= {mark.name for mark in item.iter_markers()}
+            ]
+            slow = [item for item in slow if not any(_is_below(item.nodeid, path) for path in named)]
+            self.left_out = [item.nodeid for item in slow]
+        skips = option("benchmark_skip") and not option("benchmark_only")
+        left_out = [item for item in items if item.nodeid in self.left_out or (skips and measures(item))]
+        if left_out:
+            self._config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if item not in left_out]
+
+    def pytest_deselected(self, items: list[pytest.Item]) -> None:
+        self.deselected.update(item.nodeid for item in items if measures(item))
 
     def collect(self, items: Sequence[pytest.Item]) -> None:
-        """Store which tests this run measures."""
+        """Store which tests this run measures, after plugins such as that of --lf removed theirs."""
         tests = {item.nodeid for item in items if measures(item)}
-        self.tests = [test for test in self.in_files if test in tests]
+        self.tests = [test for test in self._in_files if test in tests]
         for item in items:
             if item.get_closest_marker("candidate_cannot"):
                 self.candidate_cannot.append(item.nodeid)
             if (recipe := item.get_closest_marker("recipe")) is not None:
                 self.recipes[item.nodeid] = str(recipe.args[0])
 
-    def outside_core(self, items: Sequence[pytest.Item], config: pytest.Config) -> list[pytest.Item]:
-        """Return the tests outside the core suite, unless the command line names their file or has -m."""
-        if config.getoption("--full") or config.getoption("markexpr"):
-            return []
-        named = [path for path in self.paths if path.partition("::")[0].endswith(".py")]
-        return [
-            item
-            for item in items
-            if item.get_closest_marker("specs")
-            and item.get_closest_marker("slow")
-            and not any(_is_below(item.nodeid, path) for path in named)
-        ]
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Store which test files pytest collected, and which could not be imported."""
-        self.files.add(report.nodeid)
-        if report.failed:
-            failed = Outcome(kind=OutcomeKind.NOT_COLLECTED, reason=_reason_of(report))
-            self.uncollected[report.nodeid] = failed
-
-    def expected(self, stored: Iterable[str], root: Path) -> set[str]:
+    def expected(self, stored: Iterable[str]) -> set[str]:
         """Return the collected tests, and the stored tests that the command line names.
 
-        Stored tests of a file that --ignore or --ignore-glob names are left out.
+        Stored tests of a file that --ignore or --ignore-glob names are left out. --lf leaves tests out
+        without a report.
         """
+        option, root = self._config.getoption, self._config.rootpath
+        ignores = option("ignore") or option("ignore_glob")
+        paths = self.tests if option("lf", False) else self._paths()
 
         def is_ignored(file: str) -> bool:
-            return self.ignores and file not in self.files and (root / file).exists()
+            return ignores and file not in self._files and (root / file).exists()
 
-        named = {test for test in stored if any(_is_below(test, path) for path in self.paths)}
+        named = {test for test in stored if any(_is_below(test, path) for path in paths)}
         named = {test for test in named if not is_ignored(test.partition("::")[0])}
         return set(self.tests) | named - self.deselected
+
+    def _paths(self) -> list[str]:
+        """Return the paths of the command line in the form of test ids; the root is empty."""
+        found = []
+        for argument in self._config.args:
+            path, *rest = argument.split("::", 1)
+            relative = os.path.relpath(self._config.invocation_params.dir / path, self._config.rootpath)
+            found.append("::".join(["" if relative == "." else Path(relative).as_posix(), *rest]))
+        return found
 
 
 class Outcomes:
@@ -103,6 +131,12 @@ class Outcomes:
 def measures(item: pytest.Item) -> bool:
     """Return whether a test uses the `measure` fixture."""
     return "measure" in getattr(item, "fixturenames", ())
+
+
+def spec_of(item: pytest.Item) -> Any:
+    """Return the parameter `spec` of a test; None if it has none, and NOTSET if there is no case."""
+    callspec = getattr(item, "callspec", None)
+    return callspec.params.get("spec") if callspec is not None else None
 
 
 def _is_below(test: str, path: str) -> bool:

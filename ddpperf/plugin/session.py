@@ -69,7 +69,7 @@ class Session:
         thresholds, settings = read_threshold_file(config.rootpath)
         self.thresholds = HardwareThresholds(thresholds, self.storage.hardware_key)
         self.settings = settings["gpu" if self.options.device == "cuda" else "cpu"]
-        self.collection, self.outcomes = Collection(), Outcomes()
+        self.collection, self.outcomes = Collection(config), Outcomes()
         self.problems: list[str] = []
         self.compares, self.baseline = self._stored_run(config.getoption("benchmark_compare"))
         if self.sides is not None and self.options.replicates is not None:
@@ -141,7 +141,7 @@ class Session:
     def expected(self) -> set[str]:
         """Return the ids of collected tests, and of stored tests that the command line names."""
         stored = self.baseline.measured if self.baseline is not None else ()
-        return self.collection.expected(stored, self.storage.root)
+        return self.collection.expected(stored)
 
     # --- measuring
 

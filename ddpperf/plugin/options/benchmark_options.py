@@ -21,15 +21,6 @@ WITHOUT_EFFECT = (
 LISTING_OPTIONS = ("collectonly", "setuponly", "showfixtures", "show_fixtures_per_test")
 
 
-def check_benchmark_options(config: pytest.Config, given: Collection[str]) -> None:
-    """Raise Refused for a --benchmark-compare that ddpperf does not support."""
-    compare, name = config.getoption("benchmark_compare"), "--benchmark-compare"
-    if compare == "" or (isinstance(compare, str) and Path(compare).is_dir()):
-        raise Refused(f"{name} takes the word after it, got {compare!r}, no run; put it last")
-    if compare and "--candidate" in given:
-        raise Refused(f"{name} takes this environment as candidate, got --candidate, too; leave one out")
-
-
 def runs_tests(config: pytest.Config) -> bool:
     """Return whether this process runs the collected tests: it does not only list them.
 
@@ -53,21 +44,26 @@ def check_measuring_options(config: pytest.Config) -> None:
             raise Refused(f"{word} has no effect on performance tests; leave it out, or pass --rounds")
 
 
-def slower_ratio(config: pytest.Config) -> float | None:
+def slower_ratio(config: pytest.Config, given: Collection[str]) -> float | None:
     """Return the largest allowed ratio of a step time to the baseline's step time, or None.
 
     The ratio is that of --benchmark-compare-fail. pytest-benchmark's own check prints a traceback,
-    ignores missing results, and uses only the last of several limits.
+    ignores missing results, and uses only the last of several limits. Raises Refused for a
+    --benchmark-compare that ddpperf does not support. given: the names of ddpperf's options.
     """
+    name, compare = "--benchmark-compare", config.getoption("benchmark_compare")
+    if compare == "" or (isinstance(compare, str) and Path(compare).is_dir()):
+        raise Refused(f"{name} takes the word after it, got {compare!r}, no run; put it last")
+    if compare and "--candidate" in given:
+        raise Refused(f"{name} takes this environment as candidate, got --candidate, too; leave one out")
+    limits = [word for word in map(str, config.invocation_params.args) if word.startswith(f"{name}-fail")]
     (check, *more) = config.getoption("benchmark_compare_fail") or [None]
     if check is None:
         return None
-    name = "--benchmark-compare-fail"
-    times = sum(str(word).startswith(name) for word in config.invocation_params.args)
-    if more or times > 1 or not isinstance(check, PercentageRegressionCheck) or check.field != "median":
-        raise Refused(f"{name} takes one median:N%, got another or several; pass one")
-    if not config.getoption("benchmark_compare"):
-        raise Refused(f"{name} needs a baseline to compare with; add --benchmark-compare")
+    if more or len(limits) > 1 or not isinstance(check, PercentageRegressionCheck) or check.field != "median":
+        raise Refused(f"{name}-fail takes one median:N%, got another or several; pass one")
+    if not compare:
+        raise Refused(f"{name}-fail needs a baseline to compare with; add {name}")
     return 1 + float(check.threshold) / 100
 
 

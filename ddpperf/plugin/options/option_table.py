@@ -8,6 +8,7 @@ generated from these declarations.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from typing import Any, get_args
 
 import pytest
 
+from ddpperf.analysis.projection import Network
 from ddpperf.errors import Refused, quoted
 from ddpperf.io.secret_values import shown_word
 from ddpperf.specs import FLOAT32_BYTES, Execution, Model, Precision
@@ -27,9 +29,7 @@ from ddpperf.specs.training import GROUPED_STRATEGIES
 from ddpperf.verdict.two_stage_test import MOST_SETS
 from ddpperf.workers.launcher import launcher
 
-MAX_NUMBER = 10**9 - 1
 MAX_BYTES = 2**33
-MAX_WORLD_SIZE = 1024
 UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 # Variables that ddpperf sets for each rank, or relies on.
 RANK_VARIABLES = r"RANK|LOCAL_RANK|TMPDIR|DDPPERF_.*|CUDA_VISIBLE_DEVICES|OMP_NUM_THREADS"
@@ -40,20 +40,12 @@ Value = str | int | float | bool  # of a training field
 # --- texts become values
 
 
-def whole_number(text: str, *, least: int = 1, most: int = MAX_NUMBER) -> int:
-    if not (re.fullmatch("[0-9]{1,9}", text) and least <= int(text) <= most):
-        raise ValueError(f"takes whole numbers from {least} to {most}")
-    return int(text)
-
-
-def number(text: str, *, most: float) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= most:
-        raise ValueError(f"takes numbers above 0 and up to {most:g}")
-    return value
+def number(text: str, *, kind: type[int] | type[float] = int, least: float = 1, most: float) -> float:
+    """Return a number from `least` to `most`. Raises ValueError for any other text."""
+    with contextlib.suppress(ValueError):
+        if least <= (value := kind(text)) <= most:
+            return value
+    raise ValueError(f"takes {'whole ' if kind is int else ''}numbers from {least} to {most}")
 
 
 def choice(text: str, *, names: tuple[str, ...]) -> str:
@@ -85,10 +77,11 @@ def buffer_size(text: str) -> int:
     return nbytes
 
 
-def node_link(text: str) -> tuple[float, float]:
-    """Return the seconds and the bytes per second of a text such as "5e-6,50"."""
+def node_link(text: str) -> Network:
+    """Return the network of a text such as "5e-6,50", seconds and GB/s."""
     latency, _, bandwidth = text.partition(",")
-    return number(latency, most=1.0), number(bandwidth, most=1e5) * 1e9
+    seconds = number(latency, kind=float, least=1e-9, most=1.0)
+    return Network(latency=seconds, bandwidth=1e9 * number(bandwidth, kind=float, least=1e-9, most=1e5))
 
 
 def field(text: str, *, others: tuple[str, ...] = ()) -> tuple[str, Value]:
@@ -176,11 +169,9 @@ FIELDS = {
     "delay_seconds": "Delay added to every measured step, at most 10, to see what finds it.",
 }
 DEVICES = ("auto", "cuda", "cpu")
-COUNT = partial(whole_number, most=MAX_WORLD_SIZE)
-SETS = partial(whole_number, most=MOST_SETS)
-SECONDS = partial(number, most=86400)
-COUNTS = several(whole_number)
-DEVICE_COUNTS = several(partial(COUNT, least=2))
+NUMBER, COUNT, SETS = (partial(number, most=most) for most in (10**9, 1024, MOST_SETS))
+SECONDS = partial(number, kind=float, least=1e-9, most=86400)
+NUMBERS, DEVICE_COUNTS = several(NUMBER), several(partial(COUNT, least=2))
 SIZES = several(buffer_size)
 IN_ORDER = several(str, tuple)  # the first execution is special
 MODELS = f"{', '.join(get_args(Model))}, torchvision:NAME or module:function."
@@ -197,18 +188,18 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("--full", "", str, "Run the full suite, not only a folder's core. A file runs whole.", "off"),
         Option("--device", "NAME", partial(choice, names=DEVICES), "Device: auto, cuda or cpu.", "auto"),
         Option("--world-sizes", "N,N", several(COUNT), "Numbers of ranks.", "1,2 on CPUs; 1,2,4... on GPUs"),
-        Option("--batch-sizes", "N,N", COUNTS, "Images per rank in a training step.", ("32", "32,128,512")),
-        Option("--global-batch-sizes", "N,N", COUNTS, "Images of all ranks in a step.", ("64", "128,512")),
+        Option("--batch-sizes", "N,N", NUMBERS, "Images per rank in a training step.", ("32", "32,128,512")),
+        Option("--global-batch-sizes", "N,N", NUMBERS, "Images of all ranks in a step.", ("64", "128,512")),
         Option("--model", "NAME", str, MODELS, ("resnet18", "resnet18_cifar")),
         Option("--precision", "NAME", str, PRECISIONS, ("fp32", "bf16")),
         Option("--executions", "NAME,NAME", IN_ORDER, MODES, USUAL_MODES),
         Option("--spec", "FIELD=VALUE", field, "Set a training field of the table below.", repeated=True),
         Option("--data", "NAME", str, IMAGES, ("synthetic",) * 2),
-        Option("--epoch-images", "N", whole_number, "Images in an epoch.", "512 on CPUs; all on GPUs"),
+        Option("--epoch-images", "N", NUMBER, "Images in an epoch.", "512 on CPUs; all on GPUs"),
         Option("--buffer-sizes", "SIZE,SIZE", SIZES, "Bytes per rank in a collective.", "sizes from 1KiB up"),
     ),
     "How long to measure": (
-        Option("--rounds", "N", whole_number, "Rounds of each test.", "10; 7 in A/B; 6 in a confirmation"),
+        Option("--rounds", "N", NUMBER, "Rounds of each test.", "10; 7 in A/B; 6 in a confirmation"),
         Option("--replicates", "N", SETS, "Process sets of each test, per side in A/B.", SETS_DEFAULT),
         Option("--max-seconds", "SECONDS", SECONDS, "Seconds until no test is repeated.", ("480", "300")),
         Option("--deadline", "SECONDS", SECONDS, "Seconds until a silent rank counts as hung.", ("120",) * 2),
@@ -230,7 +221,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
     ),
     "Links and projection": (
         Option("--project-to", "N,N", DEVICE_COUNTS, "Numbers of devices to predict a step time for."),
-        Option("--node-size", "N", whole_number, "Devices (on CPUs, ranks) per node.", NODE_SIZE_DEFAULT),
+        Option("--node-size", "N", NUMBER, "Devices (on CPUs, ranks) per node.", NODE_SIZE_DEFAULT),
         Option("--node-link", "SECONDS,GB/S", node_link, "Latency and bandwidth of a device's network link."),
     ),
 }

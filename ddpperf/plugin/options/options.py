@@ -16,14 +16,13 @@ from typing import Any
 
 import pytest
 
-from ddpperf.analysis.projection import Network
 from ddpperf.data.cache import Data
 from ddpperf.errors import Refused
 from ddpperf.io.secret_values import shown_word
 from ddpperf.machine.hardware import Links
 from ddpperf.machine.network import Interface, find_interface
 from ddpperf.plugin.options.ab_sides import Sides, changed, fitting
-from ddpperf.plugin.options.benchmark_options import check_benchmark_options, check_root, slower_ratio
+from ddpperf.plugin.options.benchmark_options import check_root, slower_ratio
 from ddpperf.plugin.options.option_table import OLD_OPTIONS, OPTIONS, Value
 from ddpperf.results.samples import BASE, CANDIDATE
 from ddpperf.specs import (
@@ -162,7 +161,6 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
     for name, option in OPTIONS.items():
         if (text := config.getoption(name)) not in (None, []):
             given[name] = [*map(option.value_of, text)] if option.repeated else option.value_of(text)
-    check_benchmark_options(config, given.keys())
     sides = _sides(_by_name(given, "--base"), _by_name(given, "--candidate"))
     if sides is not None:
         check_root(config)
@@ -173,7 +171,6 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
     values = {name: option.default_on(device) for name, option in OPTIONS.items()} | given
     values |= _nodes(values, device, gpu_count)
     fields = _by_name(given, "--spec")
-    latency, bandwidth = values["--node-link"] or (0.0, 0.0)
     read: dict[str, Any] = {
         field.name: values[name]
         for field in dataclasses.fields(Options)
@@ -189,10 +186,10 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
         "requested_epoch_images": values["--epoch-images"],
         "rounds": values["--rounds"] or (ROUNDS if sides is None else AB_ROUNDS),
         "sides": sides,
-        "slower_ratio": slower_ratio(config),
+        "slower_ratio": slower_ratio(config, given),
         "links": Links(
             node=values["--node-size"],
-            network=Network(latency=latency, bandwidth=bandwidth) if bandwidth else None,
+            network=values["--node-link"],
             project_to=values["--project-to"] or (),
             buffer_sizes=values["--buffer-sizes"] or (),
         ),
