@@ -64,7 +64,7 @@ ENVIRONMENT: Message = {
 }
 FAILURES: dict[FaultKind, tuple[Cause, str]] = {
     "kill": (Cause.DIED, "was killed by SIGKILL"),
-    "exit": (Cause.DIED, "exited with status 0 before it answered"),
+    "exit": (Cause.DIED, "exited with status 0"),
     "raise": (Cause.RAISED, "raised RuntimeError: injected into rank {rank} at {command}"),
     "hang": (Cause.HUNG, "did not answer within {deadline:g} s"),
 }
@@ -224,7 +224,7 @@ class CannedSuite(Project):
         super().__init__(root)
         self.canned = Canned()
         # What the doctor finds when a run begins: a busy machine must not change what tests see
-        self.run_findings: Callable[..., list[Finding]] = lambda device, gpus: []
+        self.run_findings: Callable[..., list[Finding]] = lambda gpus: []
 
     def run(self, *arguments: str, within_seconds: float = 0) -> Finished:
         """Run pytest with these arguments, as `Project.run` does."""

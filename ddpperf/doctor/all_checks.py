@@ -18,9 +18,6 @@ from ddpperf.results import units
 
 Checks = Mapping[str, Callable[[Sequence[Gpu]], Finding]]  # by subject, in the order of the report
 
-GPU_SETTINGS: Checks = {"GPU links": gpu_checks.links, "GPU power": gpu_checks.power}
-# A test run watches these in each round.
-GPU_DISTURBANCES: Checks = {"GPU load": gpu_checks.load, "GPU clocks": gpu_checks.clocks}
 # Together they take less than 0.5 s.
 QUICK: Checks = {
     "CPU load": cpu_and_memory.cpu_load,
@@ -46,26 +43,25 @@ def all_findings(gpus: Sequence[Gpu], seconds: float) -> list[Finding]:
     the checks that use the CPU.
     """
     end = time.monotonic() + seconds - END_SECONDS
-    of_gpus = {**GPU_SETTINGS, **GPU_DISTURBANCES} if gpus else {}
-    found = _examined({"GPUs": gpu_checks.present, **of_gpus, **QUICK, **SLOW}, gpus)
+    of_gpus = {**gpu_checks.SETTINGS, **gpu_checks.DISTURBANCES} if gpus else {}
+    checks = {"GPUs": gpu_checks.present, **of_gpus, **QUICK, **SLOW}
+    found = {subject: check(gpus) for subject, check in checks.items()}
     try:
         with lock_devices([gpu.uuid for gpu in gpus] or ["cpu"]):
-            found += rank_findings(gpus, max(1.0, end - time.monotonic()))
+            found |= rank_findings(gpus, max(1.0, end - time.monotonic()))
     except Refused as refused:
-        found.append(replace(warn("not tried", str(refused)), subject=TWO_RANKS))
-    return found
+        found[TWO_RANKS] = warn("not tried", str(refused))
+    return [replace(finding, subject=subject) for subject, finding in found.items()]
 
 
-def run_findings(device: str, gpus: Sequence[Gpu]) -> list[Finding]:
-    """Run the checks that take less than 0.5 s, and return the problems, the worst first."""
-    found = _examined(
-        {**QUICK, **GPU_SETTINGS} if device == "cuda" else QUICK, gpus if device == "cuda" else ()
-    )
+def run_findings(gpus: Sequence[Gpu]) -> list[Finding]:
+    """Run the checks that take less than 0.5 s, and return the problems, the worst first.
+
+    gpus: the GPUs of the ranks; empty on the CPU.
+    """
+    checks = {**QUICK, **(gpu_checks.SETTINGS if gpus else {})}
+    found = [replace(check(gpus), subject=subject) for subject, check in checks.items()]
     return [finding for level in (Level.BAD, Level.WARNING) for finding in found if finding.level is level]
-
-
-def _examined(checks: Checks, gpus: Sequence[Gpu]) -> list[Finding]:
-    return [replace(check(gpus), subject=subject) for subject, check in checks.items()]
 
 
 def what_can_be_measured(gpus: Sequence[Gpu], findings: Sequence[Finding]) -> str:

@@ -1,12 +1,10 @@
-"""Checks of GPUs, their links, their settings and their other users, by what the driver reports.
-
-CUDA is never initialised here.
-"""
+"""Checks of GPUs, their links, their settings and their other users, by what the driver reports."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ DEVICES, DRIVER_FILES = Path("/dev"), "nvidia[0-9]*"  # one for each GPU
 
 
 def present(gpus: Sequence[Gpu]) -> Finding:
-    """Report which GPUs the ranks can use, and the version of the driver."""
+    """Report which GPUs the ranks can use, the link between them, and the version of the driver."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     of = "" if visible is None else f", with CUDA_VISIBLE_DEVICES={visible!r}"
     if not gpus:
@@ -35,18 +33,32 @@ def present(gpus: Sequence[Gpu]) -> Finding:
     names = " and ".join(sorted({gpu.name for gpu in gpus}))
     memory = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes is not None]
     each = f", {units.nbytes(min(memory))} each" if memory else ""
-    return good(f"{len(gpus)} x {names}{each}{of}, driver {gpus[0].driver or 'not known'}")
+    link = f", {rate} to the others" if (rate := gpu_link(gpus)) else ""
+    return good(f"{len(gpus)} x {names}{each}{link}{of}, driver {gpus[0].driver or 'not known'}")
 
 
-def links(gpus: Sequence[Gpu]) -> Finding:
-    """Report the link between GPUs, and lost NVLinks or PCIe lanes."""
-    link = gpu_link(gpus)
-    alone = "one GPU needs none" if len(gpus) == 1 else "not known"
-    advice = "see nvidia-smi nvlink --status; restart the driver, or let the machine be repaired"
-    return _judged(gpus, _lost_links, advice, f"{link} to the other GPUs" if link else alone)
+@dataclass(frozen=True)
+class GpuCheck:
+    """A check of all GPUs, which returns a warning that names the GPUs with a problem.
+
+    problem: returns the problem of one GPU by NVML's handle; an empty string is no problem, or not
+    known. fine: the text of a good finding. advice: what to do.
+    """
+
+    problem: Callable[[Any], str]
+    fine: str
+    advice: str
+
+    def __call__(self, gpus: Sequence[Gpu]) -> Finding:
+        numbers: dict[str, list[str]] = {}  # of GPUs, in CUDA's order
+        for index, handle in enumerate(gpu_handles(gpus)):
+            if text := self.problem(handle):
+                numbers.setdefault(text, []).append(str(index))
+        named = [f"GPU {', '.join(those)}: {text}" for text, those in numbers.items()]
+        return warn("; ".join(named), self.advice) if named else good(self.fine)
 
 
-def _lost_links(handle: Any) -> str:
+def lost_links(handle: Any) -> str:
     links = range(pynvml.NVML_NVLINK_MAX_LINKS)
     states = [ask(pynvml.nvmlDeviceGetNvLinkState, handle, link) for link in links]
     active, known = states.count(pynvml.NVML_FEATURE_ENABLED), len(states) - states.count(None)
@@ -57,14 +69,7 @@ def _lost_links(handle: Any) -> str:
     return f"x{width} of x{most} PCIe lanes are used" if width and most and width < most else ""
 
 
-def power(gpus: Sequence[Gpu]) -> Finding:
-    """Check whether the power limit was lowered."""
-    limits = sorted({f"{gpu.power_limit_watts:.0f} W" for gpu in gpus if gpu.power_limit_watts})
-    advice = "set the default with sudo nvidia-smi -pl WATTS, or leave it equal for all runs"
-    return _judged(gpus, _low_power_limit, advice, f"limit {' and '.join(limits) or 'not known'}")
-
-
-def _low_power_limit(handle: Any) -> str:
+def low_power_limit(handle: Any) -> str:
     limit = ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     default = ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
     if limit is None or default is None or limit >= default:
@@ -72,40 +77,26 @@ def _low_power_limit(handle: Any) -> str:
     return f"{limit / 1e3:.0f} W, the default is {default / 1e3:.0f} W"
 
 
-def load(gpus: Sequence[Gpu]) -> Finding:
-    """Report other processes on the GPUs."""
-    advice = "stop the process, or wait until it ends"
-    return _judged(gpus, _other_users, advice, "no other process uses a GPU")
-
-
-def _other_users(handle: Any) -> str:
+def other_users(handle: Any) -> str:
     names = ", ".join(map(process_name, sorted(read_state(handle).processes)))
     rates = ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
     busy = f"{rates.gpu}% busy" if rates is not None and rates.gpu >= BUSY_PERCENT else ""
     return ", ".join(filter(None, (busy, f"used by process {names}" if names else "")))
 
 
-def clocks(gpus: Sequence[Gpu]) -> Finding:
-    """Report clocks that are throttled now."""
-    advice = "cool the GPU or raise its power limit, and see nvidia-smi -q -d PERFORMANCE"
-    return _judged(gpus, _throttled, advice, "not throttled")
-
-
-def _throttled(handle: Any) -> str:
+def throttled_now(handle: Any) -> str:
     reasons = ", ".join(sorted(read_state(handle).reasons))
     return f"throttled now ({reasons})" if reasons else ""
 
 
-def _judged(gpus: Sequence[Gpu], problem: Callable[[Any], str], advice: str, fine: str) -> Finding:
-    """Return a warning that names the GPUs with a problem, or a good finding if there is none.
-
-    problem: returns the problem of one GPU; an empty string is no problem, or not known.
-    """
-    numbers: dict[str, list[str]] = {}  # of GPUs, in CUDA's order
-    for index, handle in enumerate(gpu_handles(gpus)):
-        if text := problem(handle):
-            numbers.setdefault(text, []).append(str(index))
-    if not numbers:
-        return good(fine)
-    named = [f"GPU{'s' * (len(those) > 1)} {', '.join(those)}: {text}" for text, those in numbers.items()]
-    return warn("; ".join(named), advice)
+REPAIR = "see nvidia-smi nvlink --status; restart the driver, or let the machine be repaired"
+SET_LIMIT = "set the default with sudo nvidia-smi -pl WATTS, or leave it equal for all runs"
+COOL = "cool the GPU or raise its power limit, and see nvidia-smi -q -d PERFORMANCE"
+SETTINGS = {
+    "GPU links": GpuCheck(lost_links, "all in use", REPAIR),
+    "GPU power": GpuCheck(low_power_limit, "the default limit", SET_LIMIT),
+}
+DISTURBANCES = {  # a test run watches these in each round
+    "GPU load": GpuCheck(other_users, "no other process uses a GPU", "stop it, or wait until it ends"),
+    "GPU clocks": GpuCheck(throttled_now, "not throttled", COOL),
+}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 
 from ddpperf.doctor.findings import Finding, bad, good, warn
 from ddpperf.errors import Refused, first_line
@@ -14,15 +13,15 @@ from ddpperf.specs import AllReduceSpec, to_json
 from ddpperf.workers.interpreter import Side, check_side
 from ddpperf.workers.process_set import ProcessSet, SetOptions
 
-TORCH, TWO_RANKS = "torch", "two ranks"
+TWO_RANKS = "two ranks"
 SPEC = AllReduceSpec(world_size=2, nbytes=2**20)
 CALLS = 5  # few, because two ranks that share one core take turns slowly
 
 
-def rank_findings(gpus: Sequence[Gpu], seconds: float) -> list[Finding]:
+def rank_findings(gpus: Sequence[Gpu], seconds: float) -> dict[str, Finding]:
     """Check whether ranks can start, find each other and exchange data in a limited time.
 
-    A single GPU has one rank, which only starts.
+    A single GPU has one rank, which only starts. Returns the findings by subject.
     """
     device, count = ("cuda", min(len(gpus), 2)) if gpus else ("cpu", 2)
     options = SetOptions(size=count, device=device, rounds=1, deadline_seconds=60)
@@ -48,17 +47,17 @@ def rank_findings(gpus: Sequence[Gpu], seconds: float) -> list[Finding]:
             backend = "GPUs, NCCL" if device == "cuda" else "CPU, gloo"
             done = f"all_reduce of 1 MiB in {units.seconds(_all_reduce_seconds(ranks))} ({backend})"
         ranks.close()
-        return [replace(good(", ".join(versions)), subject=TORCH), replace(good(done), subject=TWO_RANKS)]
+        return {"torch": good(", ".join(versions)), TWO_RANKS: good(done)}
     except Exception as error:  # of a rank, or of the machine: both are the finding
         if late.is_set():
-            slow = warn(f"did not end within {seconds:.0f} s", "free the machine, or pass --seconds 60")
-            return [replace(slow, subject=TWO_RANKS)]
+            advice = "free the machine, or pass --seconds 60"
+            return {TWO_RANKS: warn(f"did not end within {seconds:.0f} s", advice)}
         failure = first_line(error)
         try:  # a torch that cannot be imported or does not fit explains it better
             check_side(Side(), "this Python", device, ())
         except Refused as refused:
             failure = str(refused)
-        return [replace(bad(failure, "repair what is not good above, or try again"), subject=TWO_RANKS)]
+        return {TWO_RANKS: bad(failure, "repair what is not good above, or try again")}
     finally:
         timer.cancel()
         ranks.kill()

@@ -21,7 +21,6 @@ KEPT_BYTES = 2**20  # the most that is read of what a process printed
 POLL_SECONDS = 0.1
 END_SECONDS = 1.0
 LOOK_SECONDS = 0.005  # how often an awaited process is looked at
-LATE_SECONDS = 0.25  # until a process that has closed its connection has ended
 
 
 def run_child(
@@ -154,20 +153,14 @@ def end_of(log: Path) -> str:
         return file.read().decode(errors="replace")
 
 
-def describe_exit(process: subprocess.Popen[bytes]) -> str:
-    """Return a phrase that says how a child process ended after it closed its connection.
+def describe_status(status: int | None) -> str:
+    """Return a phrase that explains a process's exit status, which is negative for a signal.
 
-    The exit status may come up to `LATE_SECONDS` later.
+    None: the process has closed its connection, but it runs.
     """
-    status = wait_for_exit(process, LATE_SECONDS)
     if status is None:
-        return "closed its connection before it answered, but runs on"
-    return describe_status(status)
-
-
-def describe_status(status: int) -> str:
-    """Return a phrase that explains a process's exit status, which is negative for a signal."""
+        return "closed its connection, but runs on"
     if status < 0:
         names = {number.value: number.name for number in signal.Signals}
         return f"was killed by {names.get(-status, f'signal {-status}')}"
-    return f"exited with status {status} before it answered"
+    return f"exited with status {status}"

@@ -21,8 +21,7 @@ def lock_devices(devices: Sequence[str]) -> contextlib.ExitStack:
     """
     with contextlib.ExitStack() as locks:
         for device in devices:
-            file = locks.enter_context(_lock(device))
-            locks.callback(file.truncate, 0)  # the next run's process id is not there yet when it is read
+            locks.enter_context(_lock(device))
         return locks.pop_all()
 
 

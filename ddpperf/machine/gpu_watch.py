@@ -1,7 +1,4 @@
-"""Watch the GPUs for throttled clocks and for other processes while rounds are measured.
-
-CUDA is never initialised here.
-"""
+"""Watch the GPUs for throttled clocks and for other processes while rounds are measured."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Sample the utilization of GPUs, CPU cores and ranks over time, and record it with their energy.
 
-Sampling happens in a thread of the controller process. A rank knows nothing of it. CUDA is never
-initialised here.
+Sampling happens in a thread of the controller process. A rank knows nothing of it.
 """
 
 from __future__ import annotations
@@ -35,13 +34,11 @@ def gpu_now(handle: Any) -> dict[str, float | None]:
     """
     rates = ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
     memory = ask(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
-    megahertz = ask(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM)
     return {
         "gpu_utilization": None if rates is None else rates.gpu / 100,
         "gpu_memory_bytes": None if memory is None else float(memory.used),
         "power_watts": _watts(handle),
         "temperature_celsius": ask(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
-        "sm_clock_hertz": None if megahertz is None else megahertz * 1e6,
     }
 
 
@@ -104,7 +101,7 @@ class Sampler:
 
         The first call begins: its utilization of CPUs means nothing.
         cpu_utilization: mean over the cores. rank_cpus: the number of cores that a rank kept busy.
-        rank_memory_bytes: its resident memory. host_memory_bytes: of all processes of the machine.
+        rank_memory_bytes: its resident memory.
         """
         values: Values = {}
         for handle in self._gpus:
@@ -118,15 +115,12 @@ class Sampler:
                 with contextlib.suppress(psutil.Error):
                     known = {process: process for process in family}  # they know their last CPU time
                     family[1:] = [known.get(child, child) for child in family[0].children(recursive=True)]
-        memory = psutil.virtual_memory()
         return values | {
             "cpu_utilization": [sum(busy) / len(busy) if busy else None],
-            "core_utilization": [*busy],
             "rank_cpus": [_total(lambda rank: rank.cpu_percent() / 100, family) for family in self._families],
             "rank_memory_bytes": [
                 _total(lambda rank: float(rank.memory_info().rss), family) for family in self._families
             ],
-            "host_memory_bytes": [float(memory.total - memory.available)],
         }
 
 
@@ -186,11 +180,7 @@ class Recorder:
         return Usage(
             joules=tuple(map(rounded, joules)),
             seconds=tuple(round(seconds, 2) for seconds in times if seconds is not None),
-            series={
-                quantity: tuple(map(averaged, of_devices))
-                for quantity, of_devices in rows.items()
-                if quantity != "core_utilization"  # on large machines it has hundreds of rows
-            },
+            series={quantity: tuple(map(averaged, of_devices)) for quantity, of_devices in rows.items()},
             mean={quantity: tuple(map(mean_of, of_devices)) for quantity, of_devices in rows.items()},
             peak={quantity: tuple(map(_peak, of_devices)) for quantity, of_devices in rows.items()},
         )

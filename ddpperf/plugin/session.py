@@ -155,7 +155,7 @@ class Session:
         self.prepare()
         self.cleanup.callback(self.devices.release)
         self.devices.acquire()
-        self.machine_findings = run_findings(self.options.device, self.gpus)
+        self.machine_findings = run_findings(self.gpus)
         alone = self.options.replicates or 1
         sets = alone if self.sides is None else self.settings.default.screen_sets
         first = self.begin_pass(self.sides, sets, self.options.rounds)

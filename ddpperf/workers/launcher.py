@@ -249,7 +249,7 @@ class Launch:
         seconds: how long to wait for its end.
         """
         status = wait_for_exit(self.process_of(rank), seconds)
-        return "" if status is None else describe_status(status).removesuffix(" before it answered")
+        return "" if status is None else describe_status(status)
 
     def words(self, rank: int) -> list[str]:
         """Return the last lines of the launcher, once it has ended or WORDS_SECONDS are over.

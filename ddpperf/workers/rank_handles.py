@@ -14,12 +14,13 @@ from pathlib import Path
 import psutil
 
 from ddpperf.io.private_folders import remove_tensors
-from ddpperf.machine.child_process import describe_exit, kill_group, members_of, wait_for_end, wait_for_exit
+from ddpperf.machine.child_process import describe_status, kill_group, members_of, wait_for_end, wait_for_exit
 from ddpperf.workers.channel import Message, limit_pauses, send
 from ddpperf.workers.failures import Cause, RankFailure, Report
 from ddpperf.workers.rank_output import RankOutput
 
 EXIT_SECONDS = 5
+LATE_SECONDS = 0.25  # until a process that has closed its connection has ended
 LOG_TAIL_LINES = 20
 
 
@@ -72,7 +73,7 @@ class RankHandle:
 
     def _ending(self, error: int) -> tuple[str, list[str]]:
         """Return how the rank's process ended, and what its launcher said of it."""
-        what = describe_exit(self.process)
+        what = describe_status(wait_for_exit(self.process, LATE_SECONDS))
         kill_group(self.process)  # what the rank has started would keep its output open
         return what, []
 

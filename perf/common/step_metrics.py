@@ -65,8 +65,8 @@ def cost_metrics(
 def usage_metrics(measure: Measure, measured: Measured) -> None:
     """Store the energy and the mean and peak utilization of a training, as far as they are known.
 
-    A mean is the mean over all GPUs or ranks, except that of the busiest core. A peak is that of any
-    GPU or rank. The energy is that of all GPUs together.
+    A mean is the mean over all GPUs or ranks. A peak is that of any GPU or rank. The energy is that of
+    all GPUs together.
     """
     usages = {sample.set: sample.usage for sample in measured.samples if sample.usage is not None}
     by_name: dict[str, dict[str, float]] = {}
@@ -74,9 +74,7 @@ def usage_metrics(measure: Measure, measured: Measured) -> None:
         for ending, combine, rows in (("mean", mean, usage.mean), ("peak", max, usage.peak)):
             for quantity, row in rows.items():
                 if known := [value for value in row if value is not None]:
-                    busiest = quantity == "core_utilization"
-                    found = max(known) if busiest else combine(known)
-                    by_name.setdefault(f"{quantity}_{ending}", {})[process_set] = found
+                    by_name.setdefault(f"{quantity}_{ending}", {})[process_set] = combine(known)
     for name, by_set in by_name.items():
         measure.metric(name, by_set)
     energy_metrics(measure, measured, usages)

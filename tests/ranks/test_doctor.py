@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -18,38 +18,34 @@ from ddpperf.doctor.two_ranks import rank_findings
 from tests.canned import CannedSuite
 from tests.project import HANG_SECONDS, REPOSITORY, Marked
 
-SPINNING = "while True: pass"
 
-
-@pytest.fixture(scope="module")
-def spinning() -> Iterator[int]:
-    """The id of a process that keeps one core busy."""
-    core = min(os.sched_getaffinity(0))
-    process = subprocess.Popen([sys.executable, "-c", SPINNING], env={})  # without the mark of these tests
-    os.sched_setaffinity(process.pid, {core})
-    yield process.pid
-    process.kill()
-    process.wait()
-
-
-def run(
-    command: list[str], environment: Mapping[str, str], folder: Path = REPOSITORY
-) -> subprocess.CompletedProcess[str]:
+def run(environment: Mapping[str, str], *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS
+        [sys.executable, *command],
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
     )
 
 
 def test_two_ranks_exchange_data() -> None:
-    torch, ranks = rank_findings([], seconds=HANG_SECONDS)
-    assert (torch.subject, ranks.subject) == ("torch", "two ranks")
-    assert torch.level is ranks.level is Level.GOOD
-    assert ranks.text.startswith("all_reduce of 1 MiB in ")
+    found = rank_findings([], seconds=HANG_SECONDS)
+    assert {subject: finding.level for subject, finding in found.items()} == {
+        "torch": Level.GOOD,
+        "two ranks": Level.GOOD,
+    }
+    assert found["two ranks"].text.startswith("all_reduce of 1 MiB in ")
 
 
-def test_run_finds_the_busy_core_and_not_itself(spinning: int, canned_suite: CannedSuite) -> None:
+def test_run_finds_the_busy_core_and_not_itself(canned_suite: CannedSuite) -> None:
     canned_suite.run_findings = run_findings
-    run = canned_suite.run()
+    core = min(os.sched_getaffinity(0))
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"], env={}) as spinning:
+        os.sched_setaffinity(spinning.pid, {core})
+        run = canned_suite.run()
+        spinning.kill()
     (saved,) = canned_suite.saved_runs()
     (load,) = (
         finding for finding in saved["ddpperf"]["machine_findings"] if finding["subject"] == "CPU load"
@@ -60,12 +56,6 @@ def test_run_finds_the_busy_core_and_not_itself(spinning: int, canned_suite: Can
 
 
 # --- imports that fail
-
-
-def fake_torch(monkeypatch: pytest.MonkeyPatch, folder: Path, code: str) -> None:
-    (folder / "torch").mkdir()
-    (folder / "torch" / "__init__.py").write_text(code)
-    monkeypatch.setenv("PYTHONPATH", str(folder))
 
 
 @pytest.mark.parametrize(
@@ -79,9 +69,11 @@ def fake_torch(monkeypatch: pytest.MonkeyPatch, folder: Path, code: str) -> None
 def test_torch_that_fails_to_import_is_bad(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str, why: str
 ) -> None:
-    fake_torch(monkeypatch, tmp_path, code)
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    (finding,) = rank_findings([], seconds=HANG_SECONDS)
+    (finding,) = rank_findings([], seconds=HANG_SECONDS).values()
     assert finding.level is Level.BAD
     assert why in finding.text
 
@@ -92,7 +84,7 @@ def test_doctor_that_is_too_slow_ends_in_time(marked: Marked, tmp_path: Path) ->
     (tmp_path / "torch" / "__init__.py").write_text("import time; time.sleep(600)")
     variables = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}"}
     began = time.monotonic()
-    ended = run([sys.executable, "-m", "ddpperf.doctor", "--seconds", "5"], marked.environment | variables)
+    ended = run(marked.environment | variables, "-m", "ddpperf.doctor", "--seconds", "5")
     assert time.monotonic() - began < 8
     assert ended.returncode == 0
     assert "two ranks    did not end within" in ended.stdout
@@ -106,22 +98,21 @@ def test_doctor_that_is_too_slow_ends_in_time(marked: Marked, tmp_path: Path) ->
 def test_doctor_needs_only_the_standard_library() -> None:
     """It must run where numpy or torch cannot be imported, because that is what it finds."""
     code = "import sys, ddpperf.doctor.__main__; print({'torch', 'numpy', 'scipy'} & sys.modules.keys())"
-    assert run([sys.executable, "-c", code], os.environ).stdout == "set()\n"
+    assert run(os.environ, "-c", code).stdout == "set()\n"
 
 
 def test_older_python_is_refused_in_one_sentence() -> None:
     code = "import sys; sys.version_info = (3, 10, 4, 'final', 0); import ddpperf.doctor.__main__"
-    ended = run([sys.executable, "-c", code], os.environ)
+    ended = run(os.environ, "-c", code)
     assert ended.returncode == 1
     assert ended.stderr == "ddpperf needs Python 3.11 or newer, this is Python 3.10; use a newer one\n"
 
 
 def test_measured_devices_are_left_alone(marked: Marked) -> None:
     """A test run holds the lock of the CPU, and two more ranks would disturb its times."""
-    lock = marked.locks / "ddpperf-cpu.lock"
-    with lock.open("w") as file:
+    with (marked.locks / "ddpperf-cpu.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        ended = run([sys.executable, "-m", "ddpperf.doctor"], marked.environment)
+        ended = run(marked.environment, "-m", "ddpperf.doctor")
     assert ended.returncode == 0
     (line,) = (line for line in ended.stdout.splitlines() if "two ranks" in line)
     assert line.startswith("warning  two ranks    not tried; cpu is being measured by ")

@@ -59,7 +59,6 @@ def test_trainings_are_sampled_and_steps_are_not(recorded: Pool) -> None:
         "cpu_utilization": 1,
         "rank_cpus": 2,
         "rank_memory_bytes": 2,
-        "host_memory_bytes": 1,
     }
     of_epoch = usage_of(recorded, epoch)
     assert of_epoch is not None

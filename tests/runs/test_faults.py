@@ -113,7 +113,7 @@ def test_each_fault_is_an_outcome_with_its_cause(canned_suite: CannedSuite) -> N
     assert {outcome["kind"] for outcome in outcomes.values()} == {"failed"}
     assert {test: outcome["reason"] for test, outcome in outcomes.items()} == {
         "test_fault[kill]": "rank 1 of set A1 was killed by SIGKILL (at sample)",
-        "test_fault[exit]": "rank 1 of set A2 exited with status 0 before it answered (at sample)",
+        "test_fault[exit]": "rank 1 of set A2 exited with status 0 (at sample)",
         "test_fault[raise]": "rank 1 of set A3 raised RuntimeError: injected into rank 1 at sample "
         "(at sample)",
         "test_fault[hang]": "rank 1 of set A4 did not answer within 10 s (at sample)",

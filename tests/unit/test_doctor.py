@@ -15,7 +15,7 @@ import pytest
 
 from ddpperf.doctor import __main__ as command
 from ddpperf.doctor import cpu_and_memory, gpus, software
-from ddpperf.doctor.all_checks import GPU_DISTURBANCES, GPU_SETTINGS, run_findings, what_can_be_measured
+from ddpperf.doctor.all_checks import run_findings, what_can_be_measured
 from ddpperf.doctor.cpu_and_memory import judged_load
 from ddpperf.doctor.findings import WIDTH, Finding, Level, bad, finding_lines, good, warn
 from ddpperf.machine.gpu_description import Gpu
@@ -23,6 +23,7 @@ from tests.canned import CannedSuite
 from tests.fake_nvml import FakeGpu, healthy, install, refuses
 
 GPUS = [healthy(0).gpu, healthy(1).gpu]
+GOOD, WARNING, BAD = Level
 
 
 def about(subject: str, finding: Finding) -> Finding:
@@ -43,11 +44,11 @@ def test_long_finding_keeps_its_columns() -> None:
 @pytest.mark.parametrize(
     ("cores", "load", "others", "level", "text"),
     [
-        (2, 0.1, {1: 0.05}, Level.GOOD, "other processes use 0.1 of 2 cores"),
-        (2, 1.0, {1: 1.0}, Level.WARNING, "other processes use 1.0 of 2 cores, mostly 1 ("),
-        (2, 0.9, {1: 0.1}, Level.WARNING, "other processes use 0.9 of 2 cores"),
-        (64, 1.0, {1: 0.2}, Level.GOOD, "other processes use 1.0 of 64 cores"),  # services
-        (2, -0.1, {}, Level.GOOD, "other processes use 0.0 of 2 cores"),
+        (2, 0.1, {1: 0.05}, GOOD, "other processes use 0.1 of 2 cores"),
+        (2, 1.0, {1: 1.0}, WARNING, "other processes use 1.0 of 2 cores, mostly 1 ("),
+        (2, 0.9, {1: 0.1}, WARNING, "other processes use 0.9 of 2 cores"),
+        (64, 1.0, {1: 0.2}, GOOD, "other processes use 1.0 of 64 cores"),  # services
+        (2, -0.1, {}, GOOD, "other processes use 0.0 of 2 cores"),
     ],
 )
 def test_load_of_others_is_judged(
@@ -59,8 +60,7 @@ def test_load_of_others_is_judged(
 
 
 @pytest.mark.parametrize(
-    ("quota", "allowed", "level"),
-    [(None, 8, Level.GOOD), (0.5, 8, Level.BAD), (2.0, 8, Level.WARNING), (None, 1, Level.WARNING)],
+    ("quota", "allowed", "level"), [(None, 8, GOOD), (0.5, 8, BAD), (2.0, 8, WARNING), (None, 1, WARNING)]
 )
 def test_quota_and_cores_are_judged(
     monkeypatch: pytest.MonkeyPatch, quota: float | None, allowed: int, level: Level
@@ -78,20 +78,20 @@ def test_slow_governor_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         folder.mkdir(parents=True)
         (folder / "scaling_governor").write_text(f"{name}\n")
     finding = cpu_and_memory.governor(())
-    assert (finding.level, finding.text) == (Level.WARNING, "powersave on 1 of 2 cores")
+    assert (finding.level, finding.text) == (WARNING, "powersave on 1 of 2 cores")
 
 
 def test_memory_of_the_control_group_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_and_memory, "memory_left", lambda: 1_900_000_000)
-    assert cpu_and_memory.memory(()).level is Level.WARNING
+    assert cpu_and_memory.memory(()).level is WARNING
 
 
 @pytest.mark.parametrize(
     ("enabled", "used", "level"),
     [
-        ("always [madvise] never", [], Level.GOOD),
-        ("always madvise [never]", [], Level.WARNING),
-        ("always madvise [never]", GPUS, Level.GOOD),  # ranks on GPUs do not ask for huge pages
+        ("always [madvise] never", [], GOOD),
+        ("always madvise [never]", [], WARNING),
+        ("always madvise [never]", GPUS, GOOD),  # ranks on GPUs do not ask for huge pages
     ],
 )
 def test_huge_pages_are_judged(
@@ -104,12 +104,7 @@ def test_huge_pages_are_judged(
 
 @pytest.mark.parametrize(
     ("free", "used", "level"),
-    [
-        (8e9, GPUS, Level.GOOD),
-        (64e6, GPUS, Level.WARNING),
-        (1e6, GPUS, Level.BAD),
-        (1e6, [], Level.WARNING),
-    ],
+    [(8e9, GPUS, GOOD), (64e6, GPUS, WARNING), (1e6, GPUS, BAD), (1e6, [], WARNING)],
 )
 def test_shared_memory_is_judged(
     monkeypatch: pytest.MonkeyPatch, free: float, used: Sequence[Gpu], level: Level
@@ -121,26 +116,29 @@ def test_shared_memory_is_judged(
 # --- software
 
 
-def test_folder_without_a_commit_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_commit_and_compiler_are_warnings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    assert software.repository(()).level is Level.WARNING
+    assert software.repository(()).level is WARNING
+    monkeypatch.setattr(software, "compiler_problem", lambda language: f"needs {language}")
+    finding = software.compiler(())
+    assert (finding.level, finding.text) == (WARNING, "torch.compile needs C++")
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "level"),
+    ("name", "value", "spoils"),
     [
-        ("CUDA_LAUNCH_BLOCKING", "1", Level.WARNING),
-        ("CUDA_LAUNCH_BLOCKING", "0", Level.GOOD),
-        ("NCCL_DEBUG", "warn", Level.GOOD),
+        ("CUDA_LAUNCH_BLOCKING", "1", True),
+        ("CUDA_LAUNCH_BLOCKING", "0", False),
+        ("NCCL_DEBUG", "warn", False),
     ],
 )
 def test_variable_that_spoils_is_named(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: str, level: Level
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, spoils: bool
 ) -> None:
     monkeypatch.setenv(name, value)
     finding = software.variables(())
-    assert finding.level is level
-    assert (name in finding.text) == (level is Level.WARNING)
+    assert finding.level is (WARNING if spoils else GOOD)
+    assert (name in finding.text) == spoils
 
 
 @pytest.mark.parametrize(
@@ -156,26 +154,13 @@ def test_torchvision_must_fit_torch(monkeypatch: pytest.MonkeyPatch, torchvision
     monkeypatch.setattr(metadata, "version", version)
     finding = software.torchvision(())
     assert finding.text.startswith(text)
-    assert (finding.level is Level.GOOD) == (finding.text == torchvision)
+    assert (finding.level is GOOD) == (finding.text == torchvision)
 
 
-def test_missing_compiler_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(software, "compiler_problem", lambda language: f"needs {language}")
-    finding = software.compiler(())
-    assert (finding.level, finding.text) == (Level.WARNING, "torch.compile needs C++")
-
-
-@pytest.mark.parametrize(
-    ("described", "findings", "sentence"),
-    [
-        (GPUS, [about("memory", warn("little", "buy"))], "can measure up to one rank for each of 2 GPUs"),
-        ([], [about("two ranks", bad("died", "repair"))], "cannot measure until these are repaired: two"),
-    ],
-)
-def test_last_line_says_what_can_be_measured(
-    described: list[Gpu], findings: list[Finding], sentence: str
-) -> None:
-    assert sentence in what_can_be_measured(described, findings)
+def test_last_line_says_what_can_be_measured() -> None:
+    little, died = about("memory", warn("little", "buy")), about("two ranks", bad("died", "repair"))
+    assert "can measure up to one rank for each of 2 GPUs" in what_can_be_measured(GPUS, [little])
+    assert "cannot measure until these are repaired: two" in what_can_be_measured([], [little, died])
 
 
 # --- GPUs
@@ -183,24 +168,18 @@ def test_last_line_says_what_can_be_measured(
 
 def found(monkeypatch: pytest.MonkeyPatch, *fakes: FakeGpu) -> dict[str, Finding]:
     install(monkeypatch, fakes)
-    described = [fake.gpu for fake in fakes]
-    checks = {"GPUs": gpus.present, **GPU_SETTINGS, **GPU_DISTURBANCES}
-    return {subject: check(described) for subject, check in checks.items()}
+    checks = {"GPUs": gpus.present, **gpus.SETTINGS, **gpus.DISTURBANCES}
+    return {subject: check([fake.gpu for fake in fakes]) for subject, check in checks.items()}
 
 
 def not_good(findings: dict[str, Finding]) -> list[str]:
-    return [subject for subject, finding in findings.items() if finding.level is not Level.GOOD]
+    return [subject for subject, finding in findings.items() if finding.level is not GOOD]
 
 
 def test_healthy_gpus_are_good(monkeypatch: pytest.MonkeyPatch) -> None:
     findings = found(monkeypatch, healthy(0), healthy(1))
-    assert {subject: finding.text for subject, finding in findings.items()} == {
-        "GPUs": "2 x NVIDIA H200, 150.8 GB each, driver 580.159.04",
-        "GPU links": "450 GB/s (nominal, NVLink 4, 18 x 25 GB/s) to the other GPUs",
-        "GPU power": "limit 700 W",
-        "GPU load": "no other process uses a GPU",
-        "GPU clocks": "not throttled",
-    }
+    link = "450 GB/s (nominal, NVLink 4, 18 x 25 GB/s) to the others"
+    assert findings["GPUs"].text == f"2 x NVIDIA H200, 150.8 GB each, {link}, driver 580.159.04"
     assert not_good(findings) == []
 
 
@@ -234,15 +213,12 @@ def test_silent_driver_gives_no_warning(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_gpu_without_a_driver_is_bad(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def init() -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
-
-    monkeypatch.setattr(pynvml, "nvmlInit", init)
+    monkeypatch.setattr(pynvml, "nvmlInit", refuses)
     monkeypatch.setattr(gpus, "DEVICES", tmp_path)
     (tmp_path / "nvidiactl").touch()
-    assert gpus.present([]).level is Level.GOOD, "the driver's own file is no GPU"
+    assert gpus.present([]).level is GOOD, "the driver's own file is no GPU"
     (tmp_path / "nvidia0").touch()
-    assert gpus.present([]).level is Level.BAD
+    assert gpus.present([]).level is BAD
 
 
 def test_run_leaves_out_what_it_watches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,18 +226,16 @@ def test_run_leaves_out_what_it_watches(monkeypatch: pytest.MonkeyPatch) -> None
     busy = SimpleNamespace(gpu=99, memory=9)
     fake = healthy(0, CurrentClocksEventReasons=0x20, UtilizationRates=busy, EnforcedPowerLimit=500_000)
     install(monkeypatch, [fake])
-    subjects = {finding.subject for finding in run_findings("cuda", [fake.gpu])}
+    subjects = {finding.subject for finding in run_findings([fake.gpu])}
     assert "GPU power" in subjects
     assert not subjects & {"GPU clocks", "GPU load"}
-    assert "GPU power" not in {finding.subject for finding in run_findings("cpu", [fake.gpu])}
 
 
 # --- the command, and the line of a run
 
 
 @pytest.mark.parametrize(
-    ("finding", "status"),
-    [(good("much"), 0), (warn("little", "buy"), 0), (bad("none", "buy"), 1)],
+    ("finding", "status"), [(good("much"), 0), (warn("little", "buy"), 0), (bad("none", "buy"), 1)]
 )
 def test_only_bad_findings_change_the_status(
     monkeypatch: pytest.MonkeyPatch, finding: Finding, status: int
@@ -273,7 +247,7 @@ def test_only_bad_findings_change_the_status(
 def test_run_stores_and_prints_its_findings(canned_suite: CannedSuite) -> None:
     busy = about("CPU load", warn("process 9 (make) uses 1.0 core", "stop it, or wait until it ends"))
     few = about("memory", warn("64 MB available", "end other programs"))
-    canned_suite.run_findings = lambda device, gpus: [busy, few]
+    canned_suite.run_findings = lambda gpus: [busy, few]
     run = canned_suite.run("perf")
     line = "machine     CPU load: process 9 (make) uses 1.0 core. 2 findings: python -m ddpperf.doctor"
     assert line in run.lines

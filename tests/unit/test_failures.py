@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 import torch
 
 from ddpperf.errors import CannotTrain
-from ddpperf.machine.child_process import describe_exit
 from ddpperf.workers.failures import COLLECTIVE, Cause, RankFailure, Report, SetFailure, explain_hang
 from ddpperf.workers.worker import describe
 
@@ -70,20 +68,6 @@ def captured(error: Exception) -> CannotTrain:
 )
 def test_limits_are_told_from_mistakes(error: Exception, limit: bool) -> None:
     assert describe(error)["limit"] is limit
-
-
-@pytest.mark.parametrize(
-    ("script", "words"),
-    [
-        ("kill -KILL $$", "was killed by SIGKILL"),
-        ("sleep 0.1; exit 4", "exited with status 4 before it answered"),
-        ("exec sleep 60", "closed its connection before it answered, but runs on"),
-    ],
-)
-def test_end_of_a_process_is_described(script: str, words: str) -> None:
-    with subprocess.Popen(["sh", "-c", script]) as process:
-        assert describe_exit(process) == words
-        process.kill()
 
 
 # --- hangs

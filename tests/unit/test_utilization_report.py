@@ -37,14 +37,12 @@ USAGE = Usage(  # of two GPUs
         "power_watts": (612.5, 300.0),
         "temperature_celsius": (55, None),
         "cpu_utilization": (0.25,),
-        "core_utilization": (0.1, 0.9),
     },
     peak={
         "gpu_utilization": (1.0, 0.5),
         "power_watts": (650.0, 310.0),
         "temperature_celsius": (56, None),
         "cpu_utilization": (0.3,),
-        "core_utilization": (0.2, 1.0),
     },
 )
 ON_CPU = replace(
@@ -78,7 +76,6 @@ def test_means_and_peaks_are_over_gpus() -> None:
     assert found["gpu_utilization_peak"] == {"A1": 1.0}
     assert found["power_watts_mean"] == {"A1": pytest.approx(456.25)}
     assert found["temperature_celsius_mean"] == {"A1": 55}  # the other GPU has no sensor
-    assert (found["core_utilization_mean"], found["core_utilization_peak"]) == ({"A1": 0.9}, {"A1": 1.0})
     for name in found:
         assert find(name).better is None
 
