@@ -71,8 +71,8 @@ HOLDING = "import torch; held = torch.ones(1, device='cuda'); print('held', flus
 
 def users_of_first_gpu() -> set[str]:
     """Return the ids of the processes that the doctor names; tests before may hold the GPU here."""
-    users = gpus.load(visible_gpus())
-    named = re.search(r"GPUs? 0\b[^;]*?used by process ([^;]*)", users.text)
+    users = gpus.DISTURBANCES["GPU load"](visible_gpus())
+    named = re.search(r"GPU 0\b[^;]*?used by process ([^;]*)", users.text)
     return set(re.findall(r"\d+", re.sub(r"\(.*?\)", "", named[1]))) if named else set()
 
 
