@@ -44,7 +44,7 @@ def all_findings(gpus: Sequence[Gpu], seconds: float) -> list[Finding]:
     """
     end = time.monotonic() + seconds - END_SECONDS
     of_gpus = {**gpu_checks.SETTINGS, **gpu_checks.DISTURBANCES} if gpus else {}
-    checks = {"GPUs": gpu_checks.present, **of_gpus, **QUICK, **SLOW}
+    checks: Checks = {"GPUs": gpu_checks.present, **of_gpus, **QUICK, **SLOW}
     found = {subject: check(gpus) for subject, check in checks.items()}
     try:
         with lock_devices([gpu.uuid for gpu in gpus] or ["cpu"]):
@@ -59,7 +59,7 @@ def run_findings(gpus: Sequence[Gpu]) -> list[Finding]:
 
     gpus: the GPUs of the ranks; empty on the CPU.
     """
-    checks = {**QUICK, **(gpu_checks.SETTINGS if gpus else {})}
+    checks: Checks = {**QUICK, **(gpu_checks.SETTINGS if gpus else {})}
     found = [replace(check(gpus), subject=subject) for subject, check in checks.items()]
     return [finding for level in (Level.BAD, Level.WARNING) for finding in found if finding.level is level]
 

@@ -15,7 +15,7 @@ import pytest
 
 from ddpperf.doctor import __main__ as command
 from ddpperf.doctor import cpu_and_memory, gpus, software
-from ddpperf.doctor.all_checks import run_findings, what_can_be_measured
+from ddpperf.doctor.all_checks import Checks, run_findings, what_can_be_measured
 from ddpperf.doctor.cpu_and_memory import judged_load
 from ddpperf.doctor.findings import WIDTH, Finding, Level, bad, finding_lines, good, warn
 from ddpperf.machine.gpu_description import Gpu
@@ -168,7 +168,7 @@ def test_last_line_says_what_can_be_measured() -> None:
 
 def found(monkeypatch: pytest.MonkeyPatch, *fakes: FakeGpu) -> dict[str, Finding]:
     install(monkeypatch, fakes)
-    checks = {"GPUs": gpus.present, **gpus.SETTINGS, **gpus.DISTURBANCES}
+    checks: Checks = {"GPUs": gpus.present, **gpus.SETTINGS, **gpus.DISTURBANCES}
     return {subject: check([fake.gpu for fake in fakes]) for subject, check in checks.items()}
 
 
