@@ -150,15 +150,6 @@ def test_selected_tests_alone_are_compared(suite: Suite, arguments: list[str], m
     assert list(suite.measured()) == measured
 
 
-def test_ids_and_configured_options_select_tests(suite: Suite) -> None:
-    suite.run("perf/test_it.py::test_two").assert_one_sentence(0, "PASS: 1 test measured")
-    (suite.root / "pytest.ini").write_text("[pytest]\naddopts = -k three\n")
-    suite.run("perf")
-    assert list(suite.measured()) == ["test_three"]
-    suite.run("perf", "-o", "addopts=")
-    assert list(suite.measured()) == NAMES
-
-
 @pytest.mark.parametrize("arguments", [["-k", "unit"], ["--benchmark-skip"]], ids=" ".join)
 def test_run_of_other_tests_has_no_verdict(suite: Suite, arguments: list[str]) -> None:
     run = suite.run(".", *arguments)

@@ -43,18 +43,6 @@ def test_search_ends_if_everything_fits() -> None:
     assert MOST / 4 < largest_that_fits(lambda size: True, 32) <= MOST
 
 
-@pytest.mark.parametrize(("limit", "sizes"), [(100, [32, 128, 80, 104, 92, 98]), (31, [32])])
-def test_sizes_grow_fourfold_then_halve(limit: int, sizes: list[int]) -> None:
-    tried: list[int] = []
-
-    def fits(size: int) -> bool:
-        tried.append(size)
-        return size <= limit
-
-    largest_that_fits(fits, 32)
-    assert tried == sizes
-
-
 MODEL = """
 import os
 import torch

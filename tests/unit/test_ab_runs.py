@@ -8,6 +8,7 @@ import pytest
 
 from ddpperf.machine.hardware import hardware_key
 from ddpperf.specs import Spec
+from ddpperf.workers.failures import Cause, RankFailure, SetFailure
 from ddpperf.workers.interpreter import Found
 from tests.canned import CannedSuite, step_counters, step_seconds
 from tests.project import Finished
@@ -153,23 +154,33 @@ def test_equal_sides_pass_and_are_no_baseline(project: CannedSuite) -> None:
     assert sorted(sample["side"] for sample in samples) == ["A"] * 3 + ["B"] * 3
 
 
-def test_suspect_of_a_stored_run_is_judged_beside_its_code(project: CannedSuite) -> None:
-    """The base, which runs the stored code, takes as long as the candidate, or it does not."""
+def test_named_base_stands_for_the_stored_code(project: CannedSuite) -> None:
     assert run(project, "--benchmark-save=fast").status == 0
-    compare = ("--base", "other", "--benchmark-compare-fail=median:20%", "--benchmark-compare=fast")
     project.canned.seconds = slower("", 1.5)
-    same = run(project, *compare)
-    changed = (
-        "NO VERDICT: this machine or its environment changed: perf/test_it.py::test_step is slower: 1.50"
-    )
-    same.assert_one_sentence(125, changed, "the stored run's code takes as long today")
+    same = run(project, "--base", "other", "--benchmark-compare-fail=median:20%", "--benchmark-compare=fast")
+    changed = "NO VERDICT: this machine or its environment changed: perf/test_it.py::test_step is slower: "
+    same.assert_one_sentence(125, changed, "1.50 times", "the stored run's code takes as long today")
     assert project.rows()["test_step", "time"]["finding"] == "unchanged"
-    project.canned.seconds = lambda spec, name: (
-        slower("B", 1.5)(spec, name) if int(name[1:]) > 1 else slower("", 1.5)(spec, name)
-    )
-    worse = run(project, *compare)
-    worse.assert_one_sentence(1, "test_it.py::test_step is worse: its time is 1.")
-    assert project.rows()["test_step", "time"]["ratio"] == pytest.approx(1.5, abs=0.02)
+    root = project.saved_runs()[-1]["ddpperf"]["confirmed"]["base"]["root"]
+    assert root == str(project.root / "other")
+
+
+@pytest.mark.parametrize(
+    ("side", "status", "words"),
+    [
+        ("B", 1, "FAIL: perf/test_it.py::test_step failed: the candidate's rank 0 of set B"),
+        ("A", 125, "NO VERDICT: perf/test_it.py::test_step was not measured: the base's rank 0 of set A"),
+    ],
+)
+def test_dying_rank_decides_by_its_side(project: CannedSuite, side: str, status: int, words: str) -> None:
+    def dying(spec: Spec, name: str) -> float:
+        if name.startswith(side):
+            failure = RankFailure(rank=0, cause=Cause.DIED, what="exited with status 7", detail="")
+            raise SetFailure(name, "at sample", [failure])
+        return step_seconds(spec, name)
+
+    project.canned.seconds = dying
+    run(project, *WITH_BF16).assert_one_sentence(status, words, "exited with status 7")
 
 
 def test_candidate_has_its_own_spec(project: CannedSuite) -> None:
