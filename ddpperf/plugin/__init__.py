@@ -23,7 +23,7 @@ from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.benchmark_options import check_measuring_options, runs_tests
 from ddpperf.plugin.options.option_table import add_options
 from ddpperf.plugin.options.slow_checks import lacking_side
-from ddpperf.plugin.run_outputs import RunOutputs, requested_verdict
+from ddpperf.plugin.run_outputs import RunOutputs
 from ddpperf.plugin.session import Session
 from ddpperf.plugin.stored_run_judge import StoredRunJudge
 from ddpperf.specs import Spec
@@ -49,8 +49,8 @@ def refusals_as_usage_errors() -> Iterator[None]:
         raise pytest.UsageError(harmless(" ".join(str(refused).split()))) from refused
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    add_options(parser)
+pytest_addoption = add_options
+pytest_benchmark_generate_machine_info = hardware.machine_info
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -64,12 +64,11 @@ def pytest_configure(config: pytest.Config) -> None:
             "ddpperf needs pytest-benchmark, which was not loaded; leave -p no:benchmark out"
         )
     with refusals_as_usage_errors():
-        verdict_file = requested_verdict(config)
+        config.stash[OUTPUTS] = RunOutputs(config)  # first, as it deletes an earlier run's verdict
         config.stash[SESSION] = session = Session(config)
-        sides = session.sides
-        judge = StoredRunJudge(session) if sides is None else ABJudge(session, sides, session.settings)
-        config.stash[JUDGE] = judge
-        config.stash[OUTPUTS] = RunOutputs(config, session, judge, verdict_file)
+    sides = session.sides
+    judge = StoredRunJudge(session) if sides is None else ABJudge(session, sides, session.settings)
+    config.stash[JUDGE] = judge
     for plugin in (session.collection, session.outcomes, config.stash[OUTPUTS]):
         config.pluginmanager.register(plugin)
     config.option.benchmark_storage = "file://."  # pytest-benchmark then makes no folder
@@ -77,10 +76,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.benchmark_compare = str(session.baseline.path) if session.baseline is not None else None
     config.option.benchmark_compare_fail = None
     config.option.benchmark_quiet = True  # --benchmark-verbose still prints pytest-benchmark's table
-
-
-def pytest_benchmark_generate_machine_info() -> dict[str, Any]:
-    return hardware.machine_info()
 
 
 # --- collecting
@@ -198,8 +193,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[Any]:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Iterator[None]:
     """End all worker processes, then decide and save, before other plugins write their files."""
-    outputs = session.config.stash[OUTPUTS]
-    outputs.end(exitstatus)
+    stash = session.config.stash
+    outputs = stash[OUTPUTS]
+    outputs.end(stash[SESSION], stash[JUDGE], exitstatus)
     try:
         yield
     except Exception as error:

@@ -103,7 +103,7 @@ class ABJudge:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields that an A/B run adds to the stored JSON file."""
-        return {"copied": None, "against": self.sides_json()}
+        return {"against": self.sides_json()}
 
     def sides_json(self) -> dict[str, Any]:
         """Return JSON that describes base, candidate and the results of their comparison."""

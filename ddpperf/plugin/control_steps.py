@@ -21,17 +21,15 @@ from ddpperf.verdict.stored_run_comparison import Change, Comparison
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.pool import Pool
 
-COPY_BYTES = {"cpu": 2**20, "cuda": 2**28}  # the CPU's size fits into a core's own cache
+COPY = {  # the CPU's size fits into a core's own cache
+    "cpu": CopySpec(world_size=1, nbytes=2**20),
+    "cuda": CopySpec(world_size=1, nbytes=2**28),
+}
 SLOW_DOWN = {"cpu": 0.25, "cuda": 0.05}  # the delay as a fraction of the step time
 CANNOT_MEASURE = (SetFailure, ValueError, OSError)
 
 
-def copy_spec(device: str) -> CopySpec:
-    """Return the measurement spec of a copy of memory, which is the negative control."""
-    return CopySpec(world_size=1, nbytes=COPY_BYTES[device])
-
-
-def shortest(seconds: Mapping[str, float], measured: Mapping[str, Measured]) -> str | None:
+def _shortest(seconds: Mapping[str, float], measured: Mapping[str, Measured]) -> str | None:
     """Return the id of the test with the shortest training step, or None if there is no test.
 
     Without a training step, the shortest of the other tests is returned. A whole training run is
@@ -42,7 +40,7 @@ def shortest(seconds: Mapping[str, float], measured: Mapping[str, Measured]) -> 
     return min(trained or tests, key=seconds.__getitem__, default=None)
 
 
-def slowed(spec: Spec, seconds: float) -> Spec:
+def _slowed(spec: Spec, seconds: float) -> Spec:
     """Return a copy of a measurement spec with an artificial delay.
 
     seconds: the total delay of a step, or of an epoch if the spec describes an epoch.
@@ -60,7 +58,7 @@ def copied(pool: Pool, device: str) -> Measured | None:
     Returns None if that fails, because only a comparison needs this control measurement.
     """
     with contextlib.suppress(*CANNOT_MEASURE):
-        return pool.measure(copy_spec(device))
+        return pool.measure(COPY[device])
     return None
 
 
@@ -76,12 +74,12 @@ def positive_control(comparison: Comparison, measured: Mapping[str, Measured], p
         for test, change in changes.items()
         if change.quantity == "step" and change.judged
     }
-    if (test := shortest(timed, measured)) is None:
+    if (test := _shortest(timed, measured)) is None:
         return "the positive control was not measured: no step was compared by its time" if changes else ""
     spec, tolerance = measured[test].spec, min(changes[test].tolerance, SLOW_DOWN["cpu"])
     try:
         usual = median(pool.measure(spec).all_step_seconds())
-        delayed = median(pool.measure(slowed(spec, tolerance * usual)).all_step_seconds())
+        delayed = median(pool.measure(_slowed(spec, tolerance * usual)).all_step_seconds())
     except CANNOT_MEASURE as error:
         return f"the positive control could not be measured: {first_line(error)}"
     return Change(then_seconds=usual, now_seconds=delayed, limit=1 + tolerance / 2)
@@ -110,7 +108,7 @@ def ab_controls(
 
 def _copy(pool: Pool, device: str) -> list[MetricEstimates]:
     """Time a copy of memory in base and candidate, which should take the same time in both."""
-    return [_control("negative", *_by_side(pool.measure(copy_spec(device))), "copy")]
+    return [_control("negative", *_by_side(pool.measure(COPY[device])), "copy")]
 
 
 def _slow_down(
@@ -126,12 +124,12 @@ def _slow_down(
         for metric in estimates
         if metric.test in tests and metric.primary and metric.gated and metric.metric == "time"
     }
-    test = shortest({test: mean(metric.base) for test, metric in timed.items()}, tests)
+    test = _shortest({test: mean(metric.base) for test, metric in timed.items()}, tests)
     if test is None:
         return []
     usual = tests[test]
     delay = SLOW_DOWN[device] * mean(_by_side(usual)[1])
-    delayed = pool.measure(usual.spec, slowed(usual.spec_of(CANDIDATE), delay))
+    delayed = pool.measure(usual.spec, _slowed(usual.spec_of(CANDIDATE), delay))
     if {sample.set for sample in usual.samples} != {sample.set for sample in delayed.samples}:
         usual = pool.measure(usual.spec, usual.candidate_spec)  # a process set was replaced in between
     (base, candidate), (base_again, candidate_delayed) = _by_side(usual), _by_side(delayed)

@@ -68,8 +68,7 @@ class Measuring:
         self.machine = machine
         self.sides = sides
         self._devices = devices
-        self._measures: dict[str, Measure] = {}
-        self._place = {test: number for number, test in enumerate(order)}
+        self._measures: dict[str, Measure | None] = dict.fromkeys(order)
         self._notes: dict[tuple[Spec, tuple[str, ...]], list[Note]] = {}
 
     def fixture(self, test: str, benchmark: BenchmarkFixture) -> Measure:
@@ -80,8 +79,7 @@ class Measuring:
     @property
     def measures(self) -> dict[str, Measure]:
         """The `measure` fixtures by test id, in the order of the test files, whatever order they ran in."""
-        last = len(self._place)
-        return dict(sorted(self._measures.items(), key=lambda entry: self._place.get(entry[0], last)))
+        return {test: measure for test, measure in self._measures.items() if measure is not None}
 
     def measured(self) -> dict[str, Measured]:
         """Return the measurement of each measured test by test id."""

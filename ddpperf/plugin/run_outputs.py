@@ -37,23 +37,13 @@ from ddpperf.report.html_page import PAGE_BEGINS, write_page
 from ddpperf.report.markdown_pages import VERDICT_BEGINS, markdown
 from ddpperf.report.questions import report_tables
 from ddpperf.report.summary import WIDTH, markup, summary_lines, verdict_lines
-from ddpperf.results.outcomes import Outcome, Status, Verdict
+from ddpperf.results.outcomes import Status, Verdict
 from ddpperf.results.stored_runs import SCHEMA, is_baseline, to_json
-from ddpperf.verdict.exit_status import Answer, decide
+from ddpperf.verdict.exit_status import decide
 
 # Fields of Options that are stored elsewhere, or not at all.
 NOT_STORED = ("given", "data", "sides")
 VERDICT = "ddpperf::verdict"  # the JUnit case that stands for the whole run
-
-
-def requested_verdict(config: pytest.Config) -> Path | None:
-    """Return the file that --verdict names, and delete the verdict of an earlier run, even if this one
-    is refused. Raises Refused if the file cannot be written.
-    """
-    file = _file("--verdict", config.getoption("verdict"), VERDICT_BEGINS.encode(), "verdicts")
-    if file is not None:
-        file.unlink(missing_ok=True)
-    return file
 
 
 class RunOutputs:
@@ -63,21 +53,20 @@ class RunOutputs:
     saved: whether everything was written and printed that the command line requests.
     """
 
-    def __init__(
-        self,
-        config: pytest.Config,
-        session: Session,
-        judge: ABJudge | StoredRunJudge,
-        verdict_file: Path | None,
-    ) -> None:
-        """Read which files the command line requests. Raises Refused if a file cannot be written."""
+    def __init__(self, config: pytest.Config) -> None:
+        """Read which files the command line requests, and delete an earlier run's verdict.
+
+        Raises Refused if a file cannot be written.
+        """
         self.verdict: Verdict | None = None
         self.saved = True
         self._lines: list[str] = []
-        self._ended_by = ""  # the signal that interrupted the run, or the error that ended it
+        self._signal = ""  # that interrupted the run
         self._config = config
-        self._session = session
-        self._judge = judge
+        verdict = config.getoption("verdict")
+        self._verdict_file = _file("--verdict", verdict, VERDICT_BEGINS.encode(), "verdicts")
+        if self._verdict_file is not None:
+            self._verdict_file.unlink(missing_ok=True)
         copy = config.getoption("benchmark_json")
         if copy is not None and not isinstance(copy, Path):
             copy.close()  # pytest-benchmark has already opened it
@@ -85,45 +74,46 @@ class RunOutputs:
         self._copy = _file("--benchmark-json", None if copy is None else str(copy))
         self._baseline: str | None = config.getoption("benchmark_save")
         self._page = _file("--report", config.getoption("report"), PAGE_BEGINS, "pages")
-        self._verdict_file = verdict_file
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         if excinfo.type is KeyboardInterrupt:  # pytest calls this hook for its own exits, too
-            self._ended_by = str(excinfo.value)
+            self._signal = str(excinfo.value)
 
-    def pytest_internalerror(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        self._ended_by = _described(excinfo.value)
-
-    def end(self, exitstatus: int) -> None:
+    def end(self, session: Session, judge: ABJudge | StoredRunJudge, exitstatus: int) -> None:
         """End all worker processes, decide the verdict and save the run.
 
         Later failures of other plugins cannot lose what was measured.
         """
-        session = self._session
         try:
             session.finish()
         except Exception as error:
-            session.problems.append(f"the worker processes could not be ended: {_described(error)}")
-        if not self._needs_verdict(exitstatus):
+            session.problems.append(f"the worker processes could not be ended: {first_line(error)}")
+        if not self._needs_verdict(session, exitstatus):
             return
         outcomes = session.outcomes_by_side()
-        answer = self._judge.answer(outcomes)
+        answer = judge.answer(outcomes)
         measured, problems = session.measured(), session.problems
         self.verdict = verdict = decide(outcomes, measured=measured, answer=answer, problems=problems)
         self._report_worse(answer.worse if answer is not None else {}, verdict)
-        document = printable_document(self._document(outcomes, answer, verdict))
-        self._save(document)
+        header = _header(session, shown_command_line(map(str, self._config.invocation_params.args)))
+        header |= {
+            "outcomes": {test: asdict(outcome) for test, outcome in outcomes.items()},
+            "verdict": asdict(verdict),
+            "unfit": list(answer.unfit) if answer is not None else [],
+            **judge.to_json(),
+        }
+        document = printable_document(self._document(session) | {"ddpperf": header})
+        self._save(session, document)
         width = self._width()
         tables = report_tables(document).splitlines() if self._config.getoption("tables") else []
         last = verdict_lines(document["ddpperf"], width=width)
         self._lines = [*summary_lines(document, width=width), *tables, *self._lines, *last]
 
-    def _needs_verdict(self, exitstatus: int) -> bool:
+    def _needs_verdict(self, session: Session, exitstatus: int) -> bool:
         """Return whether the run needs a verdict, and report as a problem if it ended early.
 
         It needs none if the command line left all performance tests out, and other tests ran.
         """
-        session = self._session
         found = session.outcomes.measured or (session.collection.deselected and not session.outcomes.seconds)
         requested = session.options.sides is not None or session.compares or session.problems
         failed = exitstatus in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR)
@@ -134,13 +124,11 @@ class RunOutputs:
         ):
             return False
         if failed:
-            if (refusal := sys.exception()) is not None:  # pytest has no hook for a usage error
-                self._ended_by = _described(refusal)
-            session.problems.append(f"pytest or a plugin failed during the tests: {self._ended_by}")
-        elif self._ended_by or (
-            exitstatus == pytest.ExitCode.INTERRUPTED and not session.collection.uncollected
-        ):
-            session.problems.append(f"the run was interrupted by {self._ended_by}".removesuffix(" by "))
+            session.problems.append("pytest or a plugin failed during the tests; its error is printed above")
+        elif self._signal:
+            session.problems.append(f"the run was interrupted by {self._signal}")
+        elif exitstatus == pytest.ExitCode.INTERRUPTED and not session.collection.uncollected:
+            session.problems.append("the run was interrupted")
         if (count := len(session.collection.deselected)) and not session.outcomes.measured:
             how = "were deselected on the command line"
             if session.collection.left_out:
@@ -163,7 +151,9 @@ class RunOutputs:
     def plugin_failed(self, error: Exception) -> None:
         """Report that another plugin failed while pytest ended; the run has been saved before."""
         self.saved = False
-        self._lines.append(f"another plugin failed while the run ended: {_described(error)}")
+        *_, last = traceback.extract_tb(error.__traceback__)
+        what = f"{type(error).__name__}: {first_line(error)}, in line {last.lineno} of {last.filename}"
+        self._lines.append(f"another plugin failed while the run ended: {what}")
 
     def print_lines(self) -> None:
         """Print the tables and the verdict, after the summaries of pytest and of other plugins."""
@@ -184,64 +174,43 @@ class RunOutputs:
         is_terminal = reporter is not None and reporter.isatty
         return min(max(self._config.get_terminal_writer().fullwidth, 80), 200) if is_terminal else WIDTH
 
-    def _save(self, document: dict[str, Any]) -> None:
+    def _save(self, session: Session, document: dict[str, Any]) -> None:
         """Write the run as JSON and, on request, a copy, a baseline, the Markdown and the page."""
-        storage, collection = self._session.storage, self._session.collection
+        storage, collection = session.storage, session.collection
         if collection.tests or collection.uncollected:
             commit = document["ddpperf"]["environment"]["commit"]
-            self._write("the run", storage.runs, partial(storage.save_run, document, commit))
+            self._write("the run", partial(storage.save_run, document, commit))
             if self._copy:
-                self._write("the JSON", self._copy, partial(write_atomically, self._copy, to_json(document)))
+                self._write("the JSON", partial(write_atomically, self._copy, to_json(document)))
             if self._baseline and is_baseline(document):
-                promote = partial(storage.promote, document, self._baseline)
-                self._write("the baseline", storage.baselines, promote)
+                self._write("the baseline", partial(storage.promote, document, self._baseline))
             elif self._baseline:
                 self._lines.append(f"not saved as a baseline: {_no_baseline(document['ddpperf'])}")
         text = markdown(document, summary_lines(document))
         if self._verdict_file:
-            write = partial(write_atomically, self._verdict_file, text)
-            self._write("the verdict", self._verdict_file, write)
-        if self._page:
-            try:
-                page = partial(write_page, self._page, document, storage.kept())
-                self._write("the page", self._page, page)
-            except Exception as error:  # such as a broken installation of matplotlib
-                self.saved = False
-                again = "the run is saved, so python -m ddpperf.report can try again"
-                self._lines.append(f"the page could not be made ({first_line(error)}); {again}")
+            self._write("the verdict", partial(write_atomically, self._verdict_file, text))
+        if page := self._page:
+            self._write("the page", lambda: write_page(page, document, storage.kept()))
         if step_summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-            path = Path(step_summary)
-            self._write("the step's summary", path, partial(_append, path, text))
+            self._write("the step's summary", partial(_append, Path(step_summary), text))
 
-    def _write(self, what: str, where: Path, write: Callable[[], Path]) -> None:
+    def _write(self, what: str, write: Callable[[], Path]) -> None:
         try:
             self._lines.append(f"saved {what}: {os.path.relpath(write())}")
-        except OSError as error:
+        except Exception as error:  # such as a full disk, or a broken installation of matplotlib
             self.saved = False
-            why = f"{where} cannot be written ({error.strerror})"
-            self._lines.append(f"{what} was not saved: {why}; make it writable")
+            self._lines.append(f"{what} was not saved: {first_line(error)}")
 
-    def _document(
-        self, outcomes: Mapping[str, Outcome], answer: Answer | None, verdict: Verdict
-    ) -> dict[str, Any]:
-        """Return the JSON document of the run, in pytest-benchmark's format with ddpperf's part."""
-        measures = self._session.measures.values()
+    def _document(self, session: Session) -> dict[str, Any]:
+        """Return the JSON document of the run in pytest-benchmark's format."""
         document: dict[str, Any] = pytest_benchmark_generate_json(
             config=self._config,
-            benchmarks=[stats for measure in measures if (stats := measure.stats())],
+            benchmarks=[stats for measure in session.measures.values() if (stats := measure.stats())],
             include_data=True,
             machine_info=hardware.machine_info(),
             commit_info=pytest_benchmark_generate_commit_info(config=self._config),
         )
-        command_line = shown_command_line(map(str, self._config.invocation_params.args))
-        header = _header(self._session, command_line) | {
-            "outcomes": {test: asdict(outcome) for test, outcome in outcomes.items()},
-            "verdict": asdict(verdict),
-            "unfit": list(answer.unfit) if answer is not None else [],
-            "compared_with": None,
-            "comparison": None,
-        }
-        return document | {"ddpperf": header | self._judge.to_json()}
+        return document
 
 
 def _header(session: Session, command_line: str) -> dict[str, Any]:
@@ -280,13 +249,6 @@ def _no_baseline(header: dict[str, Any]) -> str:
     if header["unfit"]:
         return str(header["unfit"][0])
     return "a test of this run failed, was not measured, or was delayed by delay_seconds"
-
-
-def _described(error: BaseException) -> str:
-    """Return an exception's type, first line and place in the code, in at most 160 characters."""
-    *_, last = traceback.extract_tb(error.__traceback__) or [None]
-    place = f" (in {Path(last.filename).name}, line {last.lineno})" if last is not None else ""
-    return f"{type(error).__name__}: {first_line(error)}"[: 160 - len(place)] + place
 
 
 def _append(path: Path, text: str) -> Path:

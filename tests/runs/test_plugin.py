@@ -42,7 +42,6 @@ def test_stored_durations_are_those_of_the_ranks(
     assert header["environment"]["threads"] == 1
     assert header["environment"]["torch"] == benchmark["extra_info"]["ddpperf"]["samples"][0]["torch"]
     assert header["options"]["rounds"] == 3
-    assert header["compared_with"] is None
     assert shlex.split(header["options"]["command_line"])[-len(arguments) :] == arguments, (
         "as it can be typed"
     )
