@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ddpperf.report.questions.question import markdown_table
 from ddpperf.report.stored_cases import Case, cases_of, of_functions
-from ddpperf.report.text import markdown_table
 from ddpperf.results.stored_runs import read_document
 from ddpperf.specs import Spec
 

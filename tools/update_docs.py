@@ -15,11 +15,11 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ddpperf.report.layout import table_lines, wrapped
 from ddpperf.report.markdown_pages import results_page
 from ddpperf.report.plots import write_plots
 from ddpperf.report.summary import WIDTH, title, verdict_lines
 from ddpperf.report.tables import tables_of
+from ddpperf.report.terminal_tables import table_lines, wrapped
 from ddpperf.results.stored_runs import read_document
 from tools.report_mistakes import (
     busy_table,

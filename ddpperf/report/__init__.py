@@ -1,1 +1,1 @@
-"""Conversion of a stored run to text, Markdown, HTML, pictures, CSV and Prometheus files."""
+"""Conversion of a stored run to text, Markdown, HTML, pictures and CSV files."""

@@ -19,7 +19,7 @@ from typing import Any
 from ddpperf.errors import Refused, first_line
 from ddpperf.io.command import Parser, hour_price, print_lines, refused
 from ddpperf.io.files import require_replaceable
-from ddpperf.report.exports import CSV_BEGINS, CURVES_BEGINS, write_csv, write_curves
+from ddpperf.report.csv_files import CSV_BEGINS, CURVES_BEGINS, write_csv, write_curves
 from ddpperf.report.html_page import PAGE_BEGINS, write_page
 from ddpperf.report.markdown_pages import RESULTS_BEGIN, write_results
 from ddpperf.report.plots import write_plots

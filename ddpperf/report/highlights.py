@@ -8,8 +8,8 @@ from typing import Any
 from ddpperf.analysis.comm_split import AGREEMENT
 from ddpperf.report.questions.costs import EPOCH_COST
 from ddpperf.report.questions.question import answering
-from ddpperf.report.stored_cases import Case, ab_of, cases_of, of_functions
-from ddpperf.report.text import interval, without_file
+from ddpperf.report.stored_cases import Case, ab_of, cases_of, of_functions, without_file
+from ddpperf.report.tables import interval
 from ddpperf.results import units
 
 

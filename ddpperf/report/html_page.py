@@ -16,10 +16,9 @@ from ddpperf.report.plots.over_time import History
 from ddpperf.report.plots.picture import Picture
 from ddpperf.report.questions.communication import FORMULAS
 from ddpperf.report.questions.question import answering, table_rows
-from ddpperf.report.stored_cases import cases_of
+from ddpperf.report.stored_cases import cases_of, metric_texts, without_file
 from ddpperf.report.summary import next_step, summary_facts, title
 from ddpperf.report.tables import tables_of
-from ddpperf.report.text import metric_texts, without_file
 
 PAGE_BEGINS = b"<!doctype html>\n<!-- made by ddpperf -->\n"
 

@@ -9,13 +9,11 @@ from typing import Any
 
 from ddpperf.io.files import write_atomically
 from ddpperf.io.terminal_text import harmless
-from ddpperf.report.stored_cases import ab_of
+from ddpperf.report.stored_cases import metric_texts, without_file
 from ddpperf.report.summary import summary_lines, verdict_lines
-from ddpperf.report.text import ab_cells, aligned, metric_texts, without_file
 
 VERDICT_BEGINS = "## ddpperf: "
 RESULTS_BEGIN = "# Results on "
-FIGURES = (2, 5, 6, 7)  # columns that are aligned to the right
 
 
 def markdown(document: Mapping[str, Any], lines: Sequence[str]) -> str:
@@ -24,12 +22,7 @@ def markdown(document: Mapping[str, Any], lines: Sequence[str]) -> str:
     lines: the summary of the run. All metrics follow it.
     """
     header = document["ddpperf"]
-    ab = ab_of(header)
-    folded = {
-        "all tests": lines,
-        "base and candidate": _of_sides(ab) if ab else [],
-        "all metrics": _metrics(document),
-    }
+    folded = {"all tests": lines, "all metrics": _metrics(document)}
     page = [f"{VERDICT_BEGINS}{header['verdict']['status']}", "", *_fenced(header["verdict"]["reasons"]), ""]
     for title, hidden in folded.items():
         if hidden:
@@ -67,15 +60,6 @@ def _metrics(document: Mapping[str, Any]) -> list[str]:
         for found in document["benchmarks"]
         if (values := found["extra_info"]["ddpperf"]["metrics"])
     ]
-
-
-def _of_sides(ab: Mapping[str, Any]) -> list[str]:
-    """Return a table of all metrics measured by base and candidate, ordered by test."""
-    tests = list(dict.fromkeys(row["test"] for row in ab["rows"]))
-    rows = sorted(ab["rows"], key=lambda row: tests.index(row["test"]))
-    cells = [{"test": without_file(row["test"]), "metric": row["metric"], **ab_cells(row)} for row in rows]
-    headings = tuple(cells[0]) if cells else ()
-    return aligned([headings, *(tuple(row.values()) for row in cells)], FIGURES)
 
 
 def _fenced(lines: Sequence[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
@@ -10,15 +10,19 @@ from typing import Any
 
 from ddpperf.report.round_warnings import warnings_of
 from ddpperf.report.spec_properties import in_words, properties_of
-from ddpperf.report.table_columns import Experiment, experiment_of
-from ddpperf.report.text import function_of
+from ddpperf.report.table_columns import Experiment, experiment_of, function_of
+from ddpperf.results.metrics import find_or_plain
 from ddpperf.results.record import NoteKind
 from ddpperf.results.samples import CANDIDATE, Measured
-from ddpperf.specs import RETIRED_FIELDS
+from ddpperf.specs import RETIRED_FIELDS, RunSpec
 from ddpperf.verdict.stored_run_comparison import Change, Comparison
 
 SHOWN = ("worse", "suspect")  # findings that give a metric a row besides the test's primary metric
 DESCRIBED = ("GPUs", "ranks", "batch", "model", "execution", "strategy", "recipe")  # properties
+BY_EPOCH = (
+    *("train_loss", "train_accuracy", "test_loss", "test_accuracy"),
+    *("train_seconds", "epoch_seconds", "skipped_steps"),
+)
 SEED = "seed="  # how the names of references begin that train with other random seeds
 
 
@@ -179,6 +183,34 @@ def comparison_of(header: Mapping[str, Any]) -> Comparison | None:
     """Return the comparison of a stored run with an earlier run, or None if there was none."""
     fields = header.get("comparison")
     return Comparison.from_json(fields) if fields is not None else None
+
+
+def without_file(test: str) -> str:
+    """Return a test id without the name of its file."""
+    return test.split("::", 1)[-1]
+
+
+def metric_texts(stored: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the heading and the value of each stored metric as text.
+
+    A metric of another test suite is shown with its name and unit.
+    """
+    return [find_or_plain(name, metric["unit"]).text(metric["value"]) for name, metric in stored.items()]
+
+
+def curve_points(case: Case) -> Iterator[dict[str, Any]]:
+    """Yield the stored figures of BY_EPOCH by name, for each epoch, random seed and process set."""
+    for measured in case.seeds:
+        spec = measured.spec
+        if not isinstance(spec, RunSpec):
+            continue
+        for sample in measured.samples:
+            for epoch in range(1, spec.epochs + 1):
+                stored = {name: sample.counters.get(f"{name}_{epoch}") for name in BY_EPOCH}
+                # All ranks have the same losses and accuracies. Their seconds differ a little.
+                figures = {name: max(ranks) for name, ranks in stored.items() if ranks}
+                if figures:
+                    yield {"epoch": epoch, "seed": spec.seed, "process_set": sample.set} | figures
 
 
 def _of_side(measured: Measured, side: str) -> Measured:

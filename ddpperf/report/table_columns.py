@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ddpperf.report.text import function_of
 from ddpperf.specs import DATA_PARALLEL_PARTS, PARTS
 
 
@@ -225,3 +224,8 @@ def experiment_of(test: str) -> Experiment:
     name = function_of(test)
     title = name.removeprefix("test_").replace("_", " ")
     return EXPERIMENTS.get(name) or Experiment(title=title, metrics=None)
+
+
+def function_of(test: str) -> str:
+    """Return the name of a test's function, such as test_weak_scaling."""
+    return test.rpartition("::")[-1].partition("[")[0]

@@ -14,9 +14,9 @@ from typing import Any
 from ddpperf.report.round_warnings import spread
 from ddpperf.report.spec_properties import in_words, timed_work, usual_properties
 from ddpperf.report.stored_cases import Case, comparison_of, rows_of
-from ddpperf.report.text import ab_cells, finding, interval
 from ddpperf.results import units
 from ddpperf.results.metrics import column as column_format
+from ddpperf.results.metrics import find_or_plain
 from ddpperf.results.outcomes import OutcomeKind
 
 ONLY_WHERE_IT_VARIES = ("memory format",)  # properties that no heading names
@@ -225,3 +225,27 @@ def _cell(case: Case, name: str, unit: str, text: Callable[[float], str]) -> str
     if unit and not 0 < low <= high < NO_USE * low:
         return "no usable fit"
     return f"{text(value)} ({text(low)} to {text(high)})"
+
+
+def ab_cells(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of a stored row of an A/B run, by heading."""
+    return {
+        "ratio": f"{row['ratio']:.3f}",
+        "95% interval": interval(row),
+        "finding": finding(row),
+        "base": find_or_plain(row["metric"]).format(row["base"]),
+        "candidate": find_or_plain(row["metric"]).format(row["candidate"]),
+        "detectable": f"{row['detectable']:.1%}",
+    }
+
+
+def interval(row: Mapping[str, Any]) -> str:
+    """Return the 95% interval of a stored row of an A/B run as text."""
+    return f"{row['low']:.3f} to {row['high']:.3f}"
+
+
+def finding(row: Mapping[str, Any]) -> str:
+    """Return the finding of a stored row of an A/B run; `repeated` marks a repeated measurement."""
+    if row["control"] is None and not row["gated"]:
+        return "for information"
+    return f"{row['finding']}{', repeated' if row['control'] is None and row['confirmed'] else ''}"

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from ddpperf.report.__main__ import main
-from ddpperf.report.exports import CSV_BEGINS, CURVES_BEGINS, write_csv
+from ddpperf.report.csv_files import CSV_BEGINS, CURVES_BEGINS, write_csv
 from ddpperf.report.html_page import page
 from ddpperf.report.plots import pictures_of
 from ddpperf.report.tables import tables_of

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from ddpperf.report.markdown_pages import markdown
@@ -19,24 +17,6 @@ def test_verdict_comes_first_and_is_no_markup() -> None:
         *("<details><summary>all tests</summary>", ""),
         *("```text", "a table", "with `one` tick", "```"),
     ]
-
-
-def test_ab_page_has_every_metric() -> None:
-    figures: dict[str, Any] = {"base": 2e9, "candidate": 3e9, "ratio": 1.5, "low": 1.4, "high": 1.6}
-    figures |= {"detectable": 0.01, "confirmed": False, "control": None}
-    rows = [
-        figures | {"test": test, "metric": metric, "gated": metric == "time", "finding": "worse"}
-        for metric in ("time", "busbw_bytes_per_second", "peak_memory_bytes")
-        for test in ("x.py::a", "x.py::b")
-    ]
-    header = {"verdict": {"status": "FAIL", "reasons": ["a"]}, "against": {"rows": rows}}
-    document = {"benchmarks": [], "ddpperf": header}
-    page = markdown(document, ["a table"]).splitlines()
-    table = page[page.index("<details><summary>base and candidate</summary>") + 3 : -2]
-    assert [line.split()[0] for line in table[1:-1]] == [*"aaabbb"]
-    assert table[1].split()[2:7] == ["1.500", "1.400", "to", "1.600", "worse"]
-    assert table[1].endswith("1.0%")
-    assert table[2].split()[6:12] == ["for", "information", "2", "GB/s", "3", "GB/s"]
 
 
 def test_page_is_written_where_requested(canned_suite: CannedSuite) -> None:

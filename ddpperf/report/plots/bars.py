@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddpperf.report.plots.picture import COLOURS, Picture, label, legend, row_frame
-from ddpperf.report.stored_cases import Case, ab_of
-from ddpperf.report.text import without_file
+from ddpperf.report.stored_cases import Case, ab_of, without_file
 from ddpperf.specs import PARTS
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from statistics import mean, median
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from ddpperf.report.curves import curve_points
 from ddpperf.report.plots.picture import (
     COLOURS,
     LEAST_HEIGHT,
@@ -21,8 +20,7 @@ from ddpperf.report.plots.picture import (
     line_look,
     new_figure,
 )
-from ddpperf.report.stored_cases import Case
-from ddpperf.report.text import without_file
+from ddpperf.report.stored_cases import Case, curve_points, without_file
 from ddpperf.results.samples import Measured
 from ddpperf.specs import RunSpec
 

@@ -23,10 +23,9 @@ from ddpperf.report.questions.costs import EPOCH_COST, TRAINING_COST, USAGE
 from ddpperf.report.questions.laws import LAWS
 from ddpperf.report.questions.parts import PARTS_SPEEDUP, STEP_PARTS
 from ddpperf.report.questions.precision import PRECISION, PRECISION_ACCURACY
-from ddpperf.report.questions.question import Question, answering, table_rows
+from ddpperf.report.questions.question import Question, answering, markdown_table, table_rows
 from ddpperf.report.questions.speedup import BATCH_SIZE, ONE_DEVICE_ENOUGH, SCALING
 from ddpperf.report.stored_cases import cases_of
-from ddpperf.report.text import markdown_table
 
 QUESTIONS: tuple[Question, ...] = (
     *(BATCH_SIZE, SCALING, COMMUNICATION, DATA_PARALLEL, BANDWIDTH, FORMULAS, NODES, ACCURACY),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ddpperf.report.spec_properties import timed_work
@@ -105,3 +105,9 @@ def extreme(cases: Sequence[Case], metric: str, *, most: bool) -> tuple[float, C
     """Return the largest or smallest value of a metric, and its case."""
     found = [(value, case) for case in cases if (value := case.value(metric)) is not None]
     return (max if most else min)(found, key=lambda pair: pair[0])
+
+
+def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a table in Markdown."""
+    head, *body = [f"| {' | '.join(cells)} |" for cells in (headings, *rows)]
+    return [head, "|---" * len(headings) + "|", *body]

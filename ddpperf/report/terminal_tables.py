@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from string import ascii_lowercase
 
 from ddpperf.report.tables import Column, Table
-from ddpperf.report.text import GAP, aligned
 
+GAP = "  "  # between two columns
 WIDEST_HEADING = 16  # characters; a longer heading takes several lines
 ENOUGH_FIGURES = 5  # columns; if fewer fit, long texts in other columns are abbreviated
 LONGEST_TEXT = 14  # characters of a text that is never abbreviated
@@ -43,6 +43,21 @@ def table_lines(table: Table, width: int, *, notes: bool) -> list[str]:
     warnings = [f"!{number} {warning}" for number, warning in table.warnings.items()]
     below = [*meanings, *warnings, *(table.notes if notes else ())]
     return lines + [line for text in below for line in wrapped(text, width, first="  ", indent=4)]
+
+
+def aligned(rows: Sequence[tuple[str, ...]], figures: Collection[int]) -> list[str]:
+    """Return the lines of a table with aligned columns.
+
+    figures: the columns that are aligned to the right.
+    """
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    return [
+        GAP.join(
+            text.rjust(width) if column in figures else text.ljust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def _abbreviated(properties: Sequence[Column]) -> tuple[list[Column], list[str]]:
