@@ -13,7 +13,7 @@ import pytest
 
 from ddpperf import __version__
 from ddpperf.init.__main__ import FILES, TEMPLATE
-from tests.project import REPOSITORY, Finished, Project, git
+from tests.project import REPOSITORY, Project, git
 
 PAGE = REPOSITORY / "docs" / "own-suite.md"
 QUICK = ("--rounds", "2", "--batch-sizes", "4", "--world-sizes", "1,2", "--device", "cpu")
@@ -28,28 +28,21 @@ def blocks() -> dict[str, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheel of this source tree."""
-    folder = tmp_path_factory.mktemp("wheel")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the wheel of this source tree, and install it alone into a folder of its own."""
+    folder, installed = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("installed")
     source = folder / "source"
     kept = shutil.ignore_patterns("__pycache__", "baselines")
     shutil.copytree(REPOSITORY / "ddpperf", source / "ddpperf", ignore=kept)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, source)
-    build = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(folder), str(source)]
-    ended = subprocess.run(build, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    (made,) = folder.glob("*.whl")
-    return made
-
-
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install the wheel, without what it needs, into a folder of its own."""
-    folder = tmp_path_factory.mktemp("installed")
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
-    subprocess.run([*command, "--target", str(folder), str(wheel)], check=True, capture_output=True)
-    return folder
+    python = [sys.executable, "-m"]
+    build = [*python, "build", "--no-isolation", "--wheel", "--outdir", str(folder), str(source)]
+    subprocess.run(build, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    install = [*python, "pip", "install", "--quiet", "--no-deps", "--no-index", "--target"]
+    subprocess.run([*install, str(installed), str(wheel)], check=True, capture_output=True)
+    return installed
 
 
 class Repository(Project):
@@ -78,14 +71,6 @@ def repository(tmp_path: Path, installed: Path) -> Iterator[Repository]:
     mine.clean()
 
 
-def committed(repository: Repository) -> Finished:
-    """Make the repository by the commands of the page, and store a first baseline."""
-    repository.do(sys.executable, "-m", "ddpperf.init")
-    git(repository.root, "add", ".")
-    git(repository.root, "commit", "--quiet", "-m", "one")
-    return repository.run("perf", "--benchmark-save=first")
-
-
 def test_page_shows_what_init_writes() -> None:
     found = blocks()
     for name in FILES:
@@ -109,7 +94,10 @@ def test_wheel_has_all_that_it_needs(installed: Path) -> None:
 
 @pytest.mark.slow
 def test_first_run_of_the_page_passes(repository: Repository) -> None:
-    finished = committed(repository)
+    repository.do(sys.executable, "-m", "ddpperf.init")
+    git(repository.root, "add", ".")
+    git(repository.root, "commit", "--quiet", "-m", "one")
+    finished = repository.run("perf", "--benchmark-save=first")
     finished.assert_one_sentence(0, "PASS: 2 tests measured")
     assert "STEP  batch 4 per rank, perf.step:make_step" in finished.output
     assert list(repository.root.glob("perf/baselines/*/0001_first.json"))

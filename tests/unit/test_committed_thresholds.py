@@ -75,11 +75,3 @@ def test_floors_on_a_cpu_are_exact() -> None:
 def test_efficiency_has_a_floor_on_all_gpus(machine: str) -> None:
     (floor,) = (threshold for threshold in FLOORS if "efficiency" in threshold.bounds)
     assert int(machine[-1]) in {spec.world_size for _, spec in cases(floor, machine, core=True)}
-
-
-@pytest.mark.parametrize(
-    ("hardware", "sizes"),
-    [("2xcpu2-other-lo", {1, 2, 4}), ("2xother1x4-ib400", {1, 2, 4, 8}), ("4xother1x2-enx012", {1, 2, 4, 8})],
-)
-def test_hardware_key_with_nodes_names_its_world_sizes(hardware: str, sizes: set[int]) -> None:
-    assert {spec.world_size for _, spec in suite(hardware)} == sizes

@@ -136,19 +136,15 @@ def test_core_suite_of_a_cpu_is_small(read: Read) -> None:
     assert len(repeated) - len(steps) <= 14
 
 
-@pytest.mark.parametrize("gpus", [0, 1])
-def test_core_epochs_read_images_on_the_device(gpus: int, read: Read) -> None:
-    options = read(gpus=gpus)
-    epochs = {spec for spec in core_specs(options) if isinstance(spec, EpochSpec) and spec.world_size == 1}
-    assert {spec.input for spec in epochs} == {"device"}
-
-
-@pytest.mark.parametrize("gpus", [2, 4, 8])
-def test_core_epochs_of_several_gpus_share_the_one_device_epoch(gpus: int, read: Read) -> None:
-    """test_batch_size and test_epoch_scaling have the same one, because each GPU trains it in turn."""
+@pytest.mark.parametrize("gpus", [0, 1, 2, 8])
+def test_core_epochs_are_few_and_read_images_on_the_device(gpus: int, read: Read) -> None:
+    """On several GPUs, test_batch_size and test_epoch_scaling share the one of one device."""
     epochs = {spec for spec in core_specs(read(gpus=gpus)) if isinstance(spec, EpochSpec)}
-    (scaled,) = {spec for spec in epochs if spec.world_size == gpus}
-    assert epochs == {scaled, scaled.one_device()}
+    on_one = {spec for spec in epochs if spec.world_size == 1}
+    assert {spec.input for spec in on_one} == {"device"}
+    if gpus > 1:
+        (scaled,) = epochs - on_one
+        assert on_one == {scaled.one_device()}
 
 
 @pytest.mark.parametrize(("gpus", "most"), [(1, 42), (2, 105), (4, 110), (8, 115)])
@@ -161,15 +157,17 @@ def test_core_suite_of_gpus_is_small(gpus: int, most: int, read: Read) -> None:
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("line", "gpus"),
     [
-        "--world-sizes 2 --batch-sizes 8 --buffer-sizes 4KiB,64KiB,256KiB,1MiB",
-        "--world-sizes 3 --batch-sizes 9,12",
-        "--model resnet10_cifar",
+        ("--world-sizes 2 --batch-sizes 8 --buffer-sizes 4KiB,64KiB,256KiB,1MiB", 0),
+        ("--world-sizes 3 --batch-sizes 9,12", 0),
+        ("--model resnet18_cifar --batch-sizes 1 --global-batch-sizes 2", 0),
+        ("--batch-sizes 8 --spec accumulation_steps=2 --executions eager,compile", 0),
+        ("--executions compile,eager --spec strategy=zero1 --spec comm_hook=powersgd", 4),
     ],
 )
-def test_other_options_leave_a_core_case(line: str, read: Read) -> None:
-    for module, cases in suite(read(*line.split())).items():
+def test_other_options_leave_a_core_case(line: str, gpus: int, read: Read) -> None:
+    for module, cases in suite(read(*line.split(), gpus=gpus)).items():
         assert any("slow" not in marks for _, marks in cases.values()), module
 
 

@@ -37,6 +37,7 @@ TWO_GPUS = partial(
     EpochSpec, world_size=2, per_rank_batch_size=2, strategy="data_parallel", input="device", epoch_images=8
 )
 COMPILED = partial(STEP, execution="compile")
+CAPTURED = partial(SINGLE, epoch_images=260, execution="graph")
 ALL_REDUCE = partial(AllReduceSpec, world_size=4, nbytes=4096)
 COLLECTIVE = partial(CollectiveSpec, world_size=4, nbytes=4096, kind="all_gather")
 NODES = partial(ALL_REDUCE, algorithm="hierarchical", node_size=2)
@@ -57,11 +58,7 @@ CHOICES: list[tuple[Make, str]] = [
 REFUSED: list[tuple[Make, dict[str, Any], str]] = [
     (STEP, {"drop_last": "no"}, "drop_last must be a bool, got 'no'"),
     (STEP, {"model": ["resnet18"]}, "model must be a str, got ['resnet18']"),
-    (
-        STEP,
-        {"bucket_cap_mb": MOST_BUCKET_CAP_MB + 1},
-        "bucket_cap_mb must be a whole number of at least 0 and",
-    ),
+    (STEP, {"bucket_cap_mb": MOST_BUCKET_CAP_MB + 1}, "bucket_cap_mb must be a whole number of at least 0"),
     (STEP, {"model": "my.models:small", "input": "device"}, "my.models:small makes its own batches: use"),
     (STEP, {"input": "dataloader"}, "a dataloader runs ahead between the rounds of a step; measure an epoch"),
     (EPOCH, {"loader_workers": 2}, "loader_workers=2 needs input dataloader, got fixed"),
@@ -80,22 +77,10 @@ REFUSED: list[tuple[Make, dict[str, Any], str]] = [
         {"accumulation_steps": 8},
         "resnet18's last BatchNorm needs 2 images, got a batch of 8 in 8 parts; use batches of at least 16",
     ),
-    (
-        SINGLE,
-        {"epoch_images": 129, "drop_last": False},
-        "resnet18's last BatchNorm needs 2 images, got a bat",
-    ),
+    (SINGLE, {"epoch_images": 129, "drop_last": False}, "resnet18's last BatchNorm needs 2 images, got"),
     # its last 3 images are 2 on one device and 1 on the other
-    (
-        TWO_GPUS,
-        {"epoch_images": 7, "drop_last": False},
-        "resnet18's last BatchNorm needs 2 images, got a bat",
-    ),
-    (
-        partial(SINGLE, epoch_images=260, execution="graph"),
-        {"drop_last": False},
-        "execution graph needs batches of one size; use drop_last",
-    ),
+    (TWO_GPUS, {"epoch_images": 7, "drop_last": False}, "resnet18's last BatchNorm needs 2 images, got a"),
+    (CAPTURED, {"drop_last": False}, "execution graph needs batches of one size; use drop_last"),
     # strategies
     (STEP, {"strategy": "single"}, "strategy=single needs world_size 1, got 4"),
     (DATA_PARALLEL, {"world_size": 1}, "world_size must be a whole number of at least 2, got 1"),
@@ -114,11 +99,7 @@ REFUSED: list[tuple[Make, dict[str, Any], str]] = [
     (STEP, {"comm_delay_seconds": 1.0, "comm_delay_rank": 4}, "comm_delay_rank=4 must be less than world_si"),
     # executions
     (FSDP, {"execution": "graph"}, "execution=graph needs strategy single or ddp or own_ddp or zero1, got f"),
-    (
-        STEP,
-        {"execution": "compile+graph", "comm_hook": "powersgd"},
-        "execution=compile+graph needs comm_hook",
-    ),
+    (STEP, {"execution": "compile+graph", "comm_hook": "powersgd"}, "execution=compile+graph needs comm_h"),
     (ZERO1, {"execution": "graph", "precision": "fp16"}, "execution graph cannot capture zero1, which waits"),
     (DATA_PARALLEL, {"execution": "compile"}, "execution=compile needs strategy single or ddp or own_ddp or"),
     (STEP, {"inductor": "a", "execution": "graph"}, "inductor=a needs execution compile or compile+graph, g"),
@@ -126,26 +107,14 @@ REFUSED: list[tuple[Make, dict[str, Any], str]] = [
     (partial(TraceSpec, **TRAINING), MAPPED, "strategy=own_ddp needs comm_hook none, got symmetric_memory"),
     (partial(MessagesSpec, **TRAINING), MAPPED, "strategy=own_ddp needs comm_hook none, got symmetric_mem"),
     (partial(MessagesSpec, **TRAINING), {"execution": "compile"}, "training_messages needs execution eager"),
-    (
-        partial(MessagesSpec, **TRAINING),
-        {"strategy": "data_parallel"},
-        "training_messages needs strategy ddp",
-    ),
+    (partial(MessagesSpec, **TRAINING), {"strategy": "data_parallel"}, "training_messages needs strategy"),
     (partial(PartsSpec, **TRAINING), {"strategy": "fsdp"}, "training_parts needs strategy single or ddp or"),
     (partial(BucketReplaySpec, **TRAINING), {"strategy": "zero1"}, "bucket_replay needs strategy ddp, got"),
     # collectives
     (ALL_REDUCE, {"nbytes": 1023}, "nbytes must be a multiple of 4, a float32, got 1023"),
     (COLLECTIVE, {"nbytes": 4100}, "nbytes must be a multiple of 16, a float32 for each rank, got 4100"),
-    (
-        ALL_REDUCE,
-        {"algorithm": "ring", "execution": "graph"},
-        "execution=graph needs algorithm backend or one",
-    ),
-    (
-        ALL_REDUCE,
-        {"algorithm": "low_latency", "nbytes": 2**28 + 4},
-        "algorithm low_latency sums up to 256MiB",
-    ),
+    (ALL_REDUCE, {"algorithm": "ring", "execution": "graph"}, "execution=graph needs algorithm backend or"),
+    (ALL_REDUCE, {"algorithm": "low_latency", "nbytes": 2**28 + 4}, "algorithm low_latency sums up to 256"),
     *((NODES, {"node_size": size}, "algorithm hierarchical takes a node_size above 1") for size in (1, 3, 4)),
     (ALL_REDUCE, {"node_size": 2}, "node_size=2 needs algorithm hierarchical, got backend"),
 ]
@@ -161,14 +130,7 @@ def refused() -> Iterator[tuple[Make, dict[str, Any], str]]:
             yield make, {name: wrong}, f"{name} must be one of "
     for delay in (-1e-9, 10.1, math.nan, math.inf, True, "0.1", None):
         yield STEP, {"delay_seconds": delay}, "delay_seconds must be a number from 0 to 10, got"
-    for model in (
-        "vgg16",
-        "torchvision:",
-        "torchvision:a.b",
-        "my.models:",
-        "my.models:small\n",
-        "../my:small",
-    ):
+    for model in ("vgg16", "torchvision:", "torchvision:a.b", "my.models:", "my.models:small\n", "../a:b"):
         yield STEP, {"model": model}, "model must be one of "
     for inductor in ("a b", "a++b", "A", "a=1", "a.", "a\n"):
         yield COMPILED, {"inductor": inductor}, "inductor must be names of torch's options joined by +"
@@ -181,9 +143,8 @@ def test_a_wrong_value_is_refused(make: Make, change: dict[str, Any], sentence: 
         make(**change)
 
 
-@pytest.mark.parametrize("inductor", ["combo_kernels", "_a+b2+c_d", "triton.cooperative_reductions+a"])
-def test_inductor_options_are_joined_by_plus(inductor: str) -> None:
-    assert COMPILED(inductor=inductor).inductor == inductor
+def test_inductor_options_are_joined_by_plus() -> None:
+    COMPILED(inductor="_a+b2+triton.cooperative_reductions")
 
 
 @pytest.mark.parametrize(
