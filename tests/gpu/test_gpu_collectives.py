@@ -28,10 +28,10 @@ from ddpperf.workers.process_set import SetOptions
 from tests.gpu.shared import GPU, two_gpus
 
 NBYTES = 2**18 - 16
+MAPPED: tuple[Algorithm, ...] = ("copy_engine", "low_latency")
 DEADLINE_SECONDS = 15.0  # the first step of a process may take 5 s
 
 
-@two_gpus
 @pytest.mark.parametrize(
     ("algorithm", "execution", "in_place", "nbytes"),
     [
@@ -39,17 +39,17 @@ DEADLINE_SECONDS = 15.0  # the first step of a process may take 5 s
         ("backend", "graph", False, NBYTES),
         ("two_shot", "graph", False, NBYTES),
         ("two_shot", "eager", True, NBYTES),
-        ("copy_engine", "graph", True, 4),  # fewer elements than ranks
-        ("copy_engine", "graph", True, 2**22 + 4),  # parts of different sizes
-        pytest.param("low_latency", "graph", True, 2**28, marks=pytest.mark.slow),
+        *((algorithm, "graph", True, 4) for algorithm in MAPPED),  # fewer elements than ranks
+        *((algorithm, "graph", True, 2**22 + 4) for algorithm in MAPPED),  # parts of different sizes
         ("backend", "graph", True, 2**28),  # filling the buffer takes milliseconds
         *((algorithm, "eager", True, 2**23 + 4) for algorithm in OWN_ALGORITHMS),
     ],
 )
+@two_gpus
 def test_all_reduce_passes_its_check(
     gpus: Pool, algorithm: Algorithm, execution: CallExecution, in_place: bool, nbytes: int
 ) -> None:
-    """test_gpu_low_latency has other lengths; tests/ranks has more ranks, on the CPU."""
+    """tests/ranks has more ranks and lengths, on the CPU."""
     spec = AllReduceSpec(
         world_size=2, nbytes=nbytes, algorithm=algorithm, execution=execution, in_place=in_place
     )
@@ -94,7 +94,7 @@ def test_an_all_reduce_needs_the_memory_of_two_buffers() -> None:
 @two_gpus
 @pytest.mark.parametrize(
     "algorithm",
-    ["two_shot", *(pytest.param(each, marks=pytest.mark.slow) for each in ("low_latency", "copy_engine"))],
+    ["two_shot", *(pytest.param(name, marks=pytest.mark.slow) for name in MAPPED)],
 )
 def test_symmetric_memory_survives_changes_of_group(gpus: Pool, algorithm: Algorithm) -> None:
     """The same ranks after they left their group, and new ranks after a rank was killed."""
@@ -111,20 +111,6 @@ def test_symmetric_memory_survives_changes_of_group(gpus: Pool, algorithm: Algor
     with pytest.raises(SetFailure, match=killed):
         gpus.measure(AllReduceSpec(world_size=2, nbytes=1024, fault=Fault(kind="kill", rank=1)))
     assert measured() != first
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.device_count() < 3, reason="needs three GPUs")
-def test_mapped_memory_changes_its_number_of_gpus() -> None:
-    """Ranks that were left out would wait for ever."""
-    count = torch.cuda.device_count()
-    with Pool(SetOptions(size=count, device="cuda", rounds=3, deadline_seconds=120)) as pool:
-        for world_size in (*range(count, 1, -1), count):
-            for algorithm in ("two_shot", "low_latency", "copy_engine"):
-                spec = AllReduceSpec(
-                    world_size=world_size, nbytes=2**20 + 4, algorithm=algorithm, execution="graph"
-                )
-                assert pool.measure(spec).iterations >= 1
 
 
 @two_gpus

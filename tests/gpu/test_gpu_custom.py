@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,20 +40,11 @@ def make_step(rank, world_size, batch_size, device):
 """
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of a project with the functions; this process can import them, too."""
-    mine = tmp_path_factory.mktemp("custom")
-    (mine / "gpu_functions.py").write_text(FUNCTIONS)
-    write(mine)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(mine)
-        patch.setenv(FUNCTIONS_VARIABLE, "gpu_functions:make_step")
-        yield mine
-
-
-@pytest.mark.usefixtures("own_stream", "folder")
-def test_captured_step_trains_like_the_eager_step() -> None:
+@pytest.mark.usefixtures("own_stream")
+def test_captured_step_trains_like_the_eager_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gpu_functions.py").write_text(FUNCTIONS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv(FUNCTIONS_VARIABLE, "gpu_functions:make_step")
     losses: list[list[float]] = []
     step = CustomStepSpec(function="gpu_functions:make_step", world_size=1, per_rank_batch_size=4)
     for spec in (step, replace(step, execution="graph")):
@@ -69,11 +59,13 @@ def test_captured_step_trains_like_the_eager_step() -> None:
     assert losses[0][-1] < losses[0][0], "it trains"
 
 
-def test_own_functions_are_captured_and_measured(folder: Path) -> None:
+def test_own_functions_are_captured_and_measured(tmp_path: Path) -> None:
     """The written example, and, on two GPUs, a collective whose result is checked."""
+    (tmp_path / "gpu_functions.py").write_text(FUNCTIONS)
+    write(tmp_path)
     functions = "gpu_functions:all_reduce,perf.step:make_step"
-    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-    side = Side(root=folder, environment={"PYTHONPATH": path, FUNCTIONS_VARIABLE: functions})
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    side = Side(root=tmp_path, environment={"PYTHONPATH": path, FUNCTIONS_VARIABLE: functions})
     N = min(2, torch.cuda.device_count())
     step = CustomStepSpec(
         function="perf.step:make_step", world_size=N, per_rank_batch_size=32, execution="graph"

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ddpperf.analysis.batch_size import loading_fraction
 from ddpperf.analysis.comm_split import longest_wait, traced
 from ddpperf.data.augmentation import Batch
 from ddpperf.data.inputs import TransformedImages
@@ -56,15 +55,14 @@ def test_both_methods_find_the_late_rank(exact_gpus: Pool) -> None:
 
 @two_gpus
 @pytest.mark.slow
-@pytest.mark.parametrize("spec", [replace(DDP, per_rank_batch_size=128, epoch_images=128 * 128), LARGE])
-def test_the_methods_agree_on_a_captured_step(exact_gpus: Pool, spec: TrainingSpec) -> None:
+def test_the_methods_agree_on_a_captured_step(exact_gpus: Pool) -> None:
     """With batch size 128 DDP's bucket copies are 3.4% of the step."""
+    spec = replace(DDP, per_rank_batch_size=128, epoch_images=128 * 128)
     exposed, bucket_copies, _, trace = methods(exact_gpus, spec)
     step = max(ranks(exact_gpus.measure_once(spec)))
     replay = max(ranks(exact_gpus.measure(measured_as(BucketReplaySpec, spec))))
-    named = 0.0 if spec == LARGE else bucket_copies
     found = traced(trace.counters)
-    assert exposed - named == pytest.approx(found["traced_exposed_comm_seconds"], abs=0.05 * step)
+    assert exposed - bucket_copies == pytest.approx(found["traced_exposed_comm_seconds"], abs=0.05 * step)
     assert 0.5 * replay < found["traced_comm_seconds"] < 3 * replay, (
         "beside what is computed messages are slower, and the last may wait"
     )
@@ -142,23 +140,6 @@ class Slow(nn.Module):
         return logits
 
 
-@pytest.fixture
-def slow_images(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Make the data set slow, and return the seconds that each image took."""
-    taken: list[float] = []
-    read = TransformedImages.__getitem__
-
-    def slow(images: TransformedImages, index: int) -> Batch:
-        began = time.perf_counter()
-        time.sleep(IMAGE_SECONDS)
-        image = read(images, index)
-        taken.append(time.perf_counter() - began)
-        return image
-
-    monkeypatch.setattr(TransformedImages, "__getitem__", slow)
-    return taken
-
-
 def counted(spec: EpochPartsSpec) -> tuple[dict[str, float], float]:
     """Return the counters of an epoch in this process, and the seconds of an epoch."""
     rank = Rank(0)
@@ -172,25 +153,24 @@ def counted(spec: EpochPartsSpec) -> tuple[dict[str, float], float]:
     return counters, seconds
 
 
-@pytest.mark.parametrize("execution", [pytest.param("eager", marks=pytest.mark.slow), "graph"])
-def test_slow_data_set_is_found_in_loading(slow_images: list[float], execution: Execution) -> None:
-    counters, epoch = counted(replace(SLOW, execution=execution))
-    a_batch = sum(slow_images[-IMAGES_PER_STEP * STEPS :]) / STEPS
-    assert counters["loading_seconds"] == pytest.approx(a_batch, rel=0.1)
-    assert counters["loading_wait_seconds"] == pytest.approx(a_batch, rel=0.1)
-    _, alone = counted(replace(SLOW, input="fixed", execution=execution))
-    by_parts = STEPS * counters["loading_seconds"] / epoch
-    assert by_parts == pytest.approx(loading_fraction(epoch, alone), abs=0.05)
+@pytest.mark.parametrize("slow_model", [False, True])
+def test_loading_is_what_the_gpu_waits_for(monkeypatch: pytest.MonkeyPatch, slow_model: bool) -> None:
+    """Behind a slow model, the GPU waits for an epoch's first batch only. The CPU waits for all."""
+    read = TransformedImages.__getitem__
 
+    def slow(images: TransformedImages, index: int) -> Batch:
+        time.sleep(IMAGE_SECONDS)
+        return read(images, index)
 
-@pytest.mark.usefixtures("slow_images")
-def test_loading_hides_behind_a_slow_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The GPU waits for an epoch's first batch only. The CPU waits for all."""
-    monkeypatch.setattr(model_and_data, "build", lambda _: Slow())
+    monkeypatch.setattr(TransformedImages, "__getitem__", slow)
+    if slow_model:
+        monkeypatch.setattr(model_and_data, "build", lambda _: Slow())
     counters, epoch = counted(SLOW)
     a_batch = IMAGES_PER_STEP * IMAGE_SECONDS
-    assert counters["loading_wait_seconds"] > a_batch
-    assert STEPS * counters["loading_seconds"] == pytest.approx(a_batch, rel=0.3)
-    assert counters["forward_seconds"] > a_batch
-    parts = ("loading", "data", "forward", "backward", "optimizer")
-    assert STEPS * sum(counters[f"{part}_seconds"] for part in parts) == pytest.approx(epoch, rel=0.02)
+    assert a_batch < counters["loading_wait_seconds"] < 1.5 * a_batch
+    waits = 1 if slow_model else STEPS
+    assert STEPS * counters["loading_seconds"] == pytest.approx(waits * a_batch, rel=0.3)
+    if slow_model:
+        assert counters["forward_seconds"] > a_batch
+        parts = ("loading", "data", "forward", "backward", "optimizer")
+        assert STEPS * sum(counters[f"{part}_seconds"] for part in parts) == pytest.approx(epoch, rel=0.02)

@@ -26,18 +26,10 @@ PAGES = (
 MOST_COLUMNS = 100
 API = (DOCS / "own-suite.md").read_text().partition("## Public names")[2]
 OTHER_TOOLS = {  # options, but not pytest's
-    *("--adapter", "--build-arg", "--csv", "--curves", "--gpu-hour-price", "--plots", "--seconds", "--json"),
-    *(
-        "--exclusive",
-        "--gpus-per-node",
-        "--ipc",
-        "--nodelist",
-        "--preserve-status",
-        "--signal",
-        "--baseline",
-        "--name",
-    ),
-    *("--no-python", "--nnodes", "--node-rank", "--nproc-per-node", "--master-addr", "--master-port"),
+    *("--adapter", "--baseline", "--build-arg", "--csv", "--curves", "--exclusive", "--gpu-hour-price"),
+    *("--gpus-per-node", "--ipc", "--json", "--master-addr", "--master-port", "--name", "--nnodes"),
+    *("--no-python", "--node-rank", "--nodelist", "--nproc-per-node", "--plots", "--preserve-status"),
+    *("--seconds", "--signal"),
 }
 over_pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
 
@@ -80,12 +72,8 @@ def test_pages_are_short() -> None:
     assert len((REPOSITORY / "README.md").read_text().split()) <= 1500
     assert sum(len(page.read_text().split()) for page in DOCS.rglob("*.md")) <= 25_000
     assert len((REPOSITORY / "CHANGELOG.md").read_text().split()) <= 2500
-
-
-def test_stored_runs_are_small() -> None:
-    """They are most of a clone."""
-    folders = (DOCS, REPOSITORY / "perf" / "baselines")
-    assert sum(path.stat().st_size for folder in folders for path in folder.rglob("*.*")) <= 8_200_000
+    stored = (path for folder in (DOCS, REPOSITORY / "perf" / "baselines") for path in folder.rglob("*.*"))
+    assert sum(path.stat().st_size for path in stored) <= 8_200_000, "they are most of a clone"
 
 
 @pytest.mark.parametrize("page", [*PAGES, REPOSITORY / "CHANGELOG.md"], ids=lambda page: page.name)
@@ -153,7 +141,16 @@ def test_links_lead_somewhere(page: Path) -> None:
         }
 
 
-# --- public names
+# --- rooms and public names
+
+
+def test_reading_the_code_names_every_room() -> None:
+    text = (DOCS / "reading-the-code.md").read_text()
+    inner = (REPOSITORY / "ddpperf").glob("[!_]*")
+    rooms = {path.name for path in inner if (path / "__init__.py").exists() or path.suffix == ".py"}
+    assert set(re.findall(r"^\| `ddpperf/(\w+(?:\.py)?)/?` \|", text, re.MULTILINE)) == rooms
+    folders = {path.parent.name for path in (REPOSITORY / "tests").glob("*/*.py")}
+    assert set(re.findall(r"^\| `tests/(\w+)/` \|", text, re.MULTILINE)) == folders
 
 
 @pytest.mark.parametrize("name", re.findall(r"^\| `(ddpperf[\w.]*)` \|", API, re.MULTILINE))

@@ -23,9 +23,8 @@ Nightly = Callable[..., tuple[int, str]]  # of the command line; returns exit st
 
 @pytest.fixture
 def index(tmp_path: Path) -> Path:
-    index = tmp_path / "index"
-    add_wheel(index, "numpy", "2.0.0", {})
-    return index
+    add_wheel(tmp_path / "index", "numpy", "2.0.0", {})
+    return tmp_path / "index"
 
 
 @pytest.fixture
@@ -48,11 +47,6 @@ def nightly(
         return status, printed.out + printed.err
 
     return run
-
-
-def made(folder: Path) -> set[str]:
-    """Return the versions that have an environment."""
-    return {ready.parent.name for ready in folder.glob("2.*/ready")}
 
 
 def test_index_must_be_named(nightly: Nightly, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,20 +119,15 @@ def test_nights_from_first_to_slower(
 def test_at_most_three_environments_are_kept(tmp_path: Path) -> None:
     nightlies = torch_nightly.Nightlies(folder=tmp_path, index="")
     for age in range(5):
-        environment = add_environment(tmp_path, f"2.15.0.dev2026110{9 - age}")
+        environment = tmp_path / f"2.15.0.dev2026110{9 - age}"  # without an interpreter
+        environment.mkdir()
+        (environment / "ready").touch()
         os.utime(environment, (1000 - age, 1000 - age))
     unfinished = tmp_path / "2.15.0.dev20261110"  # of a cancelled job
     unfinished.mkdir()
     nightlies.accept("2.15.0.dev20261105")
     assert not unfinished.exists()
-    assert made(tmp_path) == {"2.15.0.dev20261105", "2.15.0.dev20261109", "2.15.0.dev20261108"}
+    kept = {ready.parent.name for ready in tmp_path.glob("2.*/ready")}
+    assert kept == {"2.15.0.dev20261105", "2.15.0.dev20261109", "2.15.0.dev20261108"}
     nightlies.accept("2.15.0.dev20261109")
     assert nightlies.last_good() == "2.15.0.dev20261109"
-
-
-def add_environment(folder: Path, version: str) -> Path:
-    """Add an environment that has no interpreter."""
-    environment = folder / version
-    environment.mkdir(parents=True)
-    (environment / "ready").touch()
-    return environment
