@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from operator import attrgetter, itemgetter, sub, truediv
 from statistics import median
 
@@ -37,7 +38,7 @@ from perf.common.all_reduces import (
     too_few,
     warn_if_undetermined,
 )
-from perf.common.by_set import SIDES, per_set
+from perf.common.by_set import per_set, sets_by_side
 
 OWN_SIZES = (2**12, 2**16, 2**20, 2**24)  # for the algorithms made of messages between ranks
 RING_SIZE = 2**26  # of the algorithms in `own` only the ring is measured at this size or more
@@ -72,29 +73,25 @@ def captured(N: int, nbytes: int) -> list[AllReduceSpec]:
     ]
 
 
-def own(N: int, nbytes: int) -> list[AllReduceSpec]:
-    """Return a measurement spec for each of this project's own algorithms that treat ranks alike."""
+def own(N: int, nbytes: int, links: Links) -> list[AllReduceSpec]:
+    """Return a measurement spec for each of this project's own algorithms that treat ranks alike.
+
+    If the ranks fill several nodes, the hierarchical all-reduce is one of them.
+    """
     algorithms: tuple[Algorithm, ...] = OWN_ALGORITHMS if nbytes < RING_SIZE else ("ring",)
-    return [AllReduceSpec(world_size=N, nbytes=nbytes, algorithm=algorithm) for algorithm in algorithms]
-
-
-def between_nodes(N: int, nbytes: int, links: Links) -> list[AllReduceSpec]:
-    """Return the measurement spec of the hierarchical all-reduce if the ranks fill several nodes."""
-    if not 1 < links.node < N or N % links.node:
-        return []
-    return [AllReduceSpec(world_size=N, nbytes=nbytes, algorithm="hierarchical", node_size=links.node)]
+    calls = [AllReduceSpec(world_size=N, nbytes=nbytes, algorithm=algorithm) for algorithm in algorithms]
+    if 1 < links.node < N and N % links.node == 0:
+        calls.append(dataclasses.replace(calls[0], algorithm="hierarchical", node_size=links.node))
+    return calls
 
 
 def modelled(N: int, nbytes: int, links: Links) -> list[AllReduceSpec]:
     """Return a measurement spec for each of this project's own algorithms that has a cost model.
 
-    On several nodes, the cost model has two links, and the algorithms are the flat ring and the
-    hierarchical all-reduce.
+    On several nodes, these are the flat ring and the hierarchical all-reduce.
     """
-    if links.node >= N:
-        return own(N, nbytes)
-    ring = AllReduceSpec(world_size=N, nbytes=nbytes, algorithm="ring")
-    return [ring, *between_nodes(N, nbytes, links)]
+    known = OWN_ALGORITHMS if links.node >= N else ("ring", "hierarchical")
+    return [call for call in own(N, nbytes, links) if call.algorithm in known]
 
 
 def on_several_ranks(
@@ -141,8 +138,7 @@ def in_place(options: Options, N: int) -> Iterator[AllReduceSpec]:
         if options.device == "cuda":
             yield from captured(N, nbytes)
     for nbytes in own_sizes(options.links):
-        yield from own(N, nbytes)
-        yield from between_nodes(N, nbytes, options.links)
+        yield from own(N, nbytes, options.links)
 
 
 def out_of_place(options: Options, N: int) -> Iterator[AllReduceSpec]:
@@ -154,8 +150,7 @@ def out_of_place(options: Options, N: int) -> Iterator[AllReduceSpec]:
     calls = [AllReduceSpec(world_size=N, nbytes=nbytes)]
     if options.device == "cuda":
         sizes = dict.fromkeys((min(backend_sizes(options.device, options.links)), nbytes))
-        calls = [*own(N, nbytes), *between_nodes(N, nbytes, options.links)]
-        calls += [call for size in sizes for call in captured(N, size)]
+        calls = [*own(N, nbytes, options.links), *(call for size in sizes for call in captured(N, size))]
     yield from (dataclasses.replace(call, in_place=False) for call in calls)
 
 
@@ -252,35 +247,35 @@ def call_metrics(measure: Measure, call: Measured, busbw_of: Callable[[float], f
 def test_fastest_all_reduce(measure: Measure, spec: AllReduceSpec) -> None:
     """Which all-reduce algorithm is the fastest for one buffer size?"""
     N, nbytes = spec.world_size, spec.nbytes
-    messages = [*own(N, nbytes), *between_nodes(N, nbytes, measure.machine.links)]
-    rivals = [call for call in (captured(N, nbytes) if spec.captured else messages) if call != spec]
+    alike = captured(N, nbytes) if spec.captured else own(N, nbytes, measure.machine.links)
+    rivals = [call for call in alike if call != spec]
     possible = [call for call in rivals if not measure.machine.mapping_reason(call)]
     if not possible:
         pytest.skip(f"no other algorithm can run: {measure.machine.mapping_reason(rivals[0])}")
-    calls = {call.algorithm: measure.reference(call.algorithm, call) for call in possible}
-    others = {str(name): call.median_step_seconds() for name, call in calls.items()}
+    calls = {str(call.algorithm): measure.reference(call.algorithm, call) for call in possible}
+    others = {name: call.median_step_seconds() for name, call in calls.items()}
     calls[spec.algorithm] = measure(spec)  # last, because mapped memory may need new process sets
     backend = calls[spec.algorithm].median_step_seconds()
     best = min(others.values(), key=lambda seconds: median(seconds.values()))
     measure.metric("speedup_of_the_best_other", per_set(truediv, backend, best))
     for name, seconds in others.items():
         measure.metric(f"{name}_over_backend", per_set(truediv, seconds, backend))
-    sides = list(dict.fromkeys(sample.side for sample in calls[spec.algorithm].samples))
-    for side in sides:
-        of = f", {SIDES[side]}" if len(sides) > 1 else ""
-        found = the_fastest({name: call.of(side) for name, call in calls.items()})
-        measure.note(f"{format_bytes(nbytes)} on {N} ranks{of}: {found}")
+    for side, names in sets_by_side(calls[spec.algorithm]).items():
+        fastest = the_fastest(calls, names)
+        measure.note(f"{format_bytes(nbytes)} on {N} ranks{side}: {fastest}")
 
 
-def the_fastest(calls: Mapping[str, Measured]) -> str:
-    """Return a sentence that names the fastest algorithm and the algorithms equally fast.
+def the_fastest(calls: Mapping[str, Measured], sets: Sequence[str]) -> str:
+    """Return a sentence that names the fastest algorithm on some process sets, and those equally fast.
 
     A median counts as equal within twice the standard error of the difference of the two medians.
     """
-    fastest = min(calls, key=lambda name: median(calls[name].median_step_seconds().values()))
-    times = {name: call.all_step_seconds() for name, call in calls.items()}
-    least = times.pop(fastest)
-    alike = [name for name, seconds in times.items() if not_longer(seconds, least)]
+    times = {
+        name: [call.step_seconds(call.of_set(of_set)) for of_set in sets] for name, call in calls.items()
+    }
+    fastest = min(times, key=lambda name: median(map(median, times[name])))
+    least = [*chain(*times.pop(fastest))]
+    alike = [name for name, seconds in times.items() if not_longer([*chain(*seconds)], least)]
     equal = f", and equal within the error: {', '.join(alike)}" if alike else ""
     return f"{fastest} is the fastest{equal}"
 

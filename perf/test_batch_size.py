@@ -80,7 +80,7 @@ def test_batch_size(measure: Measure, spec: EpochSpec) -> None:
         measure.metric("loading_fraction", fraction)
         for side, names in sets_by_side(epoch).items():
             if median(fraction[name] for name in names) >= LEAST_FRACTION:
-                measure.warn("loading limits the epoch" + (f", {side}" if side else ""))
+                measure.warn(f"loading limits the epoch{side}")
 
 
 @pytest.mark.specs(cases=one_epoch_with_most_workers)
@@ -101,8 +101,7 @@ def test_loader_workers(measure: Measure, spec: EpochSpec) -> None:
         if (least := enough_workers(medians)) is not None:
             enough |= dict.fromkeys(names, float(least))
         else:
-            of = f", {side}" if side else ""
-            measure.warn(f"loading limits the epoch even with {spec.loader_workers} workers{of}")
+            measure.warn(f"loading limits the epoch even with {spec.loader_workers} workers{side}")
     if len(enough) == len(epoch.samples):
         measure.metric("enough_workers", enough)
 

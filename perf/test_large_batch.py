@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from statistics import mean
 
 import pytest
@@ -31,49 +32,28 @@ def recipe(request: pytest.FixtureRequest, measure: Measure) -> Recipe:
     return find_recipe(measure.machine.device, name)
 
 
-def trainings(options: Options, kind: str, *, core: bool = False) -> Iterator[ParameterSet]:
+def trainings(options: Options, *, kind: str) -> Iterator[ParameterSet]:
     """Yield a training spec for each recipe of a kind.
 
-    A recipe whose spec equals that of an earlier recipe of the kind is skipped. The id of other
-    recipes than those of the kind "recipe" is that of the recipe. core: whether the core suite has
-    the first recipe.
+    A recipe whose spec equals that of an earlier recipe of the kind is skipped, and the reports'
+    trainings on a CPU. The id of other recipes than those of the kind "recipe" is that of the recipe.
+    The core suite has the first of the kind "recipe", which needs no other training.
     """
+    on_cpu_of_gpus = options.device == "cpu" and kind == "report"
+    if is_custom_model(options.model):
+        yield skipped(kind, f"{options.model} makes its own batches and has no test images")
+        return
     seen: dict[RunSpec, str] = {}
-    for number, recipe in enumerate(read_recipes(options.device, kind)):
+    for number, recipe in enumerate(read_recipes("cuda" if on_cpu_of_gpus else options.device, kind)):
         training = if_valid(recipe.id, recipe.spec, options)
-        if isinstance(training, RunSpec) and training in seen:  # both may have the same tuned learning rate
+        if on_cpu_of_gpus:
+            training = skipped(recipe.id, "whole trainings of ResNets take hours on a CPU; run them on GPUs")
+        elif isinstance(training, RunSpec) and training in seen:  # both may have the same tuned rate
             training = skipped(recipe.id, f"it is the same training as {seen[training]!r}")
         elif isinstance(training, RunSpec):
             seen[training] = recipe.name
         identity = None if kind == "recipe" else recipe.id
-        yield of_recipe(recipe, case(training, id=identity, core=core and number == 0))
-
-
-def recipes(options: Options) -> Iterator[ParameterSet]:
-    """Yield a training spec for each recipe with several remedies.
-
-    The core suite has the first recipe, which needs no other training.
-    """
-    if is_custom_model(options.model):
-        yield skipped("recipes", f"{options.model} makes its own batches and has no test images")
-    else:
-        yield from trainings(options, "recipe", core=True)
-
-
-def remedies(options: Options) -> Iterator[ParameterSet]:
-    """Yield a training spec for the reports' plain loop, and for each remedy alone."""
-    if not is_custom_model(options.model):
-        yield from trainings(options, "remedy")
-
-
-def reports(options: Options) -> Iterator[ParameterSet]:
-    """Yield a training spec for each training that a report describes, on GPUs."""
-    if options.device == "cpu":
-        for recipe in read_recipes("cuda", "report"):
-            reason = "whole trainings of ResNets take hours on a CPU; run them on GPUs"
-            yield of_recipe(recipe, skipped(recipe.id, reason))
-    elif not is_custom_model(options.model):
-        yield from trainings(options, "report")
+        yield of_recipe(recipe, case(training, id=identity, core=kind == "recipe" and number == 0))
 
 
 def largest_tuned(device: str) -> Recipe:
@@ -111,24 +91,24 @@ def long_runs(options: Options) -> Iterator[Case]:
                 yield of_recipe(recipe, case(training, id=identity, core=False))
 
 
-@pytest.mark.specs(cases=recipes)
+@pytest.mark.specs(cases=partial(trainings, kind="recipe"))
 def test_large_batch(measure: Measure, spec: RunSpec, recipe: Recipe) -> None:
     """Which loss and accuracy does a training with several remedies reach?"""
     train(measure, spec, recipe, "recipe")
 
 
-@pytest.mark.specs(cases=remedies)
+@pytest.mark.specs(cases=partial(trainings, kind="remedy"))
 def test_remedies(measure: Measure, spec: RunSpec, recipe: Recipe) -> None:
     """Which loss and accuracy does the reports' plain loop reach with one remedy, or with none?"""
     runs = train(measure, spec, recipe, "remedy")
     known = read_recipes(measure.machine.device, "remedy")
     plain = next(other for other in known if other.global_batch_size == recipe.global_batch_size)
     if plain != recipe:
-        others = references(measure, "as_it_is", plain.like(whole_batches(spec)), runs)
+        others = references(measure, "as_it_is", plain.like(spec), runs)
         compare(measure, "accuracy_over_as_it_is", runs, others)
 
 
-@pytest.mark.specs(cases=reports)
+@pytest.mark.specs(cases=partial(trainings, kind="report"))
 def test_report_training(measure: Measure, spec: RunSpec, recipe: Recipe) -> None:
     """Which loss and accuracy do the trainings of the reports reach here?"""
     runs = by_seed(measure, spec, recipe.seeds)
@@ -142,15 +122,10 @@ def train(measure: Measure, spec: RunSpec, recipe: Recipe, kind: str) -> list[Me
     runs = by_seed(measure, spec, recipe.seeds)
     learned(measure, runs)
     if recipe != baseline:
-        others = references(measure, "baseline", baseline.like(whole_batches(spec)), runs)
+        others = references(measure, "baseline", baseline.like(spec), runs)
         compare(measure, "accuracy_over_baseline", runs, others)
     accuracies_of_reports(measure, recipe, runs)
     return runs
-
-
-def whole_batches(spec: RunSpec) -> RunSpec:
-    """Return a training spec without the accumulation that its recipe may have."""
-    return dataclasses.replace(spec, accumulation_steps=1)
 
 
 def accuracies_of_reports(measure: Measure, recipe: Recipe, runs: list[Measured]) -> None:
@@ -160,9 +135,8 @@ def accuracies_of_reports(measure: Measure, recipe: Recipe, runs: list[Measured]
     """
     spec = runs[0].spec
     assert isinstance(spec, RunSpec)
-    for name, by_report in recipe.reported.items() if spec.data != "synthetic" else ():
-        for report, accuracy in by_report.items():
-            measure.metric(f"reported_{name}_{report}", {sample.set: accuracy for sample in runs[0].samples})
+    for name, accuracy in recipe.reported.items() if spec.data != "synthetic" else ():
+        measure.metric(name, {sample.set: accuracy for sample in runs[0].samples})
 
 
 def learned(measure: Measure, runs: list[Measured]) -> None:

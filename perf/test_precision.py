@@ -14,7 +14,7 @@ from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import Precision, RunSpec, TrainingSpec, is_custom_model
 from perf.common.by_set import per_set
-from perf.common.recipes import Recipe, read_recipes
+from perf.common.recipes import read_recipes
 from perf.common.seeds import by_seed, references, training_seconds
 from perf.common.step_metrics import speedup_over, training_metrics
 from perf.common.step_specs import step_case
@@ -49,23 +49,17 @@ def precisions(options: Options) -> Iterator[Case]:
 
 
 def trainings(options: Options) -> Iterator[Case]:
-    """Yield whole trainings on one device in each precision, with a small and with a larger batch."""
+    """Yield the reports' plain loop on one device in each precision, with a small and with a larger batch."""
     if is_custom_model(options.model):
         yield skipped("trainings", f"{options.model} makes its own batches and has no test images")
         return
-    plain = plain_recipe(options.device)
+    plain, *_ = read_recipes(options.device, "remedy")
     for precision in precisions_of(options.device):
         for batch_size in (plain.global_batch_size, LARGER_BATCH[options.device]):
             recipe = dataclasses.replace(plain, devices=1, global_batch_size=batch_size)
             identity = f"b{batch_size}-{precision}"
             training = if_valid(identity, recipe.spec, options, precision=precision)
             yield case(unless_emulated(options, training, identity), id=identity, core=False)
-
-
-def plain_recipe(device: str) -> Recipe:
-    """Return the recipe of the reports' plain loop with a small batch on one device."""
-    first, *_ = read_recipes(device, "remedy")
-    return first
 
 
 def unless_emulated(options: Options, found: Case, identity: str = "") -> Case:

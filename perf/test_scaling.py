@@ -293,7 +293,7 @@ def law_metrics(measure: Measure, spec: TrainingSpec, *, weak: bool) -> None:
         measure.warn(f"{shared}, so the law describes these cores and predicts nothing about more of them")
     impossible = {side: reason for side, one in fits.items() if (reason := not_predictable(one.value))}
     for side, reason in impossible.items():
-        measure.note(f"{f'{side}: ' if side else ''}{reason}, so nothing is predicted")
+        measure.note(f"{reason}, so nothing is predicted{side}")
     if not impossible:
         for N in sorted({*sizes, *PREDICTED_DEVICES}):
             predictions(measure, law, N, fractions, together)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import product
 from operator import truediv
 from statistics import median
+from typing import Any
 
 import pytest
 
@@ -72,40 +73,35 @@ def test_step_breakdown(measure: Measure, spec: TrainingSpec) -> None:
 
 
 def loader_epochs(options: Options) -> Iterator[Case]:
-    """Yield epochs with a DataLoader, on one device and on all devices.
-
-    The DataLoader has no workers, or several. The steps run in the first execution mode. With
-    several workers they also run in eager mode.
-    """
+    """Yield epochs with a DataLoader, on one device and on all devices."""
     for N in dict.fromkeys((1, max(options.world_sizes))):
-        yield from loader_epochs_on(options, N)
-        if options.executions[0] != "eager":
-            yield loader_epoch(options, N, max(loader_workers(options)), "eager")
+        yield from loader_epochs_on(options, N, "eager")
 
 
-def loader_epochs_on(options: Options, N: int) -> Iterator[Case]:
-    for workers in loader_workers(options):
-        yield loader_epoch(options, N, workers, options.executions[0])
+def loader_epochs_on(options: Options, N: int, *executions: Execution) -> Iterator[Case]:
+    """Yield epochs with a DataLoader that has no workers, or several.
 
-
-def loader_workers(options: Options) -> tuple[int, int]:
-    return (0, 8) if options.device == "cuda" else (0, 1)
-
-
-def loader_epoch(options: Options, N: int, workers: int, execution: Execution) -> Case:
-    """Return an epoch with a DataLoader, or a skipped test if it cannot be measured by parts.
-
+    The steps run in the first execution mode, and with several workers also in other `executions`.
     On a slow CPU, the batch is small, and an epoch has a few steps unless its images are given.
     """
-    on_gpus = options.device == "cuda"
+    on_gpus, first = options.device == "cuda", options.executions[0]
     batch_size = (max if on_gpus else min)(options.batch_sizes)
     images = options.epoch_images
     if not on_gpus and options.requested_epoch_images is None:
         images = min(images, CPU_EPOCH_STEPS * max(options.world_sizes) * batch_size)
-    name = f"b{batch_size}-{execution}-dataloader{workers}"
-    loader = {"input": "dataloader", "loader_workers": workers, "epoch_images": images}
-    epoch = step_case(options, N, batch_size, execution, epoch=True, kind=EpochPartsSpec, name=name, **loader)
-    return case(epoch, core=False)
+    several = 8 if on_gpus else 1
+    for workers, execution in dict.fromkeys(
+        [(0, first), (several, first), *((several, other) for other in executions)]
+    ):
+        name = f"b{batch_size}-{execution}-dataloader{workers}"
+        loader: dict[str, Any] = {
+            "input": "dataloader",
+            "loader_workers": workers,
+            "epoch_images": images,
+            "name": name,
+        }
+        epoch = step_case(options, N, batch_size, execution, epoch=True, kind=EpochPartsSpec, **loader)
+        yield case(epoch, core=False)
 
 
 @pytest.mark.specs(cases=loader_epochs)
@@ -116,50 +112,35 @@ def test_epoch_breakdown(measure: Measure, spec: EpochSpec) -> None:
     parts = measure.reference("parts", measured_as(EpochPartsSpec, spec))
     by_part = least_waiting_parts(parts)
     part_metrics(measure, by_part)
-    measure.metric("loading_wait_seconds", parts.counter("loading_wait_seconds"))
     compared_with_marks(measure, parts, measure.reference("epoch", spec).median_step_seconds())
     if median(found["loading"] / sum(found.values()) for found in by_part.values()) >= LEAST_FRACTION:
         measure.warn("loading limits the epoch")
     training_metrics(measure, epoch)
 
 
-def weak_parts(options: Options) -> Iterator[Case]:
-    """Yield steps on several devices for each batch size per rank, and epochs with a DataLoader."""
-    return on_several_devices(options, partial(step_case, options), options.batch_sizes)
-
-
-def strong_parts(options: Options) -> Iterator[Case]:
-    """Yield steps on several devices for each global batch size, and epochs with a DataLoader.
-
-    A global batch size that does not divide over the ranks is skipped.
-    """
-    return on_several_devices(options, partial(global_batch_case, options), options.global_batch_sizes)
-
-
-def on_several_devices(
-    options: Options, step_of: Callable[..., Case], batch_sizes: tuple[int, ...]
-) -> Iterator[Case]:
+def on_several_devices(options: Options, *, weak: bool) -> Iterator[Case]:
     """Yield steps and epochs for each world size above 1, outside of the core suite.
 
-    step_of: returns the step of a world size and one of the batch sizes.
+    weak: whether the steps have each batch size per rank, instead of each global batch size.
     """
     if max(options.world_sizes) == 1:
         skip = pytest.mark.skip(reason="a speedup needs several devices; pass --world-sizes 1,2")
         yield pytest.param(None, id=size_id(options, 1), marks=(skip, pytest.mark.slow))
+    step_of = step_case if weak else global_batch_case
     for N in options.world_sizes:
         if N > 1:
-            for batch_size in batch_sizes:
-                yield case(step_of(N, batch_size, kind=PartsSpec), core=False)
+            for batch_size in options.batch_sizes if weak else options.global_batch_sizes:
+                yield case(step_of(options, N, batch_size, kind=PartsSpec), core=False)
             yield from loader_epochs_on(options, N)
 
 
-@pytest.mark.specs(cases=weak_parts)
+@pytest.mark.specs(cases=partial(on_several_devices, weak=True))
 def test_weak_parts_speedup(measure: Measure, spec: TrainingSpec) -> None:
     """How much faster is each part of a step on N devices, with a constant batch size per rank?"""
     store_part_speedups(measure, spec, weak=True)
 
 
-@pytest.mark.specs(cases=strong_parts)
+@pytest.mark.specs(cases=partial(on_several_devices, weak=False))
 def test_strong_parts_speedup(measure: Measure, spec: TrainingSpec) -> None:
     """How much faster is each part of a step on N devices, with a constant global batch size?"""
     store_part_speedups(measure, spec, weak=False)

@@ -128,7 +128,6 @@ def canned_counters(spec: Spec, rank: int) -> Mapping[str, float]:
         if isinstance(spec, EpochPartsSpec):
             seconds /= spec.steps_per_epoch
             parts |= {"loading": 0.06, "data": 0.04}
-            counters["loading_wait_seconds"] = 0.5 * seconds
         counters |= {f"{part}_seconds": fraction * seconds for part, fraction in parts.items()}
         counters["flops"] = 1e9
     elif isinstance(spec, BucketReplaySpec):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from ddpperf.measuring.message_ledger import Ledger, totals
+from ddpperf.measuring.message_ledger import Ledger
 from ddpperf.training.measured_step import MeasuredStep, TrainingMeasurement
 
 
@@ -36,18 +36,14 @@ class CountedSteps(TrainingMeasurement):
     def finish(self) -> dict[str, float]:
         """Return how many messages and bytes of each kind the start and the last step sent.
 
-        The messages of the last step are also counted for each collective. The counters "bucket 0:
-        bytes", "bucket 1: bytes" and so on are the bytes of each message with gradients. The
-        counters in `sizes` are added.
+        The counters "bucket 0: bytes", "bucket 1: bytes" and so on are the bytes of each message with
+        gradients. The counters in `sizes` are added.
         """
-        messages = self.ledger.messages
-        counted = {f"start {kind}": total for kind, total in totals(self.start).items()}
-        counted |= totals(messages)
-        for collective in sorted({message.collective for message in messages}):
-            of_collective = totals(message for message in messages if message.collective == collective)
-            counted |= {f"{kind} by {collective}": total for kind, total in of_collective.items()}
-        counters = {f"{kind}: messages": float(count) for kind, (count, _) in counted.items()}
-        counters |= {f"{kind}: bytes": float(nbytes) for kind, (_, nbytes) in counted.items()}
-        buckets = [message.nbytes for message in messages if message.kind == "gradients"]
-        counters |= {f"bucket {number}: bytes": float(nbytes) for number, nbytes in enumerate(buckets)}
-        return counters | self.sizes
+        counters = dict(self.sizes)
+        for prefix, messages in (("start ", self.start), ("", self.ledger.messages)):
+            for kind in {message.kind for message in messages}:
+                sizes = [message.nbytes for message in messages if message.kind == kind]
+                counters[f"{prefix}{kind}: messages"] = float(len(sizes))
+                counters[f"{prefix}{kind}: bytes"] = float(sum(sizes))
+        buckets = [message.nbytes for message in self.ledger.messages if message.kind == "gradients"]
+        return counters | {f"bucket {number}: bytes": float(each) for number, each in enumerate(buckets)}

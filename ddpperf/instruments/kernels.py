@@ -55,25 +55,18 @@ def digest_of_ranks(digests: Sequence[str]) -> str:
 
 
 def other_kernels(measured: Measured) -> list[str]:
-    """Return warnings that name process sets which ran different kernels than most process sets.
+    """Return a warning if process sets ran different kernels. It groups the sets with equal kernels.
 
     In an A/B run the process sets of base and candidate are checked separately, because base and
     candidate may differ by design. Process sets with unknown kernels are left out.
     """
     warnings = []
     for side in (BASE, CANDIDATE):
-        known = [sample for sample in measured.samples if sample.side == side and sample.kernels]
         groups: dict[str, list[str]] = {}
-        for sample in known:
-            groups.setdefault(sample.kernels, []).append(sample.set)
+        for sample in measured.samples:
+            if sample.side == side and sample.kernels:
+                groups.setdefault(sample.kernels, []).append(sample.set)
         if len(groups) > 1:
-            most, second, *_ = sorted(groups.values(), key=len, reverse=True)
-            others = _sets([sample.set for sample in known if sample.set not in most])
-            compared = "all others" if len(most) > len(second) else _sets(most)
-            warnings.append(f"process {others} ran other kernels than {compared}")
+            listed = "; ".join(", ".join(names) for names in groups.values())
+            warnings.append(f"process sets ran different kernels: {listed}")
     return warnings
-
-
-def _sets(names: Sequence[str]) -> str:
-    *others, last = names
-    return f"sets {', '.join(others)} and {last}" if others else f"set {last}"

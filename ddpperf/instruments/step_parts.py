@@ -25,7 +25,6 @@ class PartMarks:
     """The times at which the parts of the current training step began.
 
     stream: the CUDA stream on which the last part began.
-    waited_seconds: the CPU's seconds from the begin of the step until its first part.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -33,16 +32,8 @@ class PartMarks:
         self.marks: list[Mark] = []
         self.capturing = False
         self.stream: torch.cuda.Stream | None = None
-        self.began = 0.0
-        self.waited_seconds = 0.0
-
-    def begin_step(self) -> None:
-        self.marks = []
-        self.began, self.waited_seconds = time.perf_counter(), 0.0
 
     def enter_part(self, part: str, stream: torch.cuda.Stream | None = None) -> None:
-        if not self.marks:
-            self.waited_seconds = time.perf_counter() - self.began
         if self.device.type == "cuda":
             self.stream = stream or torch.cuda.current_stream(self.device)
         self.marks.append((part, self.moment(stream)))
@@ -73,8 +64,7 @@ class PartedSteps(TrainingMeasurement):
     def __init__(self, training: MeasuredStep, marks: PartMarks) -> None:
         super().__init__(training)
         self.marks = marks
-        # steps that are not read yet: their marks, their ends, and the CPU's wait for their batch
-        self.running: deque[tuple[list[Mark], Any, float]] = deque()
+        self.running: deque[list[Mark]] = deque()  # the marks of steps that are not read yet
         self.first_part = "loading" if self.spec.input == "dataloader" else "data"
         self.ended: Any = None  # the end of the previous step
         self.parted: list[dict[str, float]] = []  # seconds of each step of a round, by part
@@ -86,24 +76,23 @@ class PartedSteps(TrainingMeasurement):
 
     def step(self) -> None:
         began = self.ended if self.ended is not None else self.marks.moment()
-        self.marks.begin_step()
+        self.marks.marks = []
         self.training.step()
         self.ended = self.marks.moment()
-        marks = [(self.first_part, began), *self.marks.marks]
-        self.running.append((marks, self.ended, self.marks.waited_seconds))
+        self.running.append([(self.first_part, began), *self.marks.marks, ("", self.ended)])
         if self.spec.captured and len(self.running) > 1:
             self._read()  # before the graph with these events runs again
 
     def _read(self) -> None:
         """Wait until the oldest unread training step has ended, and store its parts' seconds."""
-        marks, ended, waited_seconds = self.running.popleft()
+        marks = self.running.popleft()
         is_gpu = self.marks.device.type == "cuda"
         if is_gpu:
-            ended.synchronize()
+            marks[-1][1].synchronize()
         seconds = dict.fromkeys(PARTS, 0.0)
-        for (part, begin), (_, end) in pairwise([*marks, ("", ended)]):
+        for (part, begin), (_, end) in pairwise(marks):
             seconds[part] += begin.elapsed_time(end) / 1e3 if is_gpu else end - begin
-        self.parted.append(seconds | {"loading_wait": waited_seconds})
+        self.parted.append(seconds)
 
     # --- warm-up
 
@@ -182,16 +171,14 @@ class PartedSteps(TrainingMeasurement):
         while self.running:
             self._read()
         timed = self.parted[self.timed_from - self.training.steps :]
-        means = {name: mean(step[name] for step in timed) for name in (*PARTS, "loading_wait")}
-        self.rounds.append((len(timed), means))
+        self.rounds.append((len(timed), {part: mean(step[part] for step in timed) for part in PARTS}))
 
     def finish(self) -> dict[str, float]:
         """Return the median seconds of each step part over all rounds, and the FLOPs of one step.
 
         gradient_sync_seconds exists only if there are other ranks. loading_seconds exists only with
-        a DataLoader, and so does loading_wait_seconds, the time in which the CPU waits for a batch.
-        flops are those of a forward and backward pass, as torch counts them for matrix products and
-        convolutions.
+        a DataLoader. flops are those of a forward and backward pass, as torch counts them for matrix
+        products and convolutions.
         Rounds with another number of steps than the last round are left out, because they only
         calibrated the number of steps. Such trial rounds have 1, 4, 16 and so on steps. The last of
         them may have as many steps as the timed rounds. So the first of several rounds is left out if
@@ -206,11 +193,10 @@ class PartedSteps(TrainingMeasurement):
             counted = _middle(counted)
         elif len(counted) > 1 and (last == 1 or last / 4 in numbers):
             counted = counted[1:]
-        missing = set() if self.spec.grouped else {"gradient_sync"}
-        missing |= set() if self.spec.input == "dataloader" else {"loading", "loading_wait"}
-        names = [name for name in (*PARTS, "loading_wait") if name not in missing]
-        counters = {f"{part}_seconds": median(parts[part] for parts in counted) for part in names}
-        return counters | {"flops": float(self.flops)}
+        missing = [] if self.spec.grouped else ["gradient_sync"]
+        missing += [] if self.spec.input == "dataloader" else ["loading"]
+        seconds = {part: median(parts[part] for parts in counted) for part in PARTS if part not in missing}
+        return {f"{part}_seconds": found for part, found in seconds.items()} | {"flops": float(self.flops)}
 
 
 def _middle(rounds: list[dict[str, float]]) -> list[dict[str, float]]:

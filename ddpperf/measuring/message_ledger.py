@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,33 +22,22 @@ KINDS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Message:
-    """One collective that a rank called, with its size in bytes and the training step's phase.
+class Message(NamedTuple):
+    """One collective that a rank called: its purpose, such as "gradients" or "parameters", and its size.
 
+    The purpose of every barrier is "control". An unknown purpose is "other".
     nbytes: the size of the collective's buffer as nccl-tests counts it. The buffer is what an
     all_reduce or broadcast works on, the output of an all_gather, or the input of a reduce_scatter.
     """
 
-    phase: str
-    collective: str
+    kind: str
     nbytes: int
-
-    @property
-    def kind(self) -> str:
-        """Return the purpose of a collective, such as "gradients", "parameters" or "control".
-
-        The purpose of every barrier is "control". An unknown purpose is "other".
-        """
-        if self.collective == "barrier":
-            return "control"
-        return KINDS.get((self.phase, self.collective), "other")
 
 
 class Ledger(TorchDispatchMode):
     """Context manager that records every collective which this process starts inside the context.
 
-    phase: the phase of the training step that is recorded with the next collectives.
+    phase: the phase of the training step to which the next collectives belong.
     """
 
     def __init__(self) -> None:
@@ -63,8 +50,9 @@ class Ledger(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace in NAMESPACES and (collective := _collective(func)) != "wait_tensor":
+            kind = KINDS.get((self.phase, collective), "other") if collective != "barrier" else "control"
             nbytes = max(map(_bytes_of, (*args, *(kwargs or {}).values())), default=0)
-            self.messages.append(Message(phase=self.phase, collective=collective, nbytes=nbytes))
+            self.messages.append(Message(kind, nbytes))
         return func(*args, **(kwargs or {}))
 
 
@@ -80,12 +68,3 @@ def _bytes_of(argument: object) -> int:
     if isinstance(argument, Tensor):
         return argument.numel() * argument.element_size()
     return sum(map(_bytes_of, argument)) if isinstance(argument, list | tuple) else 0
-
-
-def totals(messages: Iterable[Message]) -> dict[str, tuple[int, int]]:
-    """Return the number of messages and their total bytes for each kind, such as gradients."""
-    found: dict[str, tuple[int, int]] = {}
-    for message in messages:
-        count, nbytes = found.get(message.kind, (0, 0))
-        found[message.kind] = count + 1, nbytes + message.nbytes
-    return found

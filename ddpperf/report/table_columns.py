@@ -68,10 +68,7 @@ EXPERIMENTS = {
         title="step breakdown",
         metrics=(*PART_SECONDS[1:], "straggler_spread", "gpu_busy_fraction", "mfu"),
     ),
-    "test_epoch_breakdown": Experiment(
-        title="epoch breakdown",
-        metrics=(*PART_SECONDS, "loading_wait_seconds"),
-    ),
+    "test_epoch_breakdown": Experiment(title="epoch breakdown", metrics=PART_SECONDS),
     "test_weak_parts_speedup": Experiment(
         title="speedup of the parts of a step", kind="weak", metrics=PART_SPEEDUPS
     ),

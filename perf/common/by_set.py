@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from ddpperf.results.samples import BASE, CANDIDATE, Measured
 
-SIDES = {BASE: "base", CANDIDATE: "candidate"}
+SIDES = {BASE: ", base", CANDIDATE: ", candidate"}
 Value = TypeVar("Value")
 
 
@@ -23,9 +23,10 @@ def by_rank(measured: Measured) -> dict[str, list[float]]:
 
 
 def sets_by_side(measured: Measured) -> dict[str, list[str]]:
-    """Return the names of the process sets of each side, by "base" and "candidate".
+    """Return the names of the process sets of each side, by the end of a sentence about the side.
 
-    If there is only one side, its name is empty. Sets of two sides may not be summed up together.
+    The end is ", base" or ", candidate", and empty if there is only one side. Sets of two sides may
+    not be summed up together.
     """
     sides: dict[str, list[str]] = {}
     for sample in measured.samples:

@@ -47,7 +47,7 @@ class Recipe:
     a batch on a device, or None to train on whole batches. model: the model that --model does not
     replace, or None. rates: the learning rates that tuning tries. data: the values of the keys in
     OF_DATA. fields: the other fields of a RunSpec. reported: accuracies that course reports state,
-    by metric and report.
+    by metric.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Recipe:
     rate: float
     data: Mapping[str, Any]
     fields: Mapping[str, Any]
-    reported: Mapping[str, Mapping[str, float]]
+    reported: Mapping[str, float]
 
     @property
     def id(self) -> str:
@@ -74,78 +74,61 @@ class Recipe:
         more classes than the model has outputs.
         """
         work = self._work(self.devices or max(options.world_sizes), rate)
-        usual = {"model": options.model} if "--model" in options.given else {}
-        usual = {"model": options.model, **self.data, **usual}
-        model, data = self.model or usual["model"], options.data
+        usual = options.model if "--model" in options.given else self.data.get("model", options.model)
+        model, data = self.model or usual, options.data
         if model.endswith("_cifar") and data.classes > CIFAR_CLASSES:
             found = f"{CIFAR_CLASSES} outputs, {data.name} has {data.classes} classes"
             raise ValueError(f"the recipe's model {model} has {found}; use another data set or --model")
-        epoch_images = min(options.epoch_images, usual.get("epoch_images", options.epoch_images))
-        test_images = min(data.test_images, usual.get("test_images", data.test_images))
-        images = {"model": model, "epoch_images": epoch_images, "test_images": test_images}
-        return options.run(**images, **work, seed=seed, **fields)
+        most = {"epoch_images": options.epoch_images, "test_images": data.test_images}
+        images = {name: min(number, self.data.get(name, number)) for name, number in most.items()}
+        return options.run(model=model, **images, **work, seed=seed, **fields)
 
     def like(self, spec: RunSpec, rate: float | None = None) -> RunSpec:
-        """Return this recipe's training spec with the images, model and devices of another spec."""
+        """Return this recipe's training spec with the images, model and devices of another spec.
+
+        Batches are accumulated only if this recipe does so.
+        """
         world_size = self.devices or spec.world_size
         alike = spec.one_device() if world_size == 1 else spec
         assert isinstance(alike, RunSpec)
-        work = self._work(world_size, rate)
+        work = {"accumulation_steps": 1, **self._work(world_size, rate)}
         return dataclasses.replace(alike, **work, model=self.model or spec.model)
-
-    def require_trainable(self) -> None:
-        """Raise ValueError if no machine can train by this recipe, such as with a negative rate."""
-        world_size = self.devices or 1
-        for rate in (self.rate, *self.rates):
-            RunSpec(
-                model=self.model or self.data.get("model", RunSpec.model),
-                strategy="single" if world_size == 1 else "ddp",
-                input="device",
-                epoch_images=self.global_batch_size,
-                test_images=1,
-                **self._work(world_size, rate),
-            )
 
     def _work(self, world_size: int, rate: float | None) -> dict[str, Any]:
         for what, images in (("batch", self.global_batch_size), ("grow_from", self.fields["grow_from"])):
             if images % world_size:
                 raise ValueError(f"{what} {images} does not divide over {world_size} devices; use a divisor")
-        per_rank_batch_size = self.global_batch_size // world_size
-        found = {
+        batch_size = self.global_batch_size // world_size
+        at_once = self.images_at_once or batch_size
+        if batch_size % at_once:
+            parts = f"parts of {at_once} images; use a divisor"
+            raise ValueError(f"batch {batch_size} per device does not divide into {parts}")
+        return {
             **self.fields,
             "grow_from": self.fields["grow_from"] // world_size,
             "world_size": world_size,
-            "per_rank_batch_size": per_rank_batch_size,
+            "per_rank_batch_size": batch_size,
             "rate": rate or self.rate,
+            **({"accumulation_steps": batch_size // at_once} if self.images_at_once else {}),
         }
-        if self.images_at_once is not None:
-            if per_rank_batch_size % self.images_at_once:
-                parts = f"parts of {self.images_at_once} images; use a divisor"
-                raise ValueError(f"batch {per_rank_batch_size} per device does not divide into {parts}")
-            found["accumulation_steps"] = per_rank_batch_size // self.images_at_once
-        return found
 
 
 def read_recipes(device: str, kind: str = "recipe") -> list[Recipe]:
     """Read the training recipes for a device type ("cpu" or "cuda") from perf/recipes.toml.
 
-    kind: a key of KINDS. Raises ValueError for a recipe that cannot be trained on any machine.
+    kind: a key of KINDS. Raises ValueError for an entry that is no recipe.
     """
     document = _document()
     for name in document.keys() - {*TABLES}:
         raise ValueError(f"recipes.toml has the unknown table {name!r}; correct or remove it")
-    of_device, common = document[device], document[KINDS[kind]]
-    tuned_rates = {name: found["rate"] for name, found in tuned().get(device, {}).items()}
     recipes: dict[str, Recipe] = {}
-    for row in _rows(of_device.get(kind) or document.get(kind, []), device):
-        what = f"recipe {row.get('name', len(recipes) + 1)!r} of {device} in recipes.toml"
+    for row in _rows(document[device].get(kind) or document.get(kind, []), device):
         try:
-            recipe = _recipe(row, of_device, common, recipes, tuned_rates)
-            recipe.require_trainable()
-        except KeyError as error:
-            raise ValueError(f"{what} has no {error}; add it") from error
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{what} cannot be trained: {error}") from error
+            recipe = _recipe(row, document[device], document[KINDS[kind]], recipes, tuned().get(device, {}))
+        except (KeyError, ValueError, TypeError) as error:
+            what = f"recipe {row.get('name', len(recipes) + 1)!r} of {device} in recipes.toml"
+            why = f"has no {error}; add it" if isinstance(error, KeyError) else f"is wrong: {error}"
+            raise ValueError(f"{what} {why}") from error
         recipes[recipe.name] = recipe
     return list(recipes.values())
 
@@ -181,12 +164,12 @@ def _recipe(
     of_device: Mapping[str, Any],
     common: Mapping[str, Any],
     earlier: Mapping[str, Recipe],
-    tuned_rates: Mapping[str, float],
+    tuned: Mapping[str, Any],
 ) -> Recipe:
     """Return the recipe of a row in perf/recipes.toml.
 
     of_device, common: values of all recipes of the device type and of the kind. earlier: the
-    recipes above the row, whose learning rates it may use.
+    recipes above the row, whose learning rates it may use. tuned: the tuning results by recipe.
     """
     values = {key: value for key, value in of_device.items() if key not in KINDS} | {**common, **row}
     for name in values.keys() - {*KEYS}:  # it would change nothing
@@ -194,34 +177,32 @@ def _recipe(
     fields = {name: value for name, value in values.items() if name in DEFAULTS}
     if fields.get("optimizer", "sgd") != "sgd":  # other optimizers have none of SGD's options
         fields = {name: value for name, value in fields.items() if name in row or name not in SGD_ONLY}
-    reported = {name: row.get(f"reported_{name}") for name in ("train_accuracy", "test_accuracy")}
+    size, rates = row["global_batch_size"], tuple(map(float, row.get("rates", ())))
+    if "rate_of" in values and values["rate_of"] not in earlier:
+        raise ValueError(f"rate_of is {values['rate_of']!r}, no earlier recipe of its kind")
+    if "rate_of" in values:
+        other = earlier[values["rate_of"]]
+        scale = SCALES[values["scale"]](size / other.global_batch_size) if "scale" in values else 1.0
+        rate = other.rate * scale
+    else:
+        rate = float(tuned.get(row["name"], {"rate": rates[0]})["rate"] if rates else values["rate"])
     return Recipe(
         name=row["name"],
-        global_batch_size=row["global_batch_size"],
+        global_batch_size=size,
         images_at_once=row.get("images_at_once"),
         devices=row.get("devices"),
         model=row.get("model"),
         seeds=values["seeds"],
-        rates=tuple(map(float, row.get("rates", ()))),
-        rate=_rate(values, earlier, tuned_rates),
+        rates=rates,
+        rate=rate,
         data={name: of_device[name] for name in OF_DATA if name in of_device},
         fields={**DEFAULTS, **fields, "epochs": values["epochs"]},
-        reported={name: by_report for name, by_report in reported.items() if by_report is not None},
+        reported={
+            f"reported_{name}_{report}": accuracy
+            for name in ("train_accuracy", "test_accuracy")
+            for report, accuracy in row.get(f"reported_{name}", {}).items()
+        },
     )
-
-
-def _rate(
-    values: Mapping[str, Any], earlier: Mapping[str, Recipe], tuned_rates: Mapping[str, float]
-) -> float:
-    """Return the learning rate of a recipe, which may depend on an earlier recipe."""
-    if name := values.get("rate_of"):
-        if name not in earlier:
-            raise ValueError(f"rate_of is {name!r}, no earlier recipe of its kind; name an earlier one")
-        scale = SCALES[values["scale"]] if "scale" in values else lambda ratio: 1.0
-        return earlier[name].rate * scale(values["global_batch_size"] / earlier[name].global_batch_size)
-    if rates := values.get("rates"):
-        return float(tuned_rates.get(values["name"], rates[0]))
-    return float(values["rate"])
 
 
 def find_recipe(device: str, name: str) -> Recipe:

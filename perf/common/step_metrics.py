@@ -8,7 +8,6 @@ from statistics import mean
 
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.results.samples import Measured
-from ddpperf.results.usage import Usage
 from ddpperf.specs import EpochSpec, RunSpec, TrainingSpec
 from ddpperf.verdict.judged_work import is_launch_bound
 from perf.common.by_set import per_set
@@ -63,10 +62,10 @@ def cost_metrics(
 
 
 def usage_metrics(measure: Measure, measured: Measured) -> None:
-    """Store the energy and the mean and peak utilization of a training, as far as they are known.
+    """Store the mean and peak utilization of a training and its energy, as far as they are known.
 
     A mean is the mean over all GPUs or ranks. A peak is that of any GPU or rank. The energy is that of
-    all GPUs together.
+    all GPUs together, for a step and an epoch.
     """
     usages = {sample.set: sample.usage for sample in measured.samples if sample.usage is not None}
     by_name: dict[str, dict[str, float]] = {}
@@ -77,26 +76,17 @@ def usage_metrics(measure: Measure, measured: Measured) -> None:
                     by_name.setdefault(f"{quantity}_{ending}", {})[process_set] = combine(known)
     for name, by_set in by_name.items():
         measure.metric(name, by_set)
-    energy_metrics(measure, measured, usages)
-
-
-def energy_metrics(measure: Measure, measured: Measured, usages: Mapping[str, Usage]) -> None:
-    """Store the joules of a step and an epoch, and the images per joule."""
     spec = measured.spec
     assert isinstance(spec, TrainingSpec)
-    known = {name: joules for name, usage in usages.items() if (joules := sum(usage.joules)) > 0}
-    if not known:
-        return
     if isinstance(spec, RunSpec):
-        steps, epochs, images = sum(spec.epoch_steps), float(spec.epochs), float(spec.images)
-    elif isinstance(spec, EpochSpec):
-        steps, epochs, images = spec.steps_per_epoch, 1.0, float(spec.images_per_epoch)
+        epochs, steps, images = float(spec.epochs), float(sum(spec.epoch_steps)), float(spec.images)
     else:
-        steps, epochs = 1, 1 / spec.steps_per_epoch
-        images = spec.images_per_epoch * epochs
-    measure.metric("joules_per_step", per_set(lambda joules: joules / steps, known))
-    measure.metric("joules_per_epoch", per_set(lambda joules: joules / epochs, known))
-    measure.metric("images_per_joule", per_set(lambda joules: images / joules, known))
+        epochs = 1.0 if isinstance(spec, EpochSpec) else 1 / spec.steps_per_epoch
+        steps, images = epochs * spec.steps_per_epoch, epochs * spec.images_per_epoch
+    if joules := {name: sum(usage.joules) for name, usage in usages.items() if sum(usage.joules) > 0}:
+        measure.metric("joules_per_step", per_set(lambda used: used / steps, joules))
+        measure.metric("joules_per_epoch", per_set(lambda used: used / epochs, joules))
+        measure.metric("images_per_joule", per_set(lambda used: images / used, joules))
 
 
 def speedup_over(measure: Measure, name: str, step: Measured, other: TrainingSpec) -> None:

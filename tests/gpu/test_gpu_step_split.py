@@ -155,7 +155,7 @@ def counted(spec: EpochPartsSpec) -> tuple[dict[str, float], float]:
 
 @pytest.mark.parametrize("slow_model", [False, True])
 def test_loading_is_what_the_gpu_waits_for(monkeypatch: pytest.MonkeyPatch, slow_model: bool) -> None:
-    """Behind a slow model, the GPU waits for an epoch's first batch only. The CPU waits for all."""
+    """Behind a slow model, the GPU waits for an epoch's first batch only."""
     read = TransformedImages.__getitem__
 
     def slow(images: TransformedImages, index: int) -> Batch:
@@ -167,7 +167,6 @@ def test_loading_is_what_the_gpu_waits_for(monkeypatch: pytest.MonkeyPatch, slow
         monkeypatch.setattr(model_and_data, "build", lambda _: Slow())
     counters, epoch = counted(SLOW)
     a_batch = IMAGES_PER_STEP * IMAGE_SECONDS
-    assert a_batch < counters["loading_wait_seconds"] < 1.5 * a_batch
     waits = 1 if slow_model else STEPS
     assert STEPS * counters["loading_seconds"] == pytest.approx(waits * a_batch, rel=0.3)
     if slow_model:

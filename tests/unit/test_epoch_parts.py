@@ -1,4 +1,4 @@
-"""The part loading of an epoch's steps: what the device waits for, and what the CPU waits for."""
+"""The part loading of an epoch's steps: what the device waits for."""
 
 from __future__ import annotations
 
@@ -117,7 +117,6 @@ def test_loading_is_what_the_gpu_waits_for(gpu: Gpu, load_seconds: float) -> Non
     counters = on_gpu(gpu, load_seconds)
     exposed = load_seconds + (STEPS - 1) * max(0.0, load_seconds - STEP_SECONDS)
     assert counters["loading_seconds"] == pytest.approx(exposed / STEPS)
-    assert counters["loading_wait_seconds"] == pytest.approx(load_seconds)
     assert {**seconds(counters), "loading": 0.0} == pytest.approx({**SPENT, "loading": 0.0})
 
 
@@ -139,7 +138,7 @@ def test_parts_are_those_of_the_median_epoch(rounds: int, steps: int, gpu: Gpu) 
         {"forward": 9.0},
         {"forward": 0.1},
     ]
-    nothing = dict.fromkeys((*PARTS, "loading_wait"), 0.0)
+    nothing = dict.fromkeys(PARTS, 0.0)
     parted.rounds = [(steps, nothing | epoch) for epoch in epochs[:rounds]]
     found = seconds(parted.finish())
     assert sum(found.values()) == pytest.approx({3: 4.2, 4: (4.0 + 4.2) / 2}[rounds])

@@ -1,4 +1,4 @@
-"""The ledger records unknown messages, too, and adds up kinds."""
+"""The ledger records unknown messages, too."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddpperf.measuring.message_ledger import Ledger, totals
+from ddpperf.measuring.message_ledger import Ledger
 
 
 @pytest.fixture
@@ -28,12 +28,6 @@ def test_unknown_messages_are_recorded() -> None:
         dist.reduce_scatter_tensor(torch.empty(100), values)
         dist.barrier()
     dist.all_reduce(values)
-    told = [(message.collective, message.kind) for message in ledger.messages]
-    assert told == [
-        ("allreduce", "other"),
-        ("allgather", "parameters"),
-        ("reduce_scatter", "other"),
-        ("barrier", "control"),
-    ]
-    assert [message.nbytes for message in ledger.messages[:3]] == [400] * 3
-    assert totals(ledger.messages)["other"] == (2, 800)
+    *sized, barrier = map(tuple, ledger.messages)
+    assert sized == [("other", 400), ("parameters", 400), ("other", 400)]
+    assert barrier[0] == "control"

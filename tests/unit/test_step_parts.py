@@ -159,7 +159,7 @@ def test_a_rounds_first_step_is_left_out(clock: Clock) -> None:
 )
 def test_trial_rounds_are_left_out(rounds: list[tuple[int, float]], forward: float) -> None:
     training = parted(SINGLE)
-    nothing = dict.fromkeys((*PARTS, "loading_wait"), 0.0)
+    nothing = dict.fromkeys(PARTS, 0.0)
     training.rounds = [(steps, nothing | {"forward": seconds}) for steps, seconds in rounds]
     assert training.finish()["forward_seconds"] == forward
 
