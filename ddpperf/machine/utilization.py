@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pynvml
 
-from ddpperf.machine.energy import EnergyCounters, Joules, Round, joules_per_step
+from ddpperf.machine.energy import Round, joules_now, joules_per_step
 from ddpperf.machine.gpu_description import ask
 from ddpperf.results.usage import Usage, averaged, mean_of, rounded
 
@@ -136,43 +136,34 @@ def _total(ask_process: Callable[[psutil.Process], float], family: Sequence[psut
 class Recorder:
     """Records the energy and the utilization of one process set in the rounds of a measurement.
 
-    A recorder without arguments records nothing. counters: the energy counters, of which the first
-    `devices` count. sampler: samples the utilization over time. alone: whether no other process set
-    measures between the rounds. The time between the rounds then counts, too, because the counters
-    move too seldom for single rounds.
+    A recorder without arguments records nothing. gpus: NVML's handles of the set's GPUs, whose energy
+    counts. sampler: samples the utilization over time. alone: whether no other process set measures
+    between the rounds. The time between the rounds then counts, too, because the energy counters move
+    too seldom for single rounds.
     """
 
     def __init__(
-        self,
-        counters: EnergyCounters | None = None,
-        devices: int = 0,
-        sampler: Sampler | None = None,
-        *,
-        alone: bool = True,
+        self, gpus: Sequence[Any] = (), sampler: Sampler | None = None, *, alone: bool = True
     ) -> None:
-        self._counters, self._devices, self._sampler, self._alone = counters, devices, sampler, alone
+        self._gpus, self._sampler, self._alone = gpus, sampler, alone
         self._rounds: list[Round] = []
 
     @contextlib.contextmanager
     def round(self, steps: int) -> Iterator[None]:
         """Record one round with this number of steps."""
         # Reading takes time, and the first counts are enough if the time between the rounds counts, too.
-        before = self._joules() if not (self._alone and self._rounds) else ()
+        before = joules_now(self._gpus) if not (self._alone and self._rounds) else ()
         began = time.monotonic()
         with self._sampler.sampling() if self._sampler is not None else nullcontext():
             yield
-        ended, after = time.monotonic(), self._joules()
+        ended, after = time.monotonic(), joules_now(self._gpus)
         self._rounds.append(Round(began=began, ended=ended, before=before, after=after, steps=steps))
-
-    def _joules(self) -> Joules:
-        return self._counters.joules(self._devices) if self._counters is not None else ()
 
     def usage(self) -> Usage | None:
         """Return the usage recorded in all rounds, or None if nothing was recorded."""
-        sampler, counters, rounds = self._sampler, self._counters, self._rounds
+        sampler, rounds = self._sampler, self._rounds
         samples = sampler.samples if sampler is not None and not sampler.failed else []
-        spans = [rounds] if self._alone else [[one] for one in rounds]
-        joules = joules_per_step(spans, counters.update_seconds) if counters is not None and rounds else ()
+        joules = joules_per_step([rounds] if self._alone else [[one] for one in rounds]) if rounds else ()
         if not joules and not samples:
             return None
         times = averaged([when - rounds[0].began for when, _ in samples])

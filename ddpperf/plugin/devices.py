@@ -10,7 +10,6 @@ from typing import Any
 
 from ddpperf.machine.cores import Pinning
 from ddpperf.machine.device_lock import lock_devices
-from ddpperf.machine.energy import EnergyCounters
 from ddpperf.machine.gpu_description import Gpu, gpu_handles
 from ddpperf.machine.gpu_watch import GpuWatch
 from ddpperf.machine.utilization import Recorder, Sampler
@@ -38,13 +37,12 @@ class Devices:
         self._cores = sorted(os.sched_getaffinity(0))  # before this process is pinned to some of them
 
     def acquire(self) -> None:
-        """Lock the GPUs or the CPU, start watching the GPUs, and find the energy counters.
+        """Lock the GPUs or the CPU, and start watching the GPUs.
 
         Raises Refused if another test run uses one of them.
         """
         self._locks = lock_devices([gpu.uuid for gpu in self._gpus] or ["cpu"])
-        # Now, as the counters take half a second, in which the GPUs' clocks may fall.
-        _ = self._watch, self._energy
+        _ = self._watch  # from now on, processes on the GPUs that are not ranks count as foreign
 
     def cores(self) -> Sequence[Sequence[int]] | None:
         """Return the CPU cores of each rank, or None if ranks are not pinned to cores."""
@@ -69,11 +67,11 @@ class Devices:
         """
         if not isinstance(spec, TrainingSpec) or (self._several_nodes and spec.world_size > self._world_size):
             return Recorder()
-        sampler = None
+        handles, sampler = self._handles[: spec.world_size], None
         if not spec.repeats:
-            handles, with_children = self._handles[: spec.world_size], spec.loader_workers > 0
+            with_children = spec.loader_workers > 0
             sampler = Sampler(handles, self._cores, processes, with_children=with_children)
-        return Recorder(self._energy, spec.world_size, sampler, alone=alone)
+        return Recorder(handles, sampler, alone=alone)
 
     @cached_property
     def _handles(self) -> list[Any]:
@@ -82,10 +80,6 @@ class Devices:
     @cached_property
     def _watch(self) -> GpuWatch:
         return GpuWatch(self._handles)
-
-    @cached_property
-    def _energy(self) -> EnergyCounters:
-        return EnergyCounters(self._handles)
 
     def warnings(self, spec: Spec) -> list[Note]:
         """Return warnings about what disturbed this node's devices in the measurement that just ended."""

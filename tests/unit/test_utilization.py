@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
-from ddpperf.machine import energy, utilization
+from ddpperf.machine import utilization
 from ddpperf.machine.utilization import Recorder, Sampler, gpu_now
 from ddpperf.plugin.devices import Devices
 from ddpperf.results.usage import MOST_POINTS, Usage, averaged
@@ -171,21 +171,16 @@ def test_costly_samples_become_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- the recorder
 
 
-class Meter:
-    """The energy counters of two GPUs at 500 W and 100 W, and a clock of their own."""
+WATTS = (500.0, 100.0)
 
-    update_seconds = 1e-3
+
+class Meter:
+    """A clock, and energy counters of GPUs whose handles are their watts."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         monkeypatch.setattr(utilization, "time", SimpleNamespace(monotonic=lambda: self.now))
-
-    def joules(self, devices: int) -> tuple[float, ...]:
-        return (500 * self.now, 100 * self.now)[:devices]
-
-    def recorder(self, devices: int = 2, **given: Any) -> Recorder:
-        counters: Any = self
-        return Recorder(counters, devices, **given)
+        monkeypatch.setattr(utilization, "joules_now", lambda gpus: tuple(watts * self.now for watts in gpus))
 
     def rounds(
         self, recorder: Recorder, count: int, seconds: float, pause: float = 0, steps: int = 4
@@ -196,32 +191,27 @@ class Meter:
             self.now += pause
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_energy_of_rounds_is_that_of_a_step(monkeypatch: pytest.MonkeyPatch, devices: int) -> None:
-    meter = Meter(monkeypatch)
-    meter.rounds(recorder := meter.recorder(devices), 10, seconds=0.05)
-    usage = recorded(recorder)
-    assert usage.joules == pytest.approx((500 * 0.5 / 40, 100 * 0.5 / 40)[:devices])
+def test_energy_of_rounds_is_that_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    Meter(monkeypatch).rounds(recorder := Recorder(WATTS), 10, seconds=0.3)
+    assert recorded(recorder).joules == pytest.approx((500 * 3 / 40, 100 * 3 / 40))
 
 
 def test_process_sets_in_turn_need_long_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     meter = Meter(monkeypatch)
-    of_steps, of_epochs = (meter.recorder(alone=False) for _ in range(2))
+    of_steps, of_epochs = (Recorder(WATTS, alone=False) for _ in range(2))
     for _ in range(10):
         meter.rounds(of_steps, 1, seconds=0.01)
-        meter.rounds(of_epochs, 1, seconds=1.0, steps=1)
+        meter.rounds(of_epochs, 1, seconds=2.5, steps=1)
     assert of_steps.usage() is None
-    assert recorded(of_epochs).joules == pytest.approx((500.0, 100.0))
+    assert recorded(of_epochs).joules == pytest.approx((1250.0, 250.0))
 
 
 def test_pauses_between_rounds_give_no_energy(monkeypatch: pytest.MonkeyPatch) -> None:
-    meter = Meter(monkeypatch)
-    meter.rounds(recorder := meter.recorder(), 10, seconds=0.05, pause=0.01)
+    Meter(monkeypatch).rounds(recorder := Recorder(WATTS), 10, seconds=0.5, pause=0.1)
     assert recorder.usage() is None
 
 
 def test_first_gpus_are_those_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(energy, "WATCH_SECONDS", 0.0)
     fakes = [
         training(index, UtilizationRates=SimpleNamespace(gpu=10 * index, memory=0)) for index in range(3)
     ]
@@ -234,7 +224,8 @@ def test_first_gpus_are_those_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> N
         wait_for(lambda: recorder._sampler and recorder._sampler.samples)
     usage = recorded(recorder)
     assert usage.mean["gpu_utilization"] == (0.2, 0.1)
-    assert usage.joules == ()  # the counter did not move
+    assert usage.joules == (), "a short round"
+    assert recorder._gpus == [fakes[2], fakes[1]]
     step = devices.recorder(TrainingSpec(world_size=1, strategy="single", **fields), [], True)
     assert step._sampler is None
     loads = EpochSpec(world_size=1, strategy="single", input="dataloader", loader_workers=2, **fields)
@@ -242,7 +233,7 @@ def test_first_gpus_are_those_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> N
         devices.recorder(spec, [], True)._sampler for spec in (loads, replace(loads, loader_workers=0))
     ]
     assert [sampler._with_children for sampler in sampled if sampler is not None] == [True, False]
-    assert devices.recorder(AllReduceSpec(world_size=2, nbytes=8), [], True)._counters is None
+    assert devices.recorder(AllReduceSpec(world_size=2, nbytes=8), [], True)._gpus == ()
 
 
 def test_long_series_is_averaged_but_peaks_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +241,7 @@ def test_long_series_is_averaged_but_peaks_stay(monkeypatch: pytest.MonkeyPatch)
     sampler.samples = [(0.1 * number, {"power_watts": [612.5, 612.5]}) for number in range(count)]
     sampler.samples[77][1]["power_watts"][0] = 700.0
     monkeypatch.setattr(Sampler, "sampling", lambda self: nullcontext())
-    meter.rounds(recorder := Recorder(None, 2, sampler), 1, seconds=0.1 * count)
+    meter.rounds(recorder := Recorder((), sampler), 1, seconds=0.1 * count)
     usage = recorded(recorder)
     assert len(usage.seconds) == len(usage.series["power_watts"][0]) == MOST_POINTS
     assert max(value for value in usage.series["power_watts"][0] if value is not None) < 622
