@@ -5,7 +5,6 @@ Step times are noisy if ranks share cores with other processes.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -93,55 +92,40 @@ def share_cores(nodes: Nodes, rank_nodes: Sequence[int | None]) -> Plan | str:
 
 
 class Pinning:
-    """Chooses the CPU cores of a test run's ranks and of its controller process.
+    """The CPU cores of the ranks on a node, near the GPU of each rank, and of the controller process.
 
-    `plan` is called before the ranks start. ranks: the cores of each rank, or None if the ranks are
-    not pinned.
+    It is made before this process is pinned. world_size: the number of ranks on this node. gpus: the
+    GPUs in the order of the ranks, which can be fewer than the ranks. ranks: the cores of each rank, or
+    None if the ranks are not pinned.
     """
 
-    def __init__(self) -> None:
-        self.ranks: tuple[tuple[int, ...], ...] | None = None
-        self._allowed = os.sched_getaffinity(0)
-        self._core_count = core_count()  # before this process is pinned
-        self._plan: Plan | str = "not pinned: no process set was started"
-
-    def plan(self, world_size: int, gpus: Sequence[Gpu]) -> None:
-        """Choose CPU cores for `world_size` ranks, near the GPU of each rank.
-
-        gpus: the GPUs in the order of the ranks, which can be fewer than the ranks.
-        """
+    def __init__(self, world_size: int, gpus: Sequence[Gpu]) -> None:
+        self._world_size, self._core_count, self._allowed = world_size, core_count(), os.sched_getaffinity(0)
+        rank_nodes = [*(gpu.numa_node for gpu in gpus), *[None] * world_size][:world_size]
+        self._plan = share_cores(numa_nodes(self._allowed), rank_nodes)
         if self._core_count < len(self._allowed):
             quota = f"a quota of {self._core_count} of {len(self._allowed)} cores"
             self._plan = f"not pinned: the control group has {quota}, and no particular ones"
-            return
-        rank_nodes = [*(gpu.numa_node for gpu in gpus), *[None] * world_size][:world_size]
-        self._plan = share_cores(numa_nodes(self._allowed), rank_nodes)
         self.ranks = None if isinstance(self._plan, str) else self._plan.ranks
 
     def hold(self) -> None:
         """Move this thread, and all that it starts later, to the controller's CPU cores."""
         if isinstance(self._plan, Plan):
-            with contextlib.suppress(OSError):  # the ranks run already
-                os.sched_setaffinity(0, self._plan.controller)
+            os.sched_setaffinity(0, self._plan.controller)
 
     def release(self) -> None:
         """Let the current thread use all CPU cores that it could use before it was pinned."""
         if isinstance(self._plan, Plan):
-            with contextlib.suppress(OSError):
-                os.sched_setaffinity(0, self._allowed)
+            os.sched_setaffinity(0, self._allowed)
 
     def environment(self) -> dict[str, Any]:
         """Return the choice of CPU cores as JSON values, to be stored with the test run."""
         return {"pinning": self._plan if isinstance(self._plan, str) else asdict(self._plan)}
 
-    def warnings(self, spec: Spec, most_ranks: int | None = None) -> list[str]:
-        """Return a warning if a measurement's processes have to share CPU cores.
-
-        most_ranks: the largest number of ranks on this node; None if all ranks are on this node.
-        """
+    def warnings(self, spec: Spec) -> list[str]:
+        """Return a warning if a measurement's processes on this node have to share CPU cores."""
         busy_ranks = max(map(len, spec.turns(spec.world_size)))
-        ranks_here = min(busy_ranks, most_ranks or busy_ranks)
+        ranks_here = min(busy_ranks, self._world_size)
         processes = spec.busy_processes // busy_ranks * ranks_here
-        pinned = self.ranks is not None and ranks_here <= len(self.ranks)
-        cores = ranks_here * len(self.ranks[0]) if self.ranks and pinned else self._core_count
+        cores = ranks_here * len(self.ranks[0]) if self.ranks else self._core_count
         return [f"{processes} processes share {cores} cores"] if processes > cores else []

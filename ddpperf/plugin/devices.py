@@ -23,16 +23,12 @@ class Devices:
     In a run on several nodes these are the devices of the controller's node only.
 
     gpus: all GPUs that the run may use; empty on the CPU.
-    world_size: the largest number of ranks on this node.
-    several_nodes: whether larger world sizes have ranks on other nodes.
-    pinning: how ranks are pinned to CPU cores.
+    world_size: the largest number of ranks on this node; larger world sizes have ranks on other nodes.
     """
 
-    def __init__(self, gpus: Sequence[Gpu], world_size: int, *, several_nodes: bool = False) -> None:
-        self.pinning = Pinning()
+    def __init__(self, gpus: Sequence[Gpu], world_size: int) -> None:
         self._gpus = gpus[:world_size]
         self._world_size = world_size
-        self._several_nodes = several_nodes
         self._locks = ExitStack()
         self._cores = sorted(os.sched_getaffinity(0))  # before this process is pinned to some of them
 
@@ -44,10 +40,10 @@ class Devices:
         self._locks = lock_devices([gpu.uuid for gpu in self._gpus] or ["cpu"])
         _ = self._watch  # from now on, processes on the GPUs that are not ranks count as foreign
 
-    def cores(self) -> Sequence[Sequence[int]] | None:
-        """Return the CPU cores of each rank, or None if ranks are not pinned to cores."""
-        self.pinning.plan(self._world_size, self._gpus)
-        return self.pinning.ranks
+    @cached_property
+    def pinning(self) -> Pinning:
+        """How ranks are pinned to CPU cores."""
+        return Pinning(self._world_size, self._gpus)
 
     def check_round(self, processes: list[int], done: int) -> str:
         """Return what disturbed the GPUs in a timed round, and move this process off the ranks' cores.
@@ -65,7 +61,7 @@ class Devices:
         joules are not those of all ranks. processes: ids of the ranks. alone: whether one process set
         measures.
         """
-        if not isinstance(spec, TrainingSpec) or (self._several_nodes and spec.world_size > self._world_size):
+        if not isinstance(spec, TrainingSpec) or spec.world_size > self._world_size:
             return Recorder()
         handles, sampler = self._handles[: spec.world_size], None
         if not spec.repeats:
@@ -83,8 +79,7 @@ class Devices:
 
     def warnings(self, spec: Spec) -> list[Note]:
         """Return warnings about what disturbed this node's devices in the measurement that just ended."""
-        crowded = self.pinning.warnings(spec, self._world_size if self._several_nodes else None)
-        return [*map(warning, crowded), *self._watch.warnings()]
+        return [*map(warning, self.pinning.warnings(spec)), *self._watch.warnings()]
 
     def release(self) -> None:
         """Unlock the GPUs or the CPU, and let this process use all CPU cores again."""

@@ -77,7 +77,7 @@ class Session:
         self.progress = ProgressLine()
         self.passes: list[Measuring] = []
         here = min(max(self.options.world_sizes), self.options.links.node)
-        self.devices = Devices(self.gpus, here, several_nodes=self.options.nodes > 1)
+        self.devices = Devices(self.gpus, here)
         self.cleanup = ExitStack()
         self.host: dict[str, Any] = {}
         self.machine_findings: list[Finding] = []
@@ -204,7 +204,7 @@ class Session:
             deadline_seconds=options.deadline,
             log_folder=options.worker_logs,
             hang_folder=self.storage.root / ".ddpperf" / "hangs",
-            cores=self.devices.cores(),
+            cores=self.devices.pinning.ranks,
             time_only=time_only,
             launcher=self.launcher,
         )

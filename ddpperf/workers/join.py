@@ -93,8 +93,7 @@ def _prepared(controller: str, per_node: int, device: str, images: str) -> chann
         raise Refused(f"no network interface leads to {controller}")
     # Before the rank is pinned to some of the cores. Slow to find, and the same for all ranks of a node.
     facts = node_facts(device, images) if local_rank == 0 else {}
-    pinning = Pinning()
-    pinning.plan(per_node, visible_gpus()[:per_node] if device == "cuda" else [])
+    pinning = Pinning(per_node, visible_gpus() if device == "cuda" else [])
     if pinning.ranks is not None:
         os.sched_setaffinity(0, pinning.ranks[local_rank])
     if os.getpgid(0) != os.getpid():

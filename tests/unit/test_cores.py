@@ -134,7 +134,7 @@ def test_gpu_has_the_node_of_its_slot(
     for slot, text in {"000a:4b:00.0": "2", "0000:5c:00.0": "-1"}.items():
         (tmp_path / "sys/bus/pci/devices" / slot).mkdir(parents=True)
         (tmp_path / "sys/bus/pci/devices" / slot / "numa_node").write_text(f"{text}\n")
-    monkeypatch.setattr(gpu_description, "Path", lambda path: tmp_path / path.lstrip("/"))
+    monkeypatch.setattr(gpu_description, "Path", lambda first, *rest: Path(tmp_path, first[1:], *rest))
     info = SimpleNamespace(busId=address)
     install(monkeypatch, [healthy(PciInfo=info, NumaNodeId=3)])  # 3: the node of the GPU's own memory
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -159,11 +159,7 @@ def sixteen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("sixteen")
 def test_controller_is_off_the_ranks_until_released() -> None:
-    pinning = Pinning()
-    pinning.hold()
-    assert pinning.ranks is None
-    assert os.sched_getaffinity(0) == set(range(16)), "nothing is planned yet"
-    pinning.plan(2, [replace(healthy().gpu, numa_node=numa_node) for numa_node in (1, 0, 1)])
+    pinning = Pinning(2, [replace(healthy().gpu, numa_node=numa_node) for numa_node in (1, 0, 1)])
     ranks = (span(9, 15), span(1, 7))
     assert pinning.ranks == ranks
     assert os.sched_getaffinity(0) == set(range(16)), "ranks start on all cores"
@@ -180,21 +176,20 @@ def test_crowded_cores_give_a_warning() -> None:
         fields: dict[str, Any] = {"per_rank_batch_size": 2, "input": "dataloader", "strategy": strategy}
         return pinning.warnings(EpochSpec(world_size=world_size, loader_workers=loader_workers, **fields))
 
-    pinning = Pinning()
-    assert warnings(1, loader_workers=15) == []
-    assert warnings(1, loader_workers=16) == ["17 processes share 16 cores"]
-    pinning.plan(2, [])
+    pinning = Pinning(2, [])
     assert warnings(1, loader_workers=6) == []
     assert warnings(1, loader_workers=7) == ["8 processes share 7 cores"]
     assert warnings(2, loader_workers=6) == []
     assert warnings(2, loader_workers=7) == ["16 processes share 14 cores"]
-    assert warnings(4, loader_workers=3) == [], "4 ranks are not pinned to cores of 2"
+    assert warnings(4, loader_workers=6) == [], "two of the ranks are on another node"
+    pinning = Pinning(16, [])
+    assert warnings(1, loader_workers=15) == []
+    assert warnings(1, loader_workers=16) == ["17 processes share 16 cores"]
 
 
 @pytest.mark.usefixtures("sixteen")
 def test_quota_prevents_pinning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cores, "core_count", lambda: 8)
-    pinning = Pinning()
-    pinning.plan(2, [])
+    pinning = Pinning(2, [])
     assert pinning.ranks is None
     assert str(pinning.environment()["pinning"]).startswith("not pinned: the control group has a quota of 8")

@@ -88,7 +88,7 @@ def test_node_bandwidth_overrides_the_interface() -> None:
 
 
 def test_usage_across_nodes_is_not_recorded() -> None:
-    devices = Devices((), 2, several_nodes=True)
+    devices = Devices((), 2)
     inside, across = (
         EpochSpec(world_size=N, per_rank_batch_size=8, strategy="ddp", epoch_images=64) for N in (2, 4)
     )
@@ -97,11 +97,10 @@ def test_usage_across_nodes_is_not_recorded() -> None:
 
 
 def test_ranks_of_other_nodes_share_no_cores_here() -> None:
-    pinning = Pinning()
-    pinning._core_count = 2
-    assert pinning.warnings(DDP) == ["4 processes share 2 cores"]
-    assert pinning.warnings(DDP, 2) == []
-    assert pinning.warnings(DDP, 3) == ["3 processes share 2 cores"]
+    for ranks_here, warnings in ((4, ["4 processes share 2 cores"]), (2, [])):
+        pinning = Pinning(ranks_here, [])
+        pinning.ranks, pinning._core_count = None, 2
+        assert pinning.warnings(DDP) == warnings
     assert TWO_OF_TWO.ranks_here(4) == 2
     assert dataclasses.replace(TWO_OF_TWO, interface=None).ranks_here(4) == 4
 
