@@ -226,7 +226,7 @@ class CannedSuite(Project):
         # What the doctor finds when a run begins: a busy machine must not change what tests see
         self.run_findings: Callable[..., list[Finding]] = lambda gpus: []
 
-    def run(self, *arguments: str, within_seconds: float = 0) -> Finished:
+    def run(self, *arguments: str) -> Finished:
         """Run pytest with these arguments, as `Project.run` does."""
         printed = io.StringIO()
         with (

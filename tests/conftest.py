@@ -87,16 +87,6 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     For tests that need some ranks and leave them as they were. A set that a test breaks is replaced
     for the next one.
     """
-    yield from _shared_pool(2, tmp_path_factory)
-
-
-@pytest.fixture(scope="session")
-def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    """As `two_ranks`, with one rank."""
-    yield from _shared_pool(1, tmp_path_factory)
-
-
-def _shared_pool(size: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     tmp_path_factory.getbasetemp()  # made before TMPDIR changes
     mine = Marked()
     try:
@@ -104,10 +94,10 @@ def _shared_pool(size: int, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             patch.setenv("TMPDIR", str(mine.folder))
             patch.setattr(tempfile, "tempdir", str(mine.folder))
             hangs = tmp_path_factory.mktemp("hangs")
-            pool = Pool(SetOptions(size=size, device="cpu", rounds=2, deadline_seconds=60, hang_folder=hangs))
+            pool = Pool(SetOptions(size=2, device="cpu", rounds=2, deadline_seconds=60, hang_folder=hangs))
             pool.live_sets()
         with pool:
-            assert len(mine.processes()) >= size, "the ranks are known by their temporary folder"
+            assert len(mine.processes()) >= 2, "the ranks are known by their temporary folder"
             yield pool
         mine.assert_nothing_left()
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import re
@@ -14,9 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from ddpperf.io.private_folders import PREFIX, SHARED_MEMORY
@@ -34,25 +32,6 @@ from ddpperf.specs import AllReduceSpec, Fault
 
 def test_all_reduce(measure):
     measure(AllReduceSpec(world_size=2, nbytes=1024))
-"""
-
-# A model whose step computes {sums} matrix products: slower code with the same spec and test id.
-SUMS_MODEL = """
-import torch
-from torch import nn
-
-class Sums(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(64, 64))
-
-    def forward(self, rows):
-        for _ in range({sums}):
-            rows = (rows @ self.weight).clamp(-1, 1)
-        return rows
-
-def sums():
-    return Sums(), lambda size: (torch.ones(size, 64), torch.ones(size, 64)), nn.functional.mse_loss
 """
 
 # A model whose forward pass sleeps {seconds}: a busy machine hardly changes its time.
@@ -154,17 +133,6 @@ class Marked:
         shutil.rmtree(self.locks, ignore_errors=True)
 
 
-def script(name: str, folder: str = "tools") -> ModuleType:
-    """Import a script of tools/, or of another folder, as a module."""
-    spec = importlib.util.spec_from_file_location(name, REPOSITORY / folder / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look up their annotations there
-    spec.loader.exec_module(module)
-    return module
-
-
 def git(root: Path, *arguments: str) -> str:
     """Run git in a folder, as somebody without settings of their own; return what it printed."""
     settings = ("user.name=t", "user.email=t@t", "commit.gpgsign=false", "tag.gpgsign=false")
@@ -233,15 +201,10 @@ class Project(Marked):
         (root / "conftest.py").write_text('pytest_plugins = ["ddpperf.plugin"]\n')
         (root / "pytest.ini").write_text("[pytest]\n")
 
-    def start(
-        self, *arguments: str, output: int = subprocess.PIPE, within: Sequence[str] = ()
-    ) -> subprocess.Popen[str]:
-        """Start pytest with these arguments.
-
-        output: the file descriptor that it prints to. within: a command that runs pytest's command.
-        """
+    def start(self, *arguments: str, output: int = subprocess.PIPE) -> subprocess.Popen[str]:
+        """Start pytest with these arguments. output: the file descriptor that it prints to."""
         return subprocess.Popen(
-            [*within, sys.executable, "-m", "pytest", *self.options(), *arguments],
+            [sys.executable, "-m", "pytest", *self.options(), *arguments],
             cwd=self.root,
             env=self.environment,
             stdout=output,
@@ -256,10 +219,10 @@ class Project(Marked):
         plugins = ["-p", "no:cacheprovider", "-p", "no:randomly"]
         return [*plugins, "--device", "cpu", "--world-sizes", "2", "--rounds", "3"]
 
-    def run(self, *arguments: str, within_seconds: float = HANG_SECONDS) -> Finished:
+    def run(self, *arguments: str) -> Finished:
         """Run pytest to its end and check that it left nothing behind."""
         process = self.start(*(arguments or ("perf",)))
-        output, _ = process.communicate(timeout=within_seconds)
+        output, _ = process.communicate(timeout=HANG_SECONDS)
         finished = Finished(process.returncode, output)
         self.assert_nothing_left()
         return finished

@@ -25,7 +25,8 @@ from tests.canned import CannedSuite
 from tests.command_line import specs_of
 from tests.experiments import canned_counters, with_experiments
 from tests.fake_measure import FakeMeasure
-from tests.project import Project, script
+from tests.project import Project
+from tools import update_recipes
 
 pytest_plugins = ["pytester"]
 
@@ -138,7 +139,6 @@ def test_recipe_is_applied_to_another_ones_data(options: Any) -> None:
 def test_best_rate_of_the_grid_is_kept(
     options: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    update = script("update_recipes")
     small, *_ = read_recipes("cpu")
     reached = {0.05: 0.5, 0.1: 0.9, 0.2: 0.7}
     stored = [
@@ -153,9 +153,9 @@ def test_best_rate_of_the_grid_is_kept(
     run = tmp_path / "run.json"
     header: dict[str, Any] = {"environment": {"backend": "gloo"}, "outcomes": outcomes}
     run.write_text(json.dumps({"ddpperf": header, "benchmarks": benchmarks}))
-    monkeypatch.setattr(update, "FOLDER", tmp_path)
-    monkeypatch.setattr(update, "tuned", lambda: {"cuda": {"kept": {}}, "cpu": {"another": {}}})
-    update.main(str(run))
+    monkeypatch.setattr(update_recipes, "FOLDER", tmp_path)
+    monkeypatch.setattr(update_recipes, "tuned", lambda: {"cuda": {"kept": {}}, "cpu": {"another": {}}})
+    update_recipes.main(str(run))
     tried = {f"{rate:g}": reached.get(rate, 0) for rate in sorted(small.rates)}
     assert json.loads((tmp_path / "recipes.json").read_text()) == {
         "cuda": {"kept": {}},
@@ -168,7 +168,7 @@ def test_best_rate_of_the_grid_is_kept(
     benchmarks[1]["name"] = "test_large_batch[it is no try]"
     run.write_text(json.dumps({"ddpperf": header, "benchmarks": benchmarks}))
     with pytest.raises(ValueError, match=r"without its rate 0\.1; run all rates of a recipe"):
-        update.main(str(run))
+        update_recipes.main(str(run))
 
 
 @pytest.mark.slow

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ddpperf.plugin.options.option_table import FIELDS, OPTIONS, Option
-from tests.project import script
+from tools import update_options
 
 MOST_COLUMNS = 110
-update_options = script("update_options")
 
 
 def test_page_of_options_is_current() -> None:
