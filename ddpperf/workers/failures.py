@@ -53,10 +53,9 @@ class RankFailure:
 
 
 class SetFailure(Exception):
-    """Raised if ranks of a process set fail.
+    """Raised if ranks of a process set fail; the message names the first cause and its rank.
 
-    The message names the first cause, its rank and the rank's traceback. failures: in the order in
-    which they were noticed: a launcher that kills the other ranks does so after the first death.
+    failures: as they were noticed: a launcher that kills the other ranks does so after the first death.
     """
 
     def __init__(self, set_name: str, doing: str, failures: Sequence[RankFailure]) -> None:

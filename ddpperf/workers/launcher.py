@@ -21,7 +21,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from multiprocessing import AuthenticationError
@@ -65,9 +65,9 @@ class Launcher:
     """The launcher of a run, which starts the ranks of each process set.
 
     template: the launcher's command, or one of SHORT_NAMES. interface: where this process listens.
-    images: the file of decoded images, or "". key_file: a new file for the key of the run; `close`
-    removes it. hosts: the name and the network interface of each node, once ranks have joined.
-    failures: of the last process sets, until one has started.
+    images: the file of decoded images, or "". key_file: new, with the key of the run, until `close`.
+    hosts: the name and the network interface of each node, once ranks have joined. failures: of the
+    last process sets, until one has started.
     """
 
     template: str
@@ -102,8 +102,8 @@ class Launcher:
         with socket.create_server((self.interface.address, 0)) as free:  # for the launcher's own meeting
             port = free.getsockname()[1]
         step = 1 if used & {"rank", "local_rank"} else self.per_node if "node" in used else ranks
-        commands = []
-        for rank in range(0, ranks, step):
+
+        def filled(word: str, rank: int) -> str:
             values = {
                 "nodes": -(-ranks // self.per_node),
                 "per_node": min(self.per_node, ranks),
@@ -114,8 +114,9 @@ class Launcher:
                 "address": self.interface.address,
                 "port": port,
             }
-            commands.append([fill(word, values) for word in words] + join)
-        return commands
+            return re.sub(r"\{(\w+)\}", lambda found: str(values[found[1]]), word)
+
+        return [[filled(word, rank) for word in words] + join for rank in range(0, ranks, step)]
 
     def close(self) -> None:
         """Remove the key. May be called again."""
@@ -244,18 +245,12 @@ class Launch:
         return self._processes[rank * len(self._processes) // self._ranks]
 
     def ending(self, rank: int, seconds: float = 0.0) -> str:
-        """Return how the launcher's process that started a rank has ended, or "" if it runs.
-
-        seconds: how long to wait for its end.
-        """
+        """Return how the launcher's process of a rank has ended within so many seconds, or ""."""
         status = wait_for_exit(self.process_of(rank), seconds)
         return "" if status is None else describe_status(status)
 
     def words(self, rank: int) -> list[str]:
-        """Return the last lines of the launcher, once it has ended or WORDS_SECONDS are over.
-
-        These seconds begin at the first call, however many ranks end.
-        """
+        """Return the last lines of the launcher, once it has ended or WORDS_SECONDS after the first call."""
         self._words_end = self._words_end or time.monotonic() + WORDS_SECONDS
         self.ending(rank, max(0.0, self._words_end - time.monotonic()))
         return [line for line in self._output.end().splitlines() if line.strip()][-WORDS_LINES:]
@@ -311,16 +306,12 @@ class LaunchedRank(RankHandle):
         what = f"ended, and {launch.name} {ending}" if ending else "ended"
         return what, [f"{launch.name} printed:", *lines] if lines else []
 
-    def group(self) -> None:
-        return None  # the launcher's process is not the rank's
-
     def wait(self, seconds: float) -> None:
         self.output.wait(seconds)
 
     def kill(self) -> None:
-        if not self.connection.closed:
-            with contextlib.suppress(OSError), socket_of(self.connection) as connected:
-                connected.shutdown(socket.SHUT_RDWR)  # an error: the connection has ended
+        with contextlib.suppress(OSError), socket_of(self.connection) as connected:
+            connected.shutdown(socket.SHUT_RDWR)  # an error: the connection has ended
 
     def close(self) -> None:
         self.output.close()
@@ -336,10 +327,7 @@ def machine_id() -> str:
 
 
 def node_facts(device: str, images: str) -> dict[str, str]:
-    """Return the facts of this node that must be equal on all nodes, so that times can be compared.
-
-    device: "cuda" or "cpu". images: the file of decoded images, or "" for synthetic images.
-    """
+    """Return the facts of this node that must be equal on all nodes, so that times can be compared."""
     gpus = visible_gpus() if device == "cuda" else []
     package, code = Path(ddpperf.__file__).parent, hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
@@ -360,11 +348,6 @@ def node_facts(device: str, images: str) -> dict[str, str]:
         "code of ddpperf": code.hexdigest()[:12],
         "file of images": found,
     }
-
-
-def fill(word: str, values: Mapping[str, object]) -> str:
-    """Return a word of a template with its placeholders replaced."""
-    return re.sub(r"\{(\w+)\}", lambda found: str(values[found[1]]), word)
 
 
 def launcher(template: str) -> str:

@@ -191,10 +191,7 @@ class ProcessSet:
             raise self._failure("no command", [rank.death() for rank in dead])
 
     def join(self, world_size: int) -> bool:
-        """Tell ranks 0 to world_size-1 to form a process group, unless they have formed it before.
-
-        Returns whether the caller must wait for the answers.
-        """
+        """Tell ranks 0 to world_size-1 to form a process group; return False if they have formed it."""
         if self._group_size == world_size:
             return False
         self.leave()

@@ -91,10 +91,6 @@ class RankHandle:
         printed = self.output.since(self._commanded)
         return Report(rank=f"{self.rank}{self.where}", state=state, printed=printed)
 
-    def group(self) -> int | None:
-        """Return the process group of the rank, or None if its id may belong to others by now."""
-        return self.process.pid if self.process.returncode is None else None
-
     def wait(self, seconds: float) -> None:
         """Wait at most `seconds` until the rank's process has ended."""
         wait_for_exit(self.process, seconds)
@@ -147,7 +143,8 @@ def end_ranks(ranks: Sequence[RankHandle]) -> None:
 
     May be called again.
     """
-    groups = {group for rank in ranks if (group := rank.group()) is not None}
+    ranks = [rank for rank in ranks if not rank.connection.closed]  # the id of an ended one may be reused
+    groups = {rank.pid for rank in ranks if rank.pid is not None}
     started = members_of(groups)
     for rank in ranks:
         rank.kill()

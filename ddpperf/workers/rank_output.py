@@ -17,11 +17,10 @@ DRAIN_SECONDS = 0.2  # for what is left in the pipe of an ended rank
 class RankOutput:
     """Reads what a rank and its children print, keeps the end in memory, and writes a log file.
 
-    A thread reads, so that a rank waits while it prints faster than the thread reads. The log gets
-    the first BEGINNING_BYTES at once, and the last END_BYTES when the output is closed. reader: a
-    pipe or a socket, which this object closes. log: a file for the output, which replaces an earlier
-    one, or None. problem: why the log could not be written, or "". printed: the number of bytes so
-    far.
+    A thread reads, so that a rank waits while it prints faster than the thread reads. reader: a pipe
+    or a socket, which this object closes. log: a file that replaces an earlier one, or None; it gets
+    the first BEGINNING_BYTES at once, and the last END_BYTES when the output is closed. problem: why
+    the log could not be written, or "". printed: the number of bytes so far.
     """
 
     def __init__(self, reader: int, log: Path | None = None) -> None:

@@ -43,10 +43,9 @@ def main(command: str, package: str, *arguments: str) -> None:
 
 
 def probe(package: str, *functions: str) -> dict[str, Any]:
-    """Import ddpperf, torch and the functions' modules, and return Python's and their versions and folders.
+    """Import ddpperf, torch and the functions' modules, and return what `interpreter.Found` holds.
 
-    Each function is the name of a model, or `package.module:function`. Where an import fails, the
-    result says which module is `missing` and `why`.
+    Each function is the name of a model, or `package.module:function`.
     """
     folders: dict[str, str] = {}
     found: dict[str, Any] = {"python": ".".join(map(str, sys.version_info[:3])), "folders": folders}

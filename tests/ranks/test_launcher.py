@@ -40,11 +40,11 @@ TWO = AllReduceSpec(world_size=2, nbytes=1024)
 HANG_SECONDS = 3.0
 
 
-def launcher_of(template: str, folder: Path) -> Launcher:
+def launcher_of(template: str, folder: Path, per_node: int = 2) -> Launcher:
     return Launcher(
         template=template,
         nodes=1,
-        per_node=2,
+        per_node=per_node,
         device="cpu",
         interface=find_interface("lo"),
         images="",
@@ -53,9 +53,9 @@ def launcher_of(template: str, folder: Path) -> Launcher:
 
 
 @contextlib.contextmanager
-def launched(template: str, folder: Path) -> Iterator[Pool]:
+def launched(template: str, folder: Path, per_node: int = 2) -> Iterator[Pool]:
     """A pool of two ranks that a launcher starts on this machine."""
-    launcher = launcher_of(template, folder)
+    launcher = launcher_of(template, folder, per_node)
     options = SetOptions(
         size=2,
         device="cpu",
@@ -70,14 +70,6 @@ def launched(template: str, folder: Path) -> Iterator[Pool]:
             yield pool
     finally:
         launcher.close()
-
-
-@pytest.fixture
-def cluster(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with slurm_cluster(tmp_path_factory.mktemp("slurm"), ["a", "b"]) as variables:
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-        yield
 
 
 # --- what is the same by each launcher
@@ -129,19 +121,19 @@ def test_killed_rank_is_named_first_with_its_launchers_words(
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("cluster")
-def test_srun_starts_ranks_and_says_who_was_killed(tmp_path: Path) -> None:
+def test_srun_starts_ranks_and_says_who_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     template = "srun --nodes=2 --ntasks={ranks} --ntasks-per-node=1 --cpu-bind=none --mpi=none"
     template += f" --cpus-per-task={os.cpu_count()}"  # without a job, a task gets one core
-    launcher = launcher_of(template, tmp_path)
-    launcher.per_node = 1
-    with Pool(SetOptions(size=2, device="cpu", rounds=2, deadline_seconds=60, launcher=launcher)) as pool:
-        assert pool.measure(TWO).samples
-        assert len(launcher.hosts) == 2
-        os.kill(pool.live_sets()[0].pids[1], signal.SIGKILL)
-        with pytest.raises(SetFailure, match=r"(?s)rank 1 on node \S+ of set A1 ended.*task 1: Killed"):
-            pool.measure(TWO)
-    launcher.close()
+    with slurm_cluster(tmp_path, ["a", "b"]) as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        with launched(template, tmp_path, per_node=1) as pool:
+            assert pool.measure(TWO).samples
+            assert pool.options.launcher is not None
+            assert len(pool.options.launcher.hosts) == 2
+            os.kill(pool.live_sets()[0].pids[1], signal.SIGKILL)
+            with pytest.raises(SetFailure, match=r"(?s)rank 1 on node \S+ of set A1 ended.*task 1: Killed"):
+                pool.measure(TWO)
 
 
 # --- faults
@@ -198,19 +190,25 @@ def test_launcher_that_starts_no_ranks_is_explained(
     marked.assert_nothing_left(5)
 
 
+ANOTHER_ORDER = "env RANK={rank} WORLD_SIZE=2 sh -c 'LOCAL_RANK=$((1 - $RANK)) exec \"$@\"' sh"
+
+
+@pytest.mark.parametrize(
+    ("template", "facts", "words"),
+    [
+        (EACH_RANK, {"torch": "1.0"}, r"torch on node \S+ is \S+, where pytest runs it is 1\.0"),
+        (ANOTHER_ORDER, {}, r"started rank 0 as local rank 1 on node .*one node after the other"),
+    ],
+)
 def test_node_that_differs_is_refused_by_name(
-    marked: Marked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    template: str,
+    facts: dict[str, str],
+    words: str,
+    marked: Marked,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "node_facts", lambda *_: {"torch": "1.0"})
-    words = r"torch on node \S+ is \S+, where pytest runs it is 1\.0"
-    with launched(EACH_RANK, tmp_path) as pool, pytest.raises(Refused, match=words):
-        pool.live_sets()
-    marked.assert_nothing_left(5)
-
-
-def test_ranks_in_another_order_are_refused(marked: Marked, tmp_path: Path) -> None:
-    template = "env RANK={rank} WORLD_SIZE=2 sh -c 'LOCAL_RANK=$((1 - $RANK)) exec \"$@\"' sh"
-    words = r"started rank 0 as local rank 1 on node .*one node after the other"
+    monkeypatch.setattr(module, "node_facts", lambda *_: facts)
     with launched(template, tmp_path) as pool, pytest.raises(Refused, match=words):
         pool.live_sets()
     marked.assert_nothing_left(5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import re
 import signal
@@ -14,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,36 +28,32 @@ from tests.project import Marked, wait_until
 
 SMALL = AllReduceSpec(world_size=2, nbytes=1024)
 SINGLE = TrainingSpec(model="resnet10_cifar", world_size=1, per_rank_batch_size=2, strategy="single")
+DDP = dataclasses.replace(SINGLE, world_size=2, strategy="ddp")
 
 
 def with_fault(kind: FaultKind, command: FaultCommand = "sample") -> AllReduceSpec:
-    return AllReduceSpec(world_size=2, nbytes=1024, fault=Fault(kind=kind, rank=1, command=command))
+    return dataclasses.replace(SMALL, fault=Fault(kind=kind, rank=1, command=command))
 
 
 # --- what sets answer
 
 
-@pytest.mark.parametrize("spec", [SMALL, SINGLE])
+@pytest.mark.parametrize("spec", [SMALL, SINGLE, DDP])
 def test_raw_seconds_come_back_by_round_and_rank(two_ranks: Pool, spec: Spec) -> None:
     """Also of a single-device step, which each rank measures in turn."""
     (sample,) = two_ranks.measure(spec).samples
     assert [len(ranks) for ranks in sample.seconds] == [2, 2]
     assert sample.torch == two_ranks.environment()["torch"]
-    assert sample.set.startswith(sample.side)
-
-
-def test_ddp_ranks_have_different_losses_and_no_kernels(two_ranks: Pool) -> None:
-    (sample,) = two_ranks.measure(dataclasses.replace(SINGLE, world_size=2, strategy="ddp")).samples
-    losses = sample.counters["loss_after_5_steps"]
-    assert len(set(losses)) == 2, "each rank has its own batch"
     assert sample.kernels == "", "there is no other set to compare it with"
+    losses = sample.counters.get("loss_after_5_steps", (0.0,))
+    assert len(set(losses)) == (2 if spec == DDP else 1), "each rank of a group has its own batch"
 
 
 def test_all_ranks_of_a_group_report_kernels(two_ranks: Pool) -> None:
     (live,) = two_ranks.live_sets()
     if live.join(2):
         live.answers()
-    live.request("open", spec=to_json(dataclasses.replace(SINGLE, world_size=2, strategy="ddp")))
+    live.request("open", spec=to_json(DDP))
     live.request("sample", iterations=1)
     finished = live.request("finish")
     assert all(answer["counters"]["communicator_seconds"] > 0 for answer in finished.values())
@@ -72,6 +68,10 @@ def test_ranks_of_one_node_meet_in_a_private_folder(two_ranks: Pool) -> None:
     (live,) = two_ranks.live_sets()
     assert live._network == {"port": None}, "a TCP store's keys can be read and written by all users"
     assert stat.S_IMODE(live._folder.path.stat().st_mode) == 0o700
+    for pid in live.pids.values():
+        variables = Path(f"/proc/{pid}/environ").read_bytes()
+        assert b"\0OMP_NUM_THREADS=1\0" in variables
+        assert b"\0GLOO_SOCKET_IFNAME=lo\0" in variables
 
 
 def test_default_socket_timeout_does_not_reach_ranks() -> None:
@@ -115,23 +115,29 @@ def failure_of(pool: Pool, spec: AllReduceSpec) -> str:
     return str(caught.value)
 
 
+RAISED = "raised RuntimeError: injected into rank 1 at"
+
+
 @pytest.mark.parametrize(
-    ("kind", "what", "more"),
+    ("kind", "command", "what", "more"),
     [
-        ("raise", "raised RuntimeError: injected into rank 1 at sample", "in inject"),
-        ("kill", "was killed by SIGKILL", "injected into rank 1 at sample: kill"),
+        ("raise", "sample", f"{RAISED} sample", "in inject"),
+        ("kill", "sample", "was killed by SIGKILL", "injected into rank 1 at sample: kill"),
         pytest.param(
-            *("exit", "exited with status 0", "injected into rank 1 at sample: exit"),
+            *("exit", "sample", "exited with status 0", "injected into rank 1"),
             marks=pytest.mark.slow,
         ),
+        pytest.param("raise", "open", f"{RAISED} open", "", marks=pytest.mark.slow),
+        pytest.param("raise", "finish", f"{RAISED} finish", "", marks=pytest.mark.slow),
+        pytest.param("raise", "close", f"{RAISED} close", "", marks=pytest.mark.slow),
     ],
 )
 def test_failed_rank_is_named_first_with_its_cause(
-    two_ranks: Pool, kind: FaultKind, what: str, more: str
+    two_ranks: Pool, kind: FaultKind, command: FaultCommand, what: str, more: str
 ) -> None:
     """A traceback follows, or the end of the rank's output."""
-    failure = failure_of(two_ranks, with_fault(kind))
-    assert re.match(rf"rank 1 of set A\d+ {what} \(at sample\)\n", failure)
+    failure = failure_of(two_ranks, with_fault(kind, command))
+    assert re.match(rf"rank 1 of set A\d+ {what} \(at {command}\)\n", failure)
     assert more in failure
 
 
@@ -176,13 +182,6 @@ def test_stopped_rank_is_named_late_within_two_seconds(impatient: Pool) -> None:
     assert "\nrank 1 is late for " in str(caught.value)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["open", "finish", "close"])
-def test_fault_at_any_command_fails_that_command(two_ranks: Pool, command: FaultCommand) -> None:
-    failure = failure_of(two_ranks, with_fault("raise", command))
-    assert f"raised RuntimeError: injected into rank 1 at {command} (at {command})\n" in failure
-
-
 def test_rank_that_dies_idle_fails_the_set_at_once(two_ranks: Pool) -> None:
     (live,) = two_ranks.live_sets()
     os.kill(live.pids[1], signal.SIGKILL)
@@ -211,39 +210,18 @@ def one(marked: Marked) -> Iterator[Side]:
     marked.assert_nothing_left()
 
 
-def test_two_sides_run_their_own_code_in_turn(
-    marked: Marked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_sides_run_their_own_code(marked: Marked, tmp_path: Path) -> None:
     """The candidate computes convolutions without oneDNN, by a sitecustomize.py on its path."""
-    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     (tmp_path / "sitecustomize.py").write_text("import torch; torch.backends.mkldnn.set_flags(False)")
     sides = Side(name="A"), Side(name="B", environment={"PYTHONPATH": str(tmp_path)})
-    with Pool(
-        SetOptions(size=1, device="cpu", rounds=3, deadline_seconds=60, log_folder=tmp_path), sides=sides
-    ) as pool:
-        measured = pool.measure(SINGLE)
-        first, second = measured.samples
-        environments = [Path(f"/proc/{rank}/environ").read_bytes() for rank in marked.ranks()]
-        again = pool.measure(SINGLE).samples
+    with Pool(SetOptions(size=1, device="cpu", rounds=3, deadline_seconds=60), sides=sides) as pool:
+        measured, again = pool.measure(SINGLE), pool.measure(SINGLE)
         other = pool.measure(dataclasses.replace(SINGLE, input="device")).samples
     marked.assert_nothing_left()
-    assert [(first.set, first.side), (second.set, second.side)] == [("A1", "A"), ("B2", "B")]
-    assert sorted(f"PYTHONPATH={tmp_path}".encode() in variables for variables in environments) == [
-        False,
-        True,
-    ]
-    assert all(b"GLIBC_TUNABLES=glibc.malloc.hugetlb=1" in variables for variables in environments)
-    assert [sample.kernels for sample in again] == [first.kernels, second.kernels]
+    first, second = measured.samples
+    assert [sample.kernels for sample in again.samples] == [first.kernels, second.kernels]
     assert len({first.kernels, second.kernels, other[0].kernels}) == 3
     assert other_kernels(measured) == [], "sides may differ"
-    ended = sorted(
-        (json.loads(line)["ended"], name)
-        for name in ("A1", "B2")
-        for line in (tmp_path / f"{name}-rank0.log").read_text().splitlines()
-        if line.startswith('{"spec"')
-    )
-    last = ended[-6:]  # after the trial rounds
-    assert [name for _, name in last] == ["A1", "B2", "B2", "A1", "A1", "B2"]
 
 
 PRINTS_MUCH = r"""
@@ -255,31 +233,27 @@ raise ModuleNotFoundError("no torch here")
 
 
 def test_flood_of_a_rank_makes_a_short_harmless_message(one: Side, tmp_path: Path) -> None:
-    side = dataclasses.replace(one, environment={"PYTHONPATH": str(tmp_path / "modules")})
-    (tmp_path / "modules").mkdir()
-    (tmp_path / "modules" / "torch.py").write_text(PRINTS_MUCH)
-    (tmp_path / "logs").mkdir()
-    options = SetOptions(size=1, device="cpu", rounds=1, deadline_seconds=60, log_folder=tmp_path / "logs")
-    with (
-        Pool(options, sides=(side,)) as pool,
-        pytest.raises(
-            SetFailure, match=r"exited with status 1 before .* \(at setup\)(.|\n)*no torch"
-        ) as caught,
-    ):
+    (tmp_path / "torch.py").write_text(PRINTS_MUCH)
+    side = dataclasses.replace(one, environment={"PYTHONPATH": str(tmp_path)})
+    words = r"exited with status 1 \(at setup\)(.|\n)*\n: :error::\?\[31mred\n(.|\n)*no torch"
+    options = SetOptions(size=1, device="cpu", rounds=1, deadline_seconds=60)
+    with Pool(options, sides=(side,)) as pool, pytest.raises(SetFailure, match=words) as caught:
         pool.live_sets()
-    message = str(caught.value)
-    assert "\n: :error::?[31mred\n" in message
-    assert len(message) < 10_000
-    (log,) = (tmp_path / "logs").iterdir()
-    assert log.stat().st_size < 4e6, "20 lines of 900 KB were printed"
+    assert len(str(caught.value)) < 10_000
 
 
-def test_missing_interpreter_is_named(one: Side) -> None:
-    missing = dataclasses.replace(one, python="/no/such/python")
-    words = "could not be started: /no/such/python: No such file or directory"
+@pytest.mark.parametrize(
+    ("field", "value", "why"),
+    [
+        ("python", "/no/such/python", "No such file or directory"),
+        ("root", Path("/no/such/tree"), "no such source tree"),  # the installed code would run
+    ],
+)
+def test_missing_interpreter_or_tree_is_named(one: Side, field: str, value: Any, why: str) -> None:
+    missing = dataclasses.replace(one, **{field: value})
     with (
         Pool(SetOptions(size=2, device="cpu", rounds=1, deadline_seconds=60), sides=(missing,)) as pool,
-        pytest.raises(SetFailure, match=words),
+        pytest.raises(SetFailure, match=f"could not be started: {value}: {why}"),
     ):
         pool.measure(SMALL)
 

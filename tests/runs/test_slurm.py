@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -96,46 +95,26 @@ def test_second_signal_waits_for_the_results(project: Project) -> None:
     project.assert_nothing_left()
 
 
-@pytest.fixture
-def cluster(tmp_path_factory: pytest.TempPathFactory, project: Project) -> Iterator[Project]:
-    """A project whose commands run in a Slurm cluster of two nodes on this machine."""
-    with slurm_cluster(tmp_path_factory.mktemp("slurm"), ["a", "b"]) as variables:
-        project.environment |= variables
-        yield project
-
-
-def run_job(project: Project, *arguments: str, python: str) -> tuple[int, str]:
-    """Submit the script, wait for the job, and return its exit status and its log."""
-    submit = [
-        "sbatch",
-        "--parsable",
-        *arguments[:1],
-        str(SCRIPT),
-        "perf/",
-        *project.options(),
-        *arguments[1:],
-    ]
-    environment = project.environment | {"PYTHON": python}
-    number = subprocess.check_output(submit, cwd=project.root, env=environment, text=True).strip()
-    log = project.root / f"ddpperf-{number}.log"
-    found = ""
-
-    def has_ended() -> bool:
-        nonlocal found
-        found = subprocess.check_output(["scontrol", "show", "job", number], env=environment, text=True)
-        return re.search(r"JobState=(PENDING|CONFIGURING|RUNNING|COMPLETING)", found) is None
-
-    try:
-        wait_until(has_ended, 300, lambda: found + (log.read_text() if log.exists() else ""))
-    finally:
-        subprocess.run(["scancel", "--full", number], env=environment, check=True)
-    (status,) = re.findall(r"ExitCode=(\d+):0", found)
-    return int(status), log.read_text()
-
-
 @pytest.mark.slow
-def test_job_measures_on_two_nodes(cluster: Project) -> None:
-    status, log = run_job(cluster, "--nodes=2", "--interface", "lo", python=sys.executable)
-    assert status == 0, log
-    assert re.search(r"^ddpperf on 2xcpu", log, re.MULTILINE)
-    cluster.assert_nothing_left()
+def test_job_measures_on_two_nodes(project: Project, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """In a Slurm cluster of two nodes on this machine."""
+    with slurm_cluster(tmp_path_factory.mktemp("slurm"), ["a", "b"]) as variables:
+        environment = project.environment | variables | {"PYTHON": sys.executable}
+        submit = ["sbatch", "--parsable", "--nodes=2", str(SCRIPT), "perf/", *project.options()]
+        submit += ["--interface", "lo"]
+        number = subprocess.check_output(submit, cwd=project.root, env=environment, text=True).strip()
+        log = project.root / f"ddpperf-{number}.log"
+        found = ""
+
+        def has_ended() -> bool:
+            nonlocal found
+            found = subprocess.check_output(["scontrol", "show", "job", number], env=environment, text=True)
+            return re.search(r"JobState=(PENDING|CONFIGURING|RUNNING|COMPLETING)", found) is None
+
+        try:
+            wait_until(has_ended, 300, lambda: found + (log.read_text() if log.exists() else ""))
+        finally:
+            subprocess.run(["scancel", "--full", number], env=environment, check=True)
+        assert "ExitCode=0:0" in found, log.read_text()
+        assert re.search(r"^ddpperf on 2xcpu", log.read_text(), re.MULTILINE)
+        project.assert_nothing_left()

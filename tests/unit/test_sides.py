@@ -17,9 +17,7 @@ from ddpperf.errors import Refused
 from ddpperf.plugin.options.ab_sides import is_elsewhere
 from ddpperf.plugin.options.option_table import OLD_OPTIONS, OPTIONS
 from ddpperf.plugin.options.options import read_options
-from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import Side
-from ddpperf.workers.process_set import ProcessSet, SetOptions
 from tests.command_line import reader
 
 pytest_plugins = ["pytester"]
@@ -132,11 +130,3 @@ def test_root_among_the_values_is_refused(pytester: pytest.Pytester) -> None:
     config.option.rootdir = config.option.inifilename = None
     with pytest.raises(Refused, match=re.escape("first, and write options with =, as --base=DIR")):
         read_options(config, 0)
-
-
-def test_missing_source_tree_starts_no_rank(tmp_path: Path) -> None:
-    """The rank would otherwise import the installed code."""
-    options = SetOptions(size=1, device="cpu", rounds=1, deadline_seconds=1.0, log_folder=tmp_path)
-    with pytest.raises(SetFailure, match=r"could not be started: .*/gone: no such source tree"):
-        ProcessSet("A1", Side(root=tmp_path / "gone"), options).spawn()
-    assert not any(tmp_path.iterdir())
