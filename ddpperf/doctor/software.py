@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 
 from ddpperf.doctor.findings import Finding, good, warn
-from ddpperf.machine.compiler import compiler_problem, languages
+from ddpperf.machine.compiler import compiler_reason
 from ddpperf.machine.git import NO_COMMIT, commit
 from ddpperf.machine.gpu_description import Gpu
 from ddpperf.workers.interpreter import release
@@ -74,7 +74,6 @@ def _version(package: str) -> str:
 
 def compiler(gpus: Sequence[Gpu]) -> Finding:
     """Check whether torch.compile finds the compilers that it needs."""
-    for language in languages("cuda" if gpus else "cpu"):
-        if problem := compiler_problem(language):
-            return warn(f"torch.compile {problem}", "install both")
+    if reason := compiler_reason("cuda" if gpus else "cpu"):
+        return warn(*reason.split("; "))
     return good(os.environ.get("CXX", "g++"))

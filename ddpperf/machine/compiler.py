@@ -21,7 +21,7 @@ CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 def compiler_reason(device: str = "cpu") -> str:
     """Return why torch.compile cannot work here and what to do, or an empty string if it can work."""
-    for language in languages(device):
+    for language in ("C++", "C") if device == "cuda" else ("C++",):  # torch writes C++, and Triton C
         if problem := compiler_problem(language):
             return f"torch.compile {problem}; install both, or leave compiled executions out"
     return ""
@@ -31,11 +31,6 @@ def triton_reason() -> str:
     """Return why Triton cannot compile a kernel here and what to do, or an empty string if it can."""
     problem = compiler_problem("C")
     return f"low_latency {problem}; install both, or set CC" if problem else ""
-
-
-def languages(device: str) -> tuple[str, ...]:
-    """Return the languages that torch.compile writes: C++, and for GPUs also Triton's C."""
-    return ("C++", "C") if device == "cuda" else ("C++",)
 
 
 @functools.cache

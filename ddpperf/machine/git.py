@@ -63,16 +63,12 @@ def git(root: Path, *arguments: str, seconds: float = READ_SECONDS) -> str:
 def check_out(root: Path, commit: str, folder: Path) -> Path:
     """Check a commit out in a new git worktree, and return the folder there that corresponds to `root`.
 
-    Raises OSError with git's reason if that fails. `remove_worktree` removes the folder again.
+    Raises OSError with git's reason if that fails. `remove_worktree` removes the folder again, also
+    what a failure has left of it.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    add = ("worktree", "add", "--force", "--detach", str(folder), commit)
-    try:
-        git(root, *add, seconds=CHECKOUT_SECONDS)
-        return folder / git(root, "rev-parse", "--show-prefix")
-    except OSError:
-        remove_worktree(root, folder)
-        raise
+    git(root, "worktree", "add", "--force", "--detach", str(folder), commit, seconds=CHECKOUT_SECONDS)
+    return folder / git(root, "rev-parse", "--show-prefix")
 
 
 def remove_worktree(root: Path, folder: Path) -> None:

@@ -102,9 +102,8 @@ def select_visible(gpus: Sequence[Gpu], visible: str | None) -> list[Gpu]:
 def first_unmapped(gpus: Sequence[Gpu]) -> tuple[int, int] | None:
     """Return the first two GPUs that cannot read each other's memory, or None if none are known."""
     possible = None, pynvml.NVML_P2P_STATUS_OK, pynvml.NVML_P2P_STATUS_UNKNOWN
-    handles = gpu_handles(gpus)
-    for first, second in sorted(combinations(range(len(handles)), 2), key=max):
-        if ask(pynvml.nvmlDeviceGetP2PStatus, handles[first], handles[second], P2P_READ) not in possible:
+    for (first, one), (second, other) in combinations(enumerate(gpu_handles(gpus)), 2):
+        if ask(pynvml.nvmlDeviceGetP2PStatus, one, other, P2P_READ) not in possible:
             return first, second
     return None
 

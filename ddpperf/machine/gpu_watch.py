@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import pynvml
 
@@ -80,16 +80,12 @@ def read_state(handle: Any) -> GpuState:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Disturbance:
-    """What disturbed one GPU in one round of a measurement, and the GPU's clock."""
+class Round(NamedTuple):
+    """The states of all GPUs before and after a round. A repeated round keeps its number."""
 
-    throttled: frozenset[str] = frozenset()
-    foreign: frozenset[int] = frozenset()
-    megahertz: int | None = None
-
-
-Round = Sequence[Disturbance]  # by GPU
+    number: int
+    before: Sequence[GpuState]
+    after: Sequence[GpuState]
 
 
 class GpuWatch:
@@ -102,12 +98,12 @@ class GpuWatch:
     def __init__(self, handles: Sequence[Any]) -> None:
         self._handles = handles
         self._last = [read_state(handle) for handle in handles]
-        self._before = [state.processes for state in self._last]
+        self._earlier = [state.processes for state in self._last]
         self._own: set[int] = set()
-        self._rounds: list[tuple[int, Round]] = []  # with their numbers; a repeated round keeps its number
+        self._rounds: list[Round] = []
 
     def look(self, own: Collection[int], done: int) -> str:
-        """Record the disturbances of the GPUs in the last round, and return reasons to repeat the round.
+        """Record the states of the GPUs after a round, and return reasons to repeat the round.
 
         Returns an empty string if the round counts. own: the process ids of the ranks. done: the
         number of rounds so far. 0 starts a measurement. A round with the number of the last round
@@ -118,33 +114,47 @@ class GpuWatch:
         if not done:
             self._rounds = []
             return ""
-        found = [
-            Disturbance(
-                throttled=throttled(then, now),
-                foreign=foreign(now.processes, self._own, earlier),
-                megahertz=now.megahertz,
-            )
-            for then, now, earlier in zip(before, self._last, self._before, strict=True)
+        self._rounds.append(Round(done, before, self._last))
+        # A power cap in at least half of the rounds belongs to the work itself: a repeated round has it, too.
+        capped = [
+            sum(POWER_CAP in throttled(one.before[gpu], one.after[gpu]) for one in self._rounds)
+            for gpu in range(len(self._handles))
         ]
-        self._rounds.append((done, found))
-        return "; ".join(spoiling([measured for _, measured in self._rounds]))
+        usual = {gpu for gpu, count in enumerate(capped) if 2 * count >= len(self._rounds)}
+        return "; ".join(self._disturbances(self._rounds[-1], usual))
 
     def warnings(self) -> list[Note]:
         """Return warnings about disturbed rounds, and a note about rounds that were repeated."""
-        rounds, self._rounds = self._rounds, []
-        everything = [measured for _, measured in rounds]
-        counting = dict(rounds)  # of equal numbers the last
-        counts = Counter(text for last in counting.values() for text in disturbances(last, everything))
+        counting = {one.number: one for one in self._rounds}  # of equal numbers the last
+        counts = Counter(text for one in counting.values() for text in self._disturbances(one))
         total = units.counted(len(counting), "round")
         notes = [warning(f"{text} during {count} of {total}") for text, count in counts.items()]
-        if repeated := [measured for number, measured in rounds if counting[number] is not measured]:
+        if repeated := [one for one in self._rounds if counting[one.number] is not one]:
             again = "1 spoiled round was" if len(repeated) == 1 else f"{len(repeated)} spoiled rounds were"
-            reasons = dict.fromkeys(text for one in repeated for text in disturbances(one, everything))
+            reasons = dict.fromkeys(text for one in repeated for text in self._disturbances(one))
             notes.append(info(f"{again} measured again: {'; '.join(reasons)}"))
+        self._rounds = []
         return notes
 
+    def _disturbances(self, one: Round, usually_capped: Collection[int] = ()) -> list[str]:
+        """Return a sentence for each disturbance of each GPU in one round.
 
-# --- deciding
+        The highest clock of all rounds counts as the undisturbed one. usually_capped: the GPUs whose
+        power cap, and a lower clock with it, is no disturbance.
+        """
+        texts = []
+        for gpu, (before, now) in enumerate(zip(one.before, one.after, strict=True)):
+            is_capped = gpu in usually_capped
+            why = throttled(before, now) - ({POWER_CAP} if is_capped else set())
+            highest = max(each.after[gpu].megahertz or 0 for each in self._rounds)
+            if why:
+                texts.append(f"GPU {gpu} was throttled ({', '.join(sorted(why))})")
+            elif not is_capped and now.megahertz and now.megahertz < (1 - EQUAL_CLOCKS) * highest:
+                texts.append(f"GPU {gpu}'s clock was below {highest} MHz")
+            if others := sorted(foreign(now.processes, self._own, self._earlier[gpu])):
+                pids = f"process{'es' * (len(others) > 1)} {', '.join(map(str, others))}"
+                texts.append(f"{pids} also used GPU {gpu}")
+        return texts
 
 
 def throttled(before: GpuState, now: GpuState) -> frozenset[str]:
@@ -169,34 +179,3 @@ def foreign(listed: Collection[int], own: Collection[int], before: Collection[in
     """
     others = frozenset(listed) - frozenset(own)
     return others if others != frozenset(listed) else others & frozenset(before)
-
-
-def spoiling(rounds: Sequence[Round]) -> list[str]:
-    """Return a sentence for each reason why the last round of a measurement must be repeated.
-
-    A power cap in at least half of the rounds belongs to the work itself, since a repeated round
-    has it, too.
-    """
-    last = list(rounds[-1])
-    for gpu, found in enumerate(last):
-        if 2 * sum(POWER_CAP in measured[gpu].throttled for measured in rounds) >= len(rounds):
-            last[gpu] = replace(found, throttled=found.throttled - {POWER_CAP}, megahertz=None)
-    return disturbances(last, rounds)
-
-
-def disturbances(one: Round, rounds: Sequence[Round]) -> list[str]:
-    """Return a sentence for each disturbance of each GPU in one round of a measurement.
-
-    rounds: all rounds of the measurement, whose highest clock counts as the undisturbed one.
-    """
-    texts = []
-    for gpu, found in enumerate(one):
-        highest = max(measured[gpu].megahertz or 0 for measured in rounds)
-        if found.throttled:
-            texts.append(f"GPU {gpu} was throttled ({', '.join(sorted(found.throttled))})")
-        elif found.megahertz is not None and found.megahertz < (1 - EQUAL_CLOCKS) * highest:
-            texts.append(f"GPU {gpu}'s clock was below {highest} MHz")
-        if found.foreign:
-            pids = ", ".join(map(str, sorted(found.foreign)))
-            texts.append(f"process{'es' * (len(found.foreign) > 1)} {pids} also used GPU {gpu}")
-    return texts

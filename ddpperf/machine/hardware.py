@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ddpperf.io.secret_values import shown_value
 from ddpperf.machine.cgroup import cpu_quota
 from ddpperf.machine.git import commit
-from ddpperf.machine.gpu_description import Gpu
+from ddpperf.machine.gpu_description import Gpu, first_unmapped
 from ddpperf.machine.links import LinkRate, gpu_link
 from ddpperf.specs import Spec
 
@@ -58,15 +58,13 @@ class Machine:
     """The device type, the GPU model and the links of the machine, on which experiments depend.
 
     links: the links as the user describes them. world_sizes: the numbers of devices that the test run
-    uses. unmapped: the indices of the first two GPUs that cannot read each other's memory; None if
-    none are known. interface: the network interface to the other nodes; None in a run on one node.
-    gpus: the GPUs in the order of the ranks; empty on the CPU, whose links have no known rate.
+    uses. interface: the network interface to the other nodes; None in a run on one node. gpus: the
+    GPUs in the order of the ranks; empty on the CPU, whose links have no known rate.
     """
 
     device: str = "cpu"
     links: Links = field(default_factory=Links)
     world_sizes: tuple[int, ...] = ()
-    unmapped: tuple[int, int] | None = None
     interface: Interface | None = None
     gpus: tuple[Gpu, ...] = field(default=(), compare=False)
 
@@ -106,12 +104,12 @@ class Machine:
 
     def mapping_reason(self, spec: Spec) -> str:
         """Return why the GPUs cannot map memory as a spec requires, or an empty string."""
+        what = "it maps the memory of all GPUs, and"
         if spec.maps_memory and self.crosses_nodes(spec.world_size):
-            return f"it maps the memory of all GPUs, and its {spec.world_size} ranks are on several nodes"
-        if not spec.maps_memory or self.unmapped is None or max(self.unmapped) >= spec.world_size:
-            return ""
-        first, second = self.unmapped
-        return f"it maps the memory of all GPUs, and GPU {first} and GPU {second} cannot read each other's"
+            return f"{what} its {spec.world_size} ranks are on several nodes"
+        if spec.maps_memory and (pair := first_unmapped(self.gpus[: spec.world_size])):
+            return f"{what} GPU {pair[0]} and GPU {pair[1]} cannot read each other's"
+        return ""
 
 
 def machine_info() -> dict[str, Any]:

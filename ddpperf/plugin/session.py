@@ -20,7 +20,7 @@ from ddpperf.doctor.findings import Finding
 from ddpperf.errors import Refused
 from ddpperf.machine import hardware
 from ddpperf.machine.compiler import compiler_cache
-from ddpperf.machine.gpu_description import Gpu, first_unmapped, visible_gpus
+from ddpperf.machine.gpu_description import Gpu, visible_gpus
 from ddpperf.machine.links import rates_to_json
 from ddpperf.machine.network import find_interface
 from ddpperf.plugin.base_checkout import require_stored_code
@@ -109,7 +109,6 @@ class Session:
             device=self.options.device,
             links=self.options.links,
             world_sizes=self.options.world_sizes,
-            unmapped=first_unmapped(self.gpus),
             interface=self.options.interface,
             gpus=tuple(self.gpus),
         )

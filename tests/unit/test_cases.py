@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ddpperf.machine import hardware
 from ddpperf.machine.compiler import compiler_problem, compiler_reason
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.cases import case, if_valid, machine_reason, parameters
@@ -61,25 +62,28 @@ def test_gpu_work_is_skipped_on_the_cpu(fields: dict[str, Any]) -> None:
         TrainingSpec(**TRAINING | {"comm_hook": "symmetric_memory", "strategy": "own_ddp"}),
     ],
 )
-def test_mapped_memory_needs_peer_access(spec: Spec) -> None:
-    reason = machine_reason(spec, Machine(device="cuda", unmapped=(0, 1)))
-    assert reason == "it maps the memory of all GPUs, and GPU 0 and GPU 1 cannot read each other's"
-    assert not machine_reason(spec, Machine(device="cuda", unmapped=(1, 2))), "which has the first two alone"
+def test_mapped_memory_needs_peer_access(spec: Spec, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not machine_reason(spec, Machine(device="cuda"))
+    monkeypatch.setattr(hardware, "first_unmapped", lambda gpus: (0, 1))
+    reason = machine_reason(spec, Machine(device="cuda"))
+    assert reason == "it maps the memory of all GPUs, and GPU 0 and GPU 1 cannot read each other's"
     sent = AllReduceSpec(world_size=2, nbytes=1024)
-    assert not machine_reason(sent, Machine(device="cuda", unmapped=(0, 1)))
+    assert not machine_reason(sent, Machine(device="cuda"))
 
 
-def test_candidate_that_cannot_measure_is_marked(pytestconfig: pytest.Config) -> None:
+def test_candidate_that_cannot_measure_is_marked(
+    pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = reader(pytestconfig)("--rootdir=/", "--candidate", "comm_hook=symmetric_memory", gpus=2)
     marker = pytest.mark.specs(cases=lambda options: [options.step(**TRAINING)]).mark
 
-    def marks(machine: Machine) -> list[tuple[str, str]]:
-        (step,) = parameters("test_it", marker, options, machine)
+    def marks() -> list[tuple[str, str]]:
+        (step,) = parameters("test_it", marker, options, Machine(device="cuda"))
         return [(mark.name, mark.kwargs.get("reason", "")) for mark in step.marks]
 
-    assert marks(Machine(device="cuda")) == []
-    (skip, reason), cannot = marks(Machine(device="cuda", unmapped=(0, 1)))
+    assert marks() == []
+    monkeypatch.setattr(hardware, "first_unmapped", lambda gpus: (0, 1))
+    (skip, reason), cannot = marks()
     assert (skip, cannot) == ("skip", ("candidate_cannot", ""))
     assert reason.startswith("the candidate cannot measure it: it maps the memory of all GPUs")
 
@@ -103,9 +107,10 @@ def test_dataloader_needs_torchvision(
     assert not plain.marks
 
 
-def test_fastest_all_reduce_needs_another_algorithm() -> None:
+def test_fastest_all_reduce_needs_another_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing: Any = None
-    measure = Measure(nothing, measuring(Machine(device="cuda", unmapped=(0, 1))))
+    monkeypatch.setattr(hardware, "first_unmapped", lambda gpus: (0, 1))
+    measure = Measure(nothing, measuring(Machine(device="cuda")))
     with pytest.raises(
         pytest.skip.Exception, match=r"^no other algorithm can run: it maps the memory of all GPUs, and "
     ):

@@ -5,7 +5,6 @@ other, too.
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -20,36 +19,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def held(*devices: str) -> ExitStack:
-    return lock_devices(devices)
-
-
-def is_free(*devices: str) -> bool:
-    try:
-        held(*devices).close()
-    except Refused:
-        return False
-    return True
-
-
-def test_second_run_is_refused_with_the_holders_id() -> None:
-    held_lock = held("cpu")
-    sentence = f"^cpu is being measured by process {os.getpid()}; wait until that run ends, or stop it$"
-    with pytest.raises(Refused, match=sentence):
-        held("cpu")
-    assert held_lock
-
-
 def test_devices_are_locked_all_or_none() -> None:
-    held_lock = held("GPU-b")
-    with pytest.raises(Refused, match=r"^GPU-b is being measured by process"):
-        held("GPU-a", "GPU-b", "GPU-c")
-    assert is_free("GPU-a", "GPU-c")
-    assert held_lock
+    held = lock_devices(["GPU-b"])
+    sentence = f"^GPU-b is being measured by process {os.getpid()}; wait until that run ends, or stop it$"
+    with pytest.raises(Refused, match=sentence):
+        lock_devices(["GPU-a", "GPU-b", "GPU-c"])
+    lock_devices(["GPU-a", "GPU-c"]).close()
+    held.close()
+    lock_devices(["GPU-b"]).close()
 
 
 def test_other_users_can_lock_afterwards(folder: Path) -> None:
-    held("cpu").close()
+    lock_devices(["cpu"]).close()
     assert (folder / "ddpperf-cpu.lock").stat().st_mode & 0o777 == 0o666
 
 
@@ -59,14 +40,14 @@ def test_folder_that_is_missing_is_refused(folder: Path, monkeypatch: pytest.Mon
         r"^the lock file /.*/missing/ddpperf-cpu.lock cannot be written \(No such file or directory\); set"
     )
     with pytest.raises(Refused, match=sentence):
-        held("cpu")
+        lock_devices(["cpu"])
 
 
 def test_second_release_keeps_the_next_holders_lock() -> None:
-    first = held("cpu")
+    first = lock_devices(["cpu"])
     first.close()
-    second = held("cpu")
+    second = lock_devices(["cpu"])
     first.close()
-    assert not is_free("cpu")
+    with pytest.raises(Refused, match=r"^cpu is being measured by process"):
+        lock_devices(["cpu"])
     second.close()
-    assert is_free("cpu")

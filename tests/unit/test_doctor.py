@@ -119,9 +119,8 @@ def test_shared_memory_is_judged(
 def test_missing_commit_and_compiler_are_warnings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     assert software.repository(()).level is WARNING
-    monkeypatch.setattr(software, "compiler_problem", lambda language: f"needs {language}")
-    finding = software.compiler(())
-    assert (finding.level, finding.text) == (WARNING, "torch.compile needs C++")
+    monkeypatch.setattr(software, "compiler_reason", lambda device: f"no {device}; install both")
+    assert software.compiler(()) == warn("no cpu", "install both")
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,13 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pynvml
 import pytest
 
 from ddpperf.machine import gpu_watch
-from ddpperf.machine.gpu_watch import Disturbance, GpuState, GpuWatch, foreign, read_state, throttled
+from ddpperf.machine.gpu_watch import GpuState, GpuWatch, foreign, read_state, throttled
 from tests.fake_nvml import field_values, install, refuses, training
 
 
@@ -53,35 +54,6 @@ def test_process_is_foreign_if_it_cannot_be_ours(
     listed: set[int], own: set[int], before: set[int], others: set[int]
 ) -> None:
     assert foreign(listed, own, before) == others
-
-
-def rounds_of(*disturbances: Disturbance | None) -> list[list[Disturbance]]:
-    """Return rounds in which GPU 0 is undisturbed and GPU 1 has these disturbances, None for none."""
-    return [[Disturbance(), one or Disturbance()] for one in disturbances]
-
-
-HOT = Disturbance(throttled=frozenset({"temperature"}))
-CAPPED = Disturbance(throttled=frozenset({"power cap"}))
-SHARED = Disturbance(foreign=frozenset({64, 12}))
-FULL, NEAR, LOW = (Disturbance(megahertz=each) for each in (1980, 1941, 1940))  # 1940.4 is 2% below 1980
-
-
-@pytest.mark.parametrize(
-    ("rounds", "reasons"),
-    [
-        (rounds_of(HOT, HOT), ["GPU 1 was throttled (temperature)"]),  # the work's own it never is
-        (rounds_of(None, CAPPED), []),
-        (rounds_of(None, None, CAPPED), ["GPU 1 was throttled (power cap)"]),
-        (rounds_of(None, SHARED), ["processes 12, 64 also used GPU 1"]),
-        (rounds_of(FULL, NEAR), []),
-        (rounds_of(LOW, FULL), []),  # the round before was the slower one
-        (rounds_of(FULL, None, LOW), ["GPU 1's clock was below 1980 MHz"]),
-        (rounds_of(replace(FULL, throttled=CAPPED.throttled), LOW), []),  # by the work's own cap
-        (rounds_of(FULL, replace(LOW, throttled=HOT.throttled)), ["GPU 1 was throttled (temperature)"]),
-    ],
-)
-def test_frequent_power_cap_does_not_spoil(rounds: list[list[Disturbance]], reasons: list[str]) -> None:
-    assert gpu_watch.spoiling(rounds) == reasons
 
 
 # --- what NVML says
@@ -155,6 +127,32 @@ def test_earlier_processes_are_foreign_and_ended_ranks_are_not(monkeypatch: pyte
     assert watch.look({3}, 3) == "process 8 also used GPU 1"
     watch.look({3}, 0)
     assert texts(watch) == [], "that was another measurement"
+
+
+HOT, CAPPED = ({"reasons": frozenset({why})} for why in ("temperature", "power cap"))
+SHARED = {"processes": frozenset({1, 64, 12})}
+FULL, NEAR, LOW = ({"megahertz": each} for each in (1980, 1941, 1940))  # 1940.4 is 2% below 1980
+
+
+@pytest.mark.parametrize(
+    ("rounds", "reason"),
+    [
+        ([HOT, HOT], "GPU 1 was throttled (temperature)"),  # the work's own it never is
+        ([{}, CAPPED], ""),
+        ([{}, {}, CAPPED], "GPU 1 was throttled (power cap)"),
+        ([{}, SHARED], "processes 12, 64 also used GPU 1"),
+        ([FULL, NEAR], ""),
+        ([LOW, FULL], ""),  # the round before was the slower one
+        ([FULL, {}, LOW], "GPU 1's clock was below 1980 MHz"),
+        ([FULL | CAPPED, LOW], ""),  # by the work's own cap
+        ([FULL, LOW | HOT], "GPU 1 was throttled (temperature)"),
+    ],
+)
+def test_frequent_power_cap_does_not_spoil(
+    monkeypatch: pytest.MonkeyPatch, rounds: list[dict[str, Any]], reason: str
+) -> None:
+    watch = watch_of(monkeypatch, state(0), *(replace(state(at), **one) for at, one in enumerate(rounds, 1)))
+    assert [watch.look({1, 2}, done) for done in range(1, 1 + len(rounds))][-1] == reason
 
 
 def test_changed_clock_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
