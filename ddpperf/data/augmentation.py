@@ -2,42 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ddpperf.data.images import MEAN, STD, Images
+from ddpperf.data.images import MEAN, MEMORY_FORMATS, STD, Images
+from ddpperf.specs import RunSpec, TrainingSpec
 
-PADDING = 4  # of a random crop
 Batch = tuple[Tensor, Tensor]  # images and labels
 
 
 class DeviceImages:
     """A data set stored as uint8 on the device, where batches are cropped, flipped and normalized.
 
-    padding: the pixels of zeros around each image before the random crop. uncropped_from: the first
-    epoch without random crops; None for random crops in all epochs.
-    cutmix: the fraction of the images in which a rectangle shows the image before in the batch (Yun
-    et al. 2019, "CutMix"). The rectangle's area is a uniformly random fraction of the image, less
-    what lies outside.
+    With CutMix (Yun et al. 2019), a rectangle in some images shows the image before in the batch. Its
+    area is a uniformly random fraction of the image, less what lies outside.
+    spec: a training without a recipe has the defaults of recipes, which are random crops of images
+    that have 4 pixels of zeros around them, in all epochs, and no CutMix.
     """
 
-    def __init__(
-        self,
-        images: Images,
-        device: torch.device,
-        memory_format: torch.memory_format,
-        *,
-        padding: int = PADDING,
-        uncropped_from: int | None = None,
-        cutmix: float = 0.0,
-    ) -> None:
-        padded = F.pad(images.pixels.to(device), (padding,) * 4)
+    def __init__(self, images: Images, spec: TrainingSpec, device: torch.device) -> None:
+        self.recipe: Any = spec if isinstance(spec, RunSpec) else RunSpec
+        self.padding, self.cutmix = self.recipe.crop_padding, self.recipe.cutmix
+        self.device, self.memory_format = device, MEMORY_FORMATS[spec.memory_format]
+        padded = F.pad(images.pixels.to(device), (self.padding,) * 4)
         self.padded = padded.permute(0, 2, 3, 1).contiguous()  # [N, H + 2 padding, W + 2 padding, 3]
         self.labels = images.labels.to(device)
         self.classes = int(images.labels.max()) + 1
-        self.device, self.memory_format = device, memory_format
-        self.padding, self.uncropped_from, self.cutmix = padding, uncropped_from, cutmix
         self.mean = torch.tensor(MEAN, device=device) * 255
         self.inverse_std = 1 / (torch.tensor(STD, device=device) * 255)
         height, width = images.pixels.shape[2:]
@@ -53,7 +46,8 @@ class DeviceImages:
         """
         count, sizes = len(order), (len(self.rows), len(self.columns))
         offsets = torch.randint(2 * self.padding + 1, (2, count), generator=generator)
-        if self.uncropped_from is not None and epoch >= self.uncropped_from:
+        uncropped = self.recipe.uncropped_epochs
+        if uncropped and epoch >= self.recipe.epochs - uncropped:
             offsets.fill_(self.padding)
         flips = torch.randint(2, (1, count), generator=generator)
         parts = [order[None], offsets, flips]

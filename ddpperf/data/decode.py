@@ -3,11 +3,10 @@
     python -m ddpperf.data.decode imagefolder|cifar10 FOLDER OUT
 
 ddpperf/data/cache.py runs this module as a child process, because the process that runs the tests
-imports no torch. Without a FOLDER, CIFAR-10 is downloaded. torch.load reads the file OUT/images.pt.
-It holds train_images uint8 [N, 3, H, W] (RGB), train_labels int64 [N], test_images, test_labels,
-and classes, the class names in the order of the labels. OUT/data.json holds the summary that `save`
-returns. Lines about progress go to standard output. Images that cannot be decoded end the process
-with one sentence.
+imports no torch. Without a FOLDER, CIFAR-10 is downloaded. torch.load reads the file OUT/images.pt,
+which holds train_images uint8 [N, 3, H, W] (RGB), train_labels int64 [N], test_images and
+test_labels. OUT/data.json describes them. Lines about progress go to standard output. Images that
+cannot be decoded end the process with one sentence.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from typing import Any
 
 import torch
 from PIL import Image
+from torch import Tensor
 from torchvision.datasets import CIFAR10, ImageFolder
 from torchvision.transforms.functional import pil_to_tensor
 
@@ -65,12 +65,12 @@ def data_sets(kind: str, folder: Path, *, download: bool) -> list[Any]:
     return parts
 
 
-def decode(parts: list[Any]) -> dict[str, Any]:
+def decode(parts: list[Any]) -> dict[str, Tensor]:
     """Return the images and labels of both data sets by their names in the file, or raise Refused.
 
     Both are in a fixed random order, so that the first images have all classes.
     """
-    found: dict[str, Any] = {"classes": list(parts[0].classes)}
+    found = {}
     shape = parts[0][0][0].shape
     for name, part in zip(("train", "test"), parts, strict=True):
         order = torch.randperm(len(part), generator=torch.Generator().manual_seed(0))
@@ -90,11 +90,10 @@ def decode(parts: list[Any]) -> dict[str, Any]:
     return found
 
 
-def save(decoded: dict[str, Any], path: Path) -> dict[str, object]:
-    """Write decoded images and labels to the file `path` and return a summary of them.
+def save(decoded: dict[str, Tensor], path: Path) -> dict[str, object]:
+    """Write images and labels to the file `path` and return their number, size in pixels and digest.
 
-    digest: 12 hex digits of a sha256 over images and labels. classes: the number of classes.
-    image_size: height and width in pixels. Raises OSError or RuntimeError if the disk is full.
+    The digest is 12 hex digits of a sha256. Raises OSError or RuntimeError if the disk is full.
     """
     torch.save(decoded, path)
     digest = hashlib.sha256()
@@ -105,7 +104,6 @@ def save(decoded: dict[str, Any], path: Path) -> dict[str, object]:
         "digest": digest.hexdigest()[:12],
         "train_images": len(decoded["train_labels"]),
         "test_images": len(decoded["test_labels"]),
-        "classes": len(decoded["classes"]),
         "image_size": list(decoded["train_images"].shape[2:]),
     }
 
@@ -115,7 +113,7 @@ def main(kind: str, folder: str, out: str) -> None:
     try:
         say(f"{'decoding' if folder else 'downloading'} the images of {folder or 'CIFAR-10'}, once")
         parts = data_sets(kind, Path(folder or f"{out}/cifar10"), download=not folder)
-        data = save(decode(parts), Path(out, "images.pt"))
+        data = {"classes": len(parts[0].classes), **save(decode(parts), Path(out, "images.pt"))}
         Path(out, "data.json").write_text(json.dumps(data), encoding="utf-8")
     except Refused as refusal:
         sys.exit(str(refusal))

@@ -14,6 +14,7 @@ from ddpperf.specs import DATA_VARIABLE, RunSpec, TrainingSpec
 
 IMAGE_SHAPE = (3, 32, 32)
 NUM_CLASSES = 10
+MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 SEEDS = {"train": 1, "test": 2}
 # of CIFAR-10, by channel, for values from 0 to 1
 MEAN = (0.4914, 0.4822, 0.4465)

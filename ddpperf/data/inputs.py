@@ -8,9 +8,10 @@ from random import Random
 import torch
 from torch.utils.data import DataLoader
 
-from ddpperf.data.augmentation import PADDING, Batch, DeviceImages
-from ddpperf.data.images import MEAN, STD, Images
+from ddpperf.data.augmentation import Batch, DeviceImages
+from ddpperf.data.images import MEAN, MEMORY_FORMATS, STD, Images, load_images
 from ddpperf.data.sampler import EpochBatches
+from ddpperf.specs import RunSpec, TrainingSpec
 
 
 class Input:
@@ -93,26 +94,20 @@ class DeviceInput(Input):
 class LoaderInput(Input):
     """Input that reads training batches from a torch DataLoader with torchvision's transforms.
 
-    workers: the number of loader processes, which a fork server starts in `begin`. With 0 the
-    transforms run in this process.
+    A fork server starts the spec's loader workers in `begin`. Without workers, the transforms run in
+    this process.
     """
 
-    def __init__(
-        self,
-        images: Callable[[], Images],
-        batches: EpochBatches,
-        workers: int,
-        device: torch.device,
-        memory_format: torch.memory_format,
-    ) -> None:
+    def __init__(self, spec: TrainingSpec, batches: EpochBatches, device: torch.device) -> None:
         super().__init__((torch.empty(0), torch.empty(0)))
         # a process that uses CUDA cannot be forked
+        workers = spec.loader_workers
         context = torch.multiprocessing.get_context("forkserver") if workers else None
         if context is not None:
             context.set_forkserver_preload([__name__, "torchvision.transforms"])
-        self.batches, self.device, self.memory_format = batches, device, memory_format
+        self.batches, self.device, self.memory_format = batches, device, MEMORY_FORMATS[spec.memory_format]
         self.loader = DataLoader(
-            TransformedImages(images),
+            TransformedImages(spec),
             batch_sampler=batches,
             num_workers=workers,
             multiprocessing_context=context,
@@ -142,16 +137,16 @@ class TransformedImages(torch.utils.data.Dataset[Batch]):
     Each loader process opens the images itself, and needs torchvision.
     """
 
-    def __init__(self, images: Callable[[], Images]) -> None:
-        self.images = images
+    def __init__(self, spec: TrainingSpec) -> None:
+        self.spec = spec
         self.loaded: Images | None = None
 
     def __getitem__(self, index: int) -> Batch:
         if self.loaded is None:
             from torchvision import transforms  # here, because most inputs do not need it
 
-            self.loaded = self.images()
-            crop = transforms.RandomCrop(self.loaded.pixels.shape[2:], padding=PADDING)
+            self.loaded = load_images(self.spec)
+            crop = transforms.RandomCrop(self.loaded.pixels.shape[2:], padding=RunSpec.crop_padding)
             convert, normalize = transforms.ConvertImageDtype(torch.float32), transforms.Normalize(MEAN, STD)
             self.transform = transforms.Compose((crop, transforms.RandomHorizontalFlip(), convert, normalize))
         return self.transform(self.loaded.pixels[index]), self.loaded.labels[index]

@@ -11,9 +11,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from ddpperf.data.images import Images, normalized
+from ddpperf.data.images import MEMORY_FORMATS, Images, normalized
 from ddpperf.specs import RunSpec
-from ddpperf.training.model_and_data import MEMORY_FORMATS
 
 Autocast = Callable[[], AbstractContextManager[object]]
 BATCH_SIZE = 1000

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from ddpperf.data.augmentation import DeviceImages
-from ddpperf.data.images import Images, load_images, normalized
+from ddpperf.data.images import MEMORY_FORMATS, Images, load_images, normalized
 from ddpperf.data.inputs import DeviceInput, Input, LoaderInput
 from ddpperf.data.sampler import EpochBatches
 from ddpperf.errors import CannotTrain
-from ddpperf.specs import RunSpec, TrainingSpec, is_custom_model
+from ddpperf.specs import TrainingSpec, is_custom_model
 from ddpperf.training.models import Loss, build, custom_batch, custom_model
-
-MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 
 
 def model_and_data(spec: TrainingSpec, rank: int, device: torch.device) -> tuple[nn.Module, Input, Loss]:
@@ -39,22 +34,14 @@ def model_and_data(spec: TrainingSpec, rank: int, device: torch.device) -> tuple
     batches = EpochBatches(spec, rank)
     source: Input
     if spec.input == "dataloader":
-        load = partial(load_images, spec)
-        source = LoaderInput(load, batches, spec.loader_workers, device, memory_format)
+        source = LoaderInput(spec, batches, device)
     elif spec.input == "device":
-        augmentation = augmentation_of(spec) if isinstance(spec, RunSpec) else {}
-        source = DeviceInput(DeviceImages(images, device, memory_format, **augmentation), batches)
+        source = DeviceInput(DeviceImages(images, spec, device), batches)
     else:
         indices = next(iter(batches))
         pixels = normalized(images.pixels[indices].to(device), memory_format)
         source = Input((pixels, images.labels[indices].to(device)))
     return model, source, F.cross_entropy
-
-
-def augmentation_of(spec: RunSpec) -> dict[str, Any]:
-    """Return how a training recipe changes its training images, as arguments of DeviceImages."""
-    uncropped_from = spec.epochs - spec.uncropped_epochs if spec.uncropped_epochs else None
-    return {"padding": spec.crop_padding, "uncropped_from": uncropped_from, "cutmix": spec.cutmix}
 
 
 def require_classifier(name: str, model: nn.Module, images: Images, device: torch.device) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ddpperf.data.augmentation import DeviceImages
-from ddpperf.data.images import normalized, synthetic_images
+from ddpperf.data.images import load_images, normalized, synthetic_images
 from ddpperf.data.inputs import DeviceInput
 from ddpperf.data.sampler import EpochBatches
 from ddpperf.machine.compiler import compiler_reason
@@ -305,10 +305,8 @@ def test_each_seed_has_other_orders_and_crops() -> None:
     """Also in later epochs, although the sampler adds the epoch to its seed."""
     orders, crops = set(), set()
     for seed in (0, 1, 2, 2**10):
-        batches = EpochBatches(dataclasses.replace(SMALL, seed=seed), 0)
-        images = DeviceInput(
-            DeviceImages(synthetic_images(SMALL.epoch_images, 1), CPU, torch.contiguous_format), batches
-        )
+        spec = dataclasses.replace(SMALL, seed=seed)
+        images = DeviceInput(DeviceImages(load_images(spec), spec, CPU), EpochBatches(spec, 0))
         for epoch in range(3):
             images.begin(epoch)
             orders.add(tuple(images.plan[0].tolist()))

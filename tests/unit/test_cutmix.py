@@ -13,7 +13,6 @@ from ddpperf.data.images import Images, normalized
 from ddpperf.data.inputs import DeviceInput
 from ddpperf.data.sampler import EpochBatches
 from ddpperf.specs import RunSpec
-from ddpperf.training.model_and_data import augmentation_of
 
 COUNT, HEIGHT, WIDTH = 1024, 7, 9
 IMAGES = Images(
@@ -41,8 +40,7 @@ TWO_CLASSES = Images(pixels=IMAGES.pixels, labels=IMAGES.labels % 2)
 
 def epoch(spec: RunSpec, number: int = 0, images: Images = IMAGES) -> tuple[Tensor, Tensor]:
     """Return all images and labels of one epoch, in batches of half an epoch."""
-    on_device = DeviceImages(images, CPU, torch.channels_last, **augmentation_of(spec))
-    source = DeviceInput(on_device, EpochBatches(spec, 0))
+    source = DeviceInput(DeviceImages(images, spec, CPU), EpochBatches(spec, 0))
     source.begin(number)
     taken = []
     for _ in range(2):
@@ -94,7 +92,7 @@ def test_last_epochs_have_no_random_crops() -> None:
 def test_padding_bounds_the_random_crop() -> None:
     first, _, last = (0, 0), None, (2, 2)
     spec = dataclasses.replace(SPEC, crop_padding=1)
-    images = DeviceImages(IMAGES, CPU, torch.channels_last, **augmentation_of(spec))
+    images = DeviceImages(IMAGES, spec, CPU)
     plan = images.plan(torch.arange(COUNT), torch.Generator().manual_seed(0))
     assert (tuple(plan[1:3].amin(1).tolist()), tuple(plan[1:3].amax(1).tolist())) == (first, last)
     assert images.padded.shape == (COUNT, HEIGHT + 2, WIDTH + 2, 3)

@@ -7,15 +7,15 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from ddpperf.data.augmentation import Batch, DeviceImages
-from ddpperf.data.images import MEAN, STD, Images, load_images, normalized
+from ddpperf.data.images import MEAN, STD, Images, normalized
 from ddpperf.data.inputs import DeviceInput, Input, LoaderInput
 from ddpperf.data.sampler import EpochBatches
 from ddpperf.specs import DATA_VARIABLE, EpochSpec
@@ -33,22 +33,22 @@ IMAGES = Images(
 )
 
 
-def spec_of(world_size: int = 1, batch_size: int = 5) -> EpochSpec:
+def spec_of(world_size: int = 1, batch_size: int = 5, **fields: Any) -> EpochSpec:
     return EpochSpec(
         model="resnet18_cifar",
         world_size=world_size,
         per_rank_batch_size=batch_size,
         strategy="ddp",
-        input="device",
         data="mine",
         epoch_images=COUNT,
         drop_last=False,
+        **{"input": "device"} | fields,
     )
 
 
 def device_input(rank: int = 0, world_size: int = 1, batch_size: int = 5) -> DeviceInput:
-    images = DeviceImages(IMAGES, CPU, torch.contiguous_format)
-    return DeviceInput(images, EpochBatches(spec_of(world_size, batch_size), rank))
+    spec = spec_of(world_size, batch_size)
+    return DeviceInput(DeviceImages(IMAGES, spec, CPU), EpochBatches(spec, rank))
 
 
 @pytest.fixture(scope="module")
@@ -154,15 +154,20 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DATA_VARIABLE, str(tmp_path / "images.pt"))
 
 
-def loader_input(spec: EpochSpec, rank: int, workers: int) -> LoaderInput:
-    batches = EpochBatches(spec, rank)
-    return LoaderInput(partial(load_images, spec), batches, workers, CPU, torch.channels_last)
+def loader_input(rank: int = 0, workers: int = 0, **fields: int) -> LoaderInput:
+    loader: dict[str, Any] = {
+        "input": "dataloader",
+        "loader_workers": workers,
+        "memory_format": "channels_last",
+    }
+    spec = spec_of(**fields, **loader)
+    return LoaderInput(spec, EpochBatches(spec, rank), CPU)
 
 
 @pytest.mark.usefixtures("stored")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_dataloader_has_same_batches_and_ends_its_processes(workers: int, ways: Tensor) -> None:
-    loader = loader_input(spec_of(world_size=2, batch_size=4), 1, workers)
+    loader = loader_input(1, workers, world_size=2, batch_size=4)
     expected = device_input(rank=1, world_size=2, batch_size=4)
     taken: dict[int, list[int]] = {}
     processes: list[int] = []
@@ -191,7 +196,7 @@ def test_dataloader_has_same_batches_and_ends_its_processes(workers: int, ways: 
 def test_dataloader_batches_share_an_address() -> None:
     """A graph reads them there; the smaller last batch of an epoch is elsewhere."""
     pytest.importorskip("torchvision")
-    loader = loader_input(spec_of(), 0, workers=0)
+    loader = loader_input()
     loader.begin(0)
     places, taken = [], []
     for _ in range(3):
