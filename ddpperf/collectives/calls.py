@@ -58,9 +58,8 @@ class RepeatedCall(Measurement):
         rank: int,
         device: torch.device,
     ) -> None:
-        if spec.captured and device.type != "cuda":
-            what = f"execution {spec.execution} is captured by a GPU's driver"
-            raise ValueError(f"{what}; this runs on the CPU")
+        if device.type != "cuda" and (spec.captured or spec.maps_memory):
+            raise ValueError(f"{spec.id} needs GPUs; this runs on the CPU")
         self.spec, self.rank, self.device = spec, rank, device
         if spec.captured:
             self.max_iterations = MOST_GRAPHS
@@ -123,8 +122,9 @@ class AllReduce(RepeatedCall):
             self.max_iterations = max(1, min(self.max_iterations, room))
         count = spec.nbytes // FLOAT32_BYTES
         self.start = self.pattern(count).add_(rank).mul_(_SCALE)
-        self.buffer, reduce = _operation(spec, count, device)
-        self.result = self.buffer
+        make = symmetric_buffer if spec.maps_memory and spec.algorithm != "low_latency" else torch.empty
+        self.result = self.buffer = make(count, dtype=torch.float32, device=device)
+        reduce = _all_reduce(spec, self.buffer)
         refill = not spec.in_place and spec.algorithm not in _KEEPS_ITS_BUFFER
 
         def call() -> None:
@@ -164,55 +164,46 @@ class AllReduce(RepeatedCall):
         return (start * N).add_((N * (N - 1) / 2 - N * self.rank) * _SCALE)
 
 
-def _operation(
-    spec: AllReduceSpec | CustomCollectiveSpec, count: int, device: torch.device
-) -> tuple[Tensor, Callable[[], Tensor]]:
-    """Return a float32 buffer, and a function that all-reduces the buffer and returns the result.
+def _all_reduce(spec: AllReduceSpec | CustomCollectiveSpec, buffer: Tensor) -> Callable[[], Tensor]:
+    """Return a function that all-reduces a float32 buffer and returns the result.
 
     The sum replaces the buffer, except that one_shot and low_latency can put it elsewhere.
     """
     if isinstance(spec, CustomCollectiveSpec):
-        function = import_function(spec.function, "collective")
-        buffer = torch.empty(count, device=device)
-
-        def own() -> Tensor:
-            function(buffer)
-            if buffer.dtype != torch.float32 or buffer.shape != (count,):
-                got = f"{buffer.dtype} of shape {tuple(buffer.shape)}"
-                kept = f"keep a float32 buffer of shape ({count},), got {got}"
-                raise CannotTrain(f"collective {spec.function} must {kept}; change its values only")
-            return buffer
-
-        return buffer, own
-    if not spec.maps_memory:
-        buffer = torch.empty(count, device=device)
-        transport = Transport() if spec.algorithm != "backend" else None
-
-        def reduce() -> Tensor:
-            if transport is None:
-                dist.all_reduce(buffer)
-            elif spec.node_size:
-                hierarchical(buffer, transport, node_size=spec.node_size)
-            else:
-                ALGORITHMS[spec.algorithm](buffer, transport)
-            return buffer
-
-        return buffer, reduce
-    if device.type != "cuda":
-        raise ValueError(f"algorithm {spec.algorithm} maps the memory of GPUs; this runs on the CPU")
+        return partial(_checked, import_function(spec.function, "collective"), spec.function, buffer)
     if spec.algorithm == "low_latency":
         from ddpperf.collectives.low_latency import LowLatency  # a torch for the CPU may lack Triton
 
-        buffer = torch.empty(count, device=device)
-        return buffer, LowLatency(buffer, buffer if spec.in_place else torch.empty_like(buffer)).sum
-    shared = symmetric_buffer(count, torch.float32, device)
+        return LowLatency(buffer, buffer if spec.in_place else torch.empty_like(buffer)).sum
     if spec.algorithm == "copy_engine":
-        return shared, CopyEngines(shared).sum
+        return CopyEngines(buffer).sum
     if spec.algorithm == "two_shot":
-        return shared, lambda: two_shot(shared)
-    if spec.in_place:
-        return shared, lambda: shared.copy_(one_shot(shared))
-    return shared, lambda: one_shot(shared)
+        return lambda: two_shot(buffer)
+    if spec.algorithm == "one_shot":
+        return (lambda: buffer.copy_(one_shot(buffer))) if spec.in_place else lambda: one_shot(buffer)
+    transport = Transport() if spec.algorithm != "backend" else None
+
+    def reduce() -> Tensor:
+        if transport is None:
+            dist.all_reduce(buffer)
+        elif spec.node_size:
+            hierarchical(buffer, transport, node_size=spec.node_size)
+        else:
+            ALGORITHMS[spec.algorithm](buffer, transport)
+        return buffer
+
+    return reduce
+
+
+def _checked(function: Callable[[Tensor], object], name: str, buffer: Tensor) -> Tensor:
+    """Call a user's all-reduce, and raise CannotTrain if it changes more than the buffer's values."""
+    shape = tuple(buffer.shape)
+    function(buffer)
+    if buffer.dtype != torch.float32 or buffer.shape != shape:
+        got = f"{buffer.dtype} of shape {tuple(buffer.shape)}"
+        kept = f"keep a float32 buffer of shape {shape}, got {got}"
+        raise CannotTrain(f"collective {name} must {kept}; change its values only")
+    return buffer
 
 
 class Collective(RepeatedCall):
