@@ -5,6 +5,7 @@ Tests put a link to this file on PATH. The file FAKE_GH holds what GitHub holds,
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -49,29 +50,6 @@ def fail(message: str, status: int = 1) -> None:
     sys.exit(status)
 
 
-def parsed(arguments: list[str]) -> tuple[str, str, dict[str, str], str]:
-    """Return the method, the path, the fields and the filter of `gh api`."""
-    method, path, fields, shown = "", "", {}, ""
-    words = iter(arguments)
-    for word in words:
-        match word:
-            case "--paginate":
-                pass
-            case "--method":
-                method = next(words)
-            case "--jq":
-                shown = next(words)
-            case "-f" | "-F":
-                name, _, value = next(words).partition("=")
-                of_file = word == "-F" and value.startswith("@")
-                fields[name] = Path(value[1:]).read_text() if of_file else value
-            case _ if word.startswith("-") or path:
-                fail(f"unknown argument: {word}")
-            case _:
-                path = word
-    return method or ("POST" if fields else "GET"), path, fields, shown
-
-
 def answer(github: Held, method: str, path: str, fields: dict[str, str]) -> Any:
     """Do what a request asks for; end the command with the message of a refusal."""
     if method != "GET" and os.environ["GH_TOKEN"] == READ_TOKEN:
@@ -101,25 +79,33 @@ def write(comment: dict[str, Any], fields: dict[str, str]) -> None:
 
 
 def main() -> None:
-    if not os.environ.get("GH_TOKEN"):
+    token = os.environ.get("GH_TOKEN")
+    if not token:
         fail("To use GitHub CLI in a GitHub Actions workflow, set the GH_TOKEN environment variable.", 4)
-    if os.environ["GH_TOKEN"] not in (TOKEN, READ_TOKEN):
+    if token not in (TOKEN, READ_TOKEN):
         fail("Bad credentials (HTTP 401)")
     if sys.argv[1:4] == ["auth", "git-credential", "get"]:
-        print(f"username=x-access-token\npassword={os.environ['GH_TOKEN']}")
+        print(f"username=x-access-token\npassword={token}")
         return
-    if sys.argv[1] != "api":
-        fail(f'unknown command "{sys.argv[1]}" for "gh"')
-    method, path, fields, shown = parsed(sys.argv[2:])
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("command", choices=["api"])
+    parser.add_argument("path")
+    parser.add_argument("--paginate", action="store_true")
+    parser.add_argument("--method")
+    parser.add_argument("--jq", choices=[OF_MARKER])
+    parser.add_argument("-f", dest="texts", action="append", default=[])
+    parser.add_argument("-F", dest="files", action="append", default=[])
+    given = parser.parse_args()
+    fields = dict(field.split("=", 1) for field in given.texts)
+    for field in given.files:
+        name, _, file = field.partition("=@")
+        fields[name] = Path(file).read_text()
     github = held(dict(os.environ))
-    found = answer(github, method, path, fields)
+    found = answer(github, given.method or ("POST" if fields else "GET"), given.path, fields)
     Path(os.environ["FAKE_GH"]).write_text(json.dumps(github))
-    if shown == OF_MARKER:
-        for comment in found:
-            if comment["body"].startswith(os.environ["MARKER"]):
-                print(comment["id"])
-    elif shown:
-        fail(f"failed to parse jq expression: {shown}")
+    for comment in found if given.jq else ():
+        if comment["body"].startswith(os.environ["MARKER"]):
+            print(comment["id"])
 
 
 if __name__ == "__main__":

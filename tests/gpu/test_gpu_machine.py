@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ddpperf.doctor import gpus
 from ddpperf.doctor.findings import Level
-from ddpperf.machine.gpu_description import nvlink, visible_gpus
+from ddpperf.doctor.gpus import other_users
+from ddpperf.machine.gpu_description import gpu_handles, nvlink, visible_gpus
 from ddpperf.machine.links import PCIE_LANE_RATES, gpu_link
 from ddpperf.plugin.devices import Devices
 from ddpperf.specs import RunSpec
@@ -69,20 +69,19 @@ def test_copy_between_gpus_is_near_the_rate() -> None:
 HOLDING = "import torch; held = torch.ones(1, device='cuda'); print('held', flush=True); input()"
 
 
-def users_of_first_gpu() -> set[str]:
-    """Return the ids of the processes that the doctor names; tests before may hold the GPU here."""
-    users = gpus.DISTURBANCES["GPU load"](visible_gpus())
-    named = re.search(r"GPU 0\b[^;]*?used by process ([^;]*)", users.text)
-    return set(re.findall(r"\d+", re.sub(r"\(.*?\)", "", named[1]))) if named else set()
-
-
 def test_process_that_holds_a_gpu_is_found() -> None:
-    before = users_of_first_gpu()
+    """Tests before may hold the GPU, too."""
+
+    def users() -> set[str]:
+        named = re.search(r"used by process (.*)", other_users(next(iter(gpu_handles(visible_gpus())))))
+        return set(re.findall(r"\d+", re.sub(r"\(.*?\)", "", named[1]))) if named else set()
+
+    before = users()
     command = [sys.executable, "-c", HOLDING]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        found = users_of_first_gpu()
+        found = users()
         holder.kill()
     assert len(found - before) == 1
 

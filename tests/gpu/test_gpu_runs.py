@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddpperf.specs import Execution, OptimizerName, RunSpec
+from ddpperf.specs import Execution, RunSpec
 from ddpperf.training.whole_training import TrainingRun
 from tests.gpu.shared import GPU
 
@@ -42,33 +42,30 @@ def losses(run: TrainingRun, epoch: int) -> list[float]:
     return run.record.losses[first : first + run.spec.epoch_steps[epoch - 1]].tolist()
 
 
+EVERYTHING = {"label_smoothing": 0.1, "cutmix": 0.3, "average_weights": True}
+PLAIN = {"schedule": "constant", "warmup_epochs": 0, "recompute_statistics": False, "may_diverge": True}
+PLAIN |= {"nesterov": False, "decay_vectors": True}
+
+
 @pytest.mark.parametrize(
-    ("execution", "optimizer", "rate"),
+    ("execution", "fields"),
     [
-        ("graph", "sgd", 0.05),
-        ("graph", "muon", 0.05),
-        pytest.param("graph", "lars", 2.0, marks=pytest.mark.slow),
-        pytest.param("compile+graph", "muon", 0.05, marks=pytest.mark.slow),
+        ("graph", EVERYTHING),
+        ("graph", EVERYTHING | {"optimizer": "muon"}),
+        pytest.param("graph", EVERYTHING | {"optimizer": "lars", "rate": 2.0}, marks=pytest.mark.slow),
+        pytest.param("compile+graph", EVERYTHING | {"optimizer": "muon"}, marks=pytest.mark.slow),
+        ("graph", PLAIN | {"accumulation_steps": 4}),
+        ("graph", PLAIN | {"clip_norm": 1.0, "schedule": "one_cycle"}),
     ],
 )
-def test_every_execution_learns_like_the_eager_one(
-    execution: Execution, optimizer: OptimizerName, rate: float
-) -> None:
-    fields: dict[str, Any] = {"optimizer": optimizer, "rate": rate, "label_smoothing": 0.1}
-    fields |= {"cutmix": 0.3, "average_weights": True}
+def test_every_execution_learns_like_the_eager_one(execution: Execution, fields: dict[str, Any]) -> None:
     eager, other = (trained(execution=each, **fields) for each in ("eager", execution))
     assert losses(other, 1) == pytest.approx(losses(eager, 1), rel=2e-2)
-    assert mean(losses(other, 3)) < losses(other, 1)[0]
-    assert other.history[-1]["test_accuracy"] == pytest.approx(eager.history[-1]["test_accuracy"], abs=0.2)
-
-
-@pytest.mark.parametrize("fields", [{"accumulation_steps": 4}, {"clip_norm": 1.0, "schedule": "one_cycle"}])
-def test_plain_loop_is_captured_with_each_remedy(fields: dict[str, Any]) -> None:
-    plain: dict[str, Any] = {"schedule": "constant", "warmup_epochs": 0, "recompute_statistics": False}
-    plain |= {"nesterov": False, "decay_vectors": True, "may_diverge": True}
-    eager, captured = (trained(execution=each, **plain | fields) for each in ("eager", "graph"))
-    assert losses(captured, 1) == pytest.approx(losses(eager, 1), rel=2e-2)
-    assert losses(captured, 3)[-1] < losses(captured, 1)[0]
+    late = losses(other, 3)
+    assert min(mean(late), late[-1]) < losses(other, 1)[0]
+    if "cutmix" in fields:
+        accuracies = [run.history[-1]["test_accuracy"] for run in (eager, other)]
+        assert accuracies[1] == pytest.approx(accuracies[0], abs=0.2)
 
 
 def test_a_diverging_training_ends_in_a_graph() -> None:

@@ -107,7 +107,7 @@ def test_recipe_that_does_not_fit_is_refused(options: Any) -> None:
         dataclasses.replace(accumulated, global_batch_size=512).spec(options(gpus=8))
     data = dataclasses.replace(options().data, name="imagefolder", classes=100)
     with pytest.raises(ValueError, match="resnet10_cifar has 10 outputs, imagefolder has 100 classes"):
-        large.spec(dataclasses.replace(options(), images=data))
+        large.spec(dataclasses.replace(options(), data=data))
 
 
 def test_model_option_is_trained(options: Any) -> None:
