@@ -35,8 +35,7 @@ def run_child(
     of the child's output while it runs. The child gets its own temporary folder. At the end, the
     folder is removed and all processes that the child started are killed. At most the last MiB of
     each output is returned. Raises OSError if the command cannot be started and
-    subprocess.TimeoutExpired after `seconds`, counted from the last line for `on_line`. That
-    exception has the output so far.
+    subprocess.TimeoutExpired after `seconds`, counted from the last line for `on_line`.
     """
     with PrivateFolder() as folder:
         # files instead of pipes: a grandchild would hold a pipe open
@@ -68,7 +67,7 @@ def run_child(
                     if output.stat().st_size + errors.stat().st_size > MAX_PRINTED_BYTES:
                         kill_group(process)
                     elif running and time.monotonic() > deadline:
-                        raise subprocess.TimeoutExpired(command, seconds, end_of(output))
+                        raise subprocess.TimeoutExpired(command, seconds)
             finally:
                 kill_group(process)
                 status = process.wait()

@@ -60,31 +60,18 @@ def test_gpus_give_the_key(names: list[str], key: str) -> None:
     assert hardware_key("cuda", [gpu(f"GPU-{index}", name) for index, name in enumerate(names)]) == key
 
 
-@pytest.mark.parametrize(
-    ("model", "cores", "key"),
-    [
-        ("Intel(R) Xeon(R) Platinum 8581C CPU @ 2.30GHz", 2, "cpu2-xeon-8581c"),
-        ("AMD EPYC 9B14 96-Core Processor", 8, "cpu8-epyc-9b14"),
-        ("Intel(R) Core(TM) i7-8700K CPU @ 3.70GHz", 6, "cpu6-i7-8700k"),
-        ("", 4, "cpu4"),
-    ],
-)
-def test_cores_give_the_key(monkeypatch: pytest.MonkeyPatch, model: str, cores: int, key: str) -> None:
-    monkeypatch.setattr(hardware, "cpu_model", lambda: model)
-    monkeypatch.setattr(hardware, "core_count", lambda: cores)
-    assert hardware_key("cpu", GPUS) == key
-
-
 @pytest.fixture
 def system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A folder for the kernel's file `cpuinfo`."""
+    """A folder for the kernel's file `cpuinfo`, of two cores."""
     monkeypatch.setattr(hardware, "Path", lambda path: tmp_path / Path(path).name)
+    monkeypatch.setattr(hardware, "core_count", lambda: 2)
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     return tmp_path
 
 
 def cpuinfo(**facts: str) -> str:
     lines = [f"{name.replace('_', ' ')}\t: {value}\n" for name, value in facts.items()]
-    return "".join([*lines, "power management:\n", "\n"]) * 2  # two cores
+    return "".join([*lines, "power management:\n", "\n"]) * 2
 
 
 CLOUD = {"vendor_id": "GenuineIntel", "cpu_family": "6", "model": "85", "stepping": "7"}
@@ -92,24 +79,20 @@ ARM = {"CPU_implementer": "0x41", "CPU_architecture": "8", "CPU_part": "0xd0c"}
 
 
 @pytest.mark.parametrize(
-    ("facts", "model", "key"),
+    ("name", "facts", "design", "key"),
     [
-        (
-            CLOUD | {"model_name": "Intel(R) Xeon(R) CPU @ 2.20GHz"},
-            "Intel(R) Xeon(R) CPU @ 2.20GHz 6 85 7",
-            "cpu2-xeon-6-85-7",
-        ),
-        (ARM, "aarch64 0x41 0xd0c", "cpu2-aarch64-0x41-0xd0c"),
+        ("Intel(R) Xeon(R) Platinum 8581C CPU @ 2.30GHz", CLOUD, "", "cpu2-xeon-8581c"),
+        ("AMD EPYC 9654 96-Core Processor", CLOUD, "", "cpu2-epyc-9654"),
+        ("Intel(R) Core(TM) i7-8700K CPU @ 3.70GHz", CLOUD, "", "cpu2-i7-8700k"),
+        ("Intel(R) Xeon(R) CPU @ 2.20GHz", CLOUD, " 6 85 7", "cpu2-xeon-6-85-7"),  # no number of a model
+        ("aarch64", ARM, " 0x41 0xd0c", "cpu2-aarch64-0x41-0xd0c"),
     ],
 )
-def test_cpu_without_a_number_has_its_design(
-    system: Path, monkeypatch: pytest.MonkeyPatch, facts: dict[str, str], model: str, key: str
-) -> None:
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    monkeypatch.setattr(hardware, "core_count", lambda: 2)
-    (system / "cpuinfo").write_text(cpuinfo(**facts))
-    assert cpu_model() == model
-    assert hardware_key("cpu", []) == key
+def test_cpu_gives_the_key(system: Path, name: str, facts: dict[str, str], design: str, key: str) -> None:
+    named = facts if facts is ARM else facts | {"model_name": name}
+    (system / "cpuinfo").write_text(cpuinfo(**named))
+    assert cpu_model() == f"{name}{design}"
+    assert hardware_key("cpu", GPUS) == key
 
 
 @pytest.mark.parametrize(

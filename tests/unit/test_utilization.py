@@ -20,7 +20,7 @@ from ddpperf.machine.utilization import Recorder, Sampler, gpu_now
 from ddpperf.plugin.devices import Devices
 from ddpperf.results.usage import MOST_POINTS, Usage, averaged
 from ddpperf.specs import AllReduceSpec, EpochSpec, TrainingSpec
-from tests.fake_nvml import field_values, install, refuses, training
+from tests.fake_nvml import install, refuses, training
 
 NO_PROCESS = 2**22 + 1  # above the kernel's largest process id
 ALL = {
@@ -62,17 +62,10 @@ def test_gpu_is_read_in_si_units(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_refused_fields_leave_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, [fake := training(UtilizationRates=refuses, Temperature=refuses)])  # as with MIG
-    assert gpu_now(fake) == {**ALL, "gpu_utilization": None, "temperature_celsius": None}
-    install(monkeypatch, [fake := training(MemoryInfo=refuses)])
-    assert gpu_now(fake) == {**ALL, "gpu_memory_bytes": None}
-
-
-def test_older_driver_has_averaged_power(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, [fake := training(FieldValues=field_values({}))])
-    assert gpu_now(fake)["power_watts"] == 600.0
-    install(monkeypatch, [fake := training(FieldValues=refuses, PowerUsage=refuses)])
-    assert gpu_now(fake)["power_watts"] is None
+    install(monkeypatch, [fake := training(UtilizationRates=refuses, FieldValues=refuses)])
+    assert gpu_now(fake) == {**ALL, "gpu_utilization": None, "power_watts": 600.0}, "MIG, and an older driver"
+    install(monkeypatch, [fake := training(MemoryInfo=refuses, FieldValues=refuses, PowerUsage=refuses)])
+    assert gpu_now(fake) == {**ALL, "gpu_memory_bytes": None, "power_watts": None}
 
 
 # --- CPUs and ranks
@@ -252,7 +245,6 @@ def test_long_series_is_averaged_but_peaks_stay(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("values", "most", "points"),
     [
-        ([], 3, ()),
         ([1.0, 2.0, 3.0], 3, (1.0, 2.0, 3.0)),
         ([1.0, 2.0, 3.0, 4.0], 3, (1.5, 3.5)),
         ([1.0, None, None, None, 5.0], 3, (1.0, None, 5.0)),
