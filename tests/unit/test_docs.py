@@ -167,9 +167,3 @@ def test_public_name_exists(name: str) -> None:
 def test_public_command_explains_itself(command: str) -> None:
     ended = subprocess.run([sys.executable, "-m", command, "--help"], capture_output=True, text=True)
     assert (ended.returncode, f"python -m {command}" in ended.stdout) == (0, True)
-
-
-def test_public_names_have_a_status() -> None:
-    rows = [row.split("|") for row in API.splitlines() if row.startswith("| ")]
-    assert len(rows) > 15
-    assert {row[-2].strip() for row in rows} == {"status", "stable", "new"}

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import re
 import subprocess
 import sys
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -102,22 +99,6 @@ def test_gitlab_job_fits_its_schema(tmp_path: Path) -> None:
 
 def test_dockerfile_is_sound() -> None:
     lint("hadolint", "Dockerfile")
-
-
-def test_image_runs_the_nightly_command(pytestconfig: pytest.Config) -> None:
-    text = (REPOSITORY / "Dockerfile").read_text().replace("\\\n", "")
-    entry, given = (
-        json.loads(re.findall(rf"^{name} (.*)$", text, re.MULTILINE)[0]) for name in ("ENTRYPOINT", "CMD")
-    )
-    assert entry[:3] == ["/ddpperf/.venv/bin/python", "-m", "pytest"]
-    parsed = pytestconfig._parser.parse([*entry[3:], *given], Namespace())
-    assert parsed.file_or_dir == ["perf/"]
-    assert (parsed.verdict, parsed.report) == ("/results/verdict.md", "/results/report.html")
-    copied = [
-        word for line in re.findall(r"^COPY --\S+ (.*)$", text, re.MULTILINE) for word in line.split()[:-1]
-    ]
-    assert copied
-    assert all((REPOSITORY / path).exists() for path in copied), copied
 
 
 # --- shell
