@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddpperf.specs import TrainingSpec
-from ddpperf.specs.training import strategy_words
+from ddpperf.specs.labels import training_labels
 from ddpperf.training import model_and_data
 from ddpperf.training import step as training
 from ddpperf.training.measured_step import MeasuredStep
@@ -123,7 +124,7 @@ def train(build: Callable[[str], nn.Module], rank: int, **fields: Any) -> Traine
         counters = measured.finish()
     optimizer: Any = getattr(step.optimizer, "optim", step.optimizer)  # zero1's own one of this rank
     return {
-        "words": strategy_words(spec),
+        "words": re.sub(r"(bucket|accumulate)(?=\d)", r"\1=", training_labels(spec)["strategy"]),
         "before": before,
         "parameters": list(map(whole, parameters)),
         "buffers": buffers,

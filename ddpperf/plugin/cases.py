@@ -16,11 +16,13 @@ from ddpperf.machine.compiler import compiler_reason, triton_reason
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.options.ab_sides import changed
 from ddpperf.plugin.options.options import Options
-from ddpperf.specs import AllReduceSpec, RunSpec, SamplerSpec, Spec, TrainingSpec, format_bytes, gpu_reason
-from ddpperf.specs.recipe import WORDS
-from ddpperf.specs.training import strategy_words, words_of
+from ddpperf.specs import AllReduceSpec, RunSpec, Spec, TrainingSpec, gpu_reason
+from ddpperf.specs.labels import UNNAMED, labels, training_labels
 
 Case = Spec | ParameterSet
+
+# Labels that a test id leaves out
+USUAL = {"execution": "eager", "result": "in place", "uneven end": "padded", "order": "set_epoch"}
 
 # DDP's options of a step in a CUDA graph. NCCL averages the gradients, gradients are views of their
 # buckets, and BatchNorm statistics are not broadcast.
@@ -148,12 +150,6 @@ def if_valid(identity: str, make: Callable[..., Spec], *arguments: Any, **fields
 
 # --- ids
 
-# How a test id names a training's hyperparameters that are not RunSpec's defaults.
-FIRST_WORDS = {"optimizer": "{}", "schedule": "{}", "grow_from": "grow{}", "momentum": "mom{:g}"}
-NOT_NAMED = ("warmup_epochs", "recompute_statistics")
-OTHER_WORDS = {name: word for name, word in WORDS.items() if name not in (*FIRST_WORDS, *NOT_NAMED)}
-RUN_WORDS = FIRST_WORDS | OTHER_WORDS | {"seed": "seed{}"}
-
 
 def size_id(options: Options, world_size: int, batch_size: int | None = None) -> str:
     """Return the first part of a test id, such as `4gpu-b512` on GPUs or `2rank-b32` on CPUs.
@@ -168,37 +164,23 @@ def size_id(options: Options, world_size: int, batch_size: int | None = None) ->
 
 def case_id(spec: Spec, options: Options) -> str:
     """Return a test id with the numbers of a spec and its differences from the default options."""
-    words = [size_id(options, spec.world_size, getattr(spec, "per_rank_batch_size", None))]
-    if isinstance(spec, TrainingSpec):
-        words += _training_words(spec, options)
-    elif isinstance(spec, SamplerSpec):
-        words += ["drop_last"] * spec.drop_last + ["no_set_epoch"] * (not spec.set_epoch)
-    else:
-        words += [format_bytes(spec.nbytes)] if hasattr(spec, "nbytes") else []
-        words += [function.rpartition(":")[2] for function in spec.functions]
-        kind = getattr(spec, "kind", None) or getattr(spec, "algorithm", "backend")
-        words += [str(kind)] * (kind != "backend") + [spec.execution] * (spec.execution != "eager")
-        words += ["out_of_place"] * (not getattr(spec, "in_place", True))
-    return "-".join(words).replace("=", "").replace("symmetric_memory", "symm")
+    found, usual = labels(spec), _usual_labels(spec, options)
+    words = [
+        word for name, word in found.items() if word not in ("", usual.get(name)) and name not in UNNAMED
+    ]
+    return "-".join([size_id(options, spec.world_size), *words])
 
 
-def _training_words(spec: TrainingSpec, options: Options) -> list[str]:
-    """Return the words for what distinguishes a training from the usual one of the run."""
+def _usual_labels(spec: Spec, options: Options) -> dict[str, str]:
+    """Return the labels that such a spec has with the default options."""
+    if isinstance(spec, AllReduceSpec):
+        return USUAL | {"algorithm": "backend", "collective": "all_reduce"}
+    if not isinstance(spec, TrainingSpec):
+        return USUAL
     fields: dict[str, Any] = {"world_size": spec.world_size, "execution": spec.execution}
     if spec.world_size > 1 and spec.captured and not isinstance(spec, RunSpec):
         fields |= fastest_ddp(options)
-    defaults = {name: field.default for name, field in type(spec).__dataclass_fields__.items()}
+    defaults = {field.name: field.default for field in dataclasses.fields(spec)}
     usual = SimpleNamespace(**defaults | options.fields(**fields))
-    usual_input = "device" if isinstance(spec, RunSpec) else options.input
-    words = [getattr(spec, name) for name in ("model", "precision")]
-    words = [word for word in words if word not in (usual.model, usual.precision)]
-    inductor = [spec.inductor] if spec.inductor not in ("", usual.inductor) else []
-    if spec.execution != options.executions[0] or inductor:
-        words.append("+".join([spec.execution, *inductor]))
-    if strategy_words(spec) != strategy_words(usual):
-        words.append(strategy_words(spec))
-    if spec.input != usual_input or spec.loader_workers:
-        words.append(f"{spec.input}{spec.loader_workers if spec.input == 'dataloader' else ''}")
-    if isinstance(spec, RunSpec):
-        words += [f"lr{spec.rate:g}", *words_of(spec, RunSpec, RUN_WORDS)]
-    return words
+    usual.input = "device" if isinstance(spec, RunSpec) else options.input
+    return training_labels(usual) | {"execution": options.executions[0], "seed": "seed0"}

@@ -9,27 +9,11 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from ddpperf.specs.common_fields import Fraction, Positive, Rule, Rules
-from ddpperf.specs.training import TrainingSpec, words_of
+from ddpperf.specs.training import TrainingSpec
 
 OptimizerName = Literal["sgd", "lars", "lamb", "muon"]
 ScheduleName = Literal["constant", "step", "multistep", "cosine", "linear", "cyclic", "one_cycle"]
 SGD_ONLY = ("nesterov", "decay_vectors")
-WORDS = {  # how a spec's id names the fields that differ from their defaults
-    "warmup_epochs": "warmup={}",
-    "grow_from": "grow={}",
-    "label_smoothing": "smooth={:g}",
-    "cutmix": "cutmix={:g}",
-    "crop_padding": "pad={}",
-    "uncropped_epochs": "uncropped={}",
-    "momentum": "momentum={:g}",
-    "weight_decay": "decay={:g}",
-    "clip_norm": "clip={:g}",
-    "nesterov": "no_nesterov",
-    "decay_vectors": "decay_all",
-    "recompute_statistics": "statistics",
-    "average_weights": "averaged",
-    "set_epoch": "no_set_epoch",
-}
 MOST_DOUBLINGS = 30  # of the batch size
 
 
@@ -113,11 +97,6 @@ class RunSpec(TrainingSpec):
     def epoch_steps(self) -> tuple[int, ...]:
         """Return the number of optimizer steps in each epoch."""
         return tuple(self.shard.images // batch_size for batch_size in self.batch_sizes)
-
-    @property
-    def words(self) -> list[str]:
-        """Return the words for the fields of WORDS that differ from their defaults."""
-        return words_of(self, RunSpec, WORDS)
 
     @property
     def images(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
@@ -50,18 +50,6 @@ PLAIN_DDP: dict[str, Any] = {
     "comm_delay_seconds": 0.0,
     "comm_delay_rank": 0,
     "sync_batch_norm": False,
-}
-# How a label names the options that differ from their defaults. The value is argument 0.
-STRATEGY_WORDS = {
-    "comm_hook": "{}",
-    "bucket_cap_mb": "bucket={}",
-    "gradient_as_bucket_view": "view",
-    "static_graph": "static",
-    "buffer_sync": "no_buffer_sync",
-    "sync_batch_norm": "sync_batch_norm",
-    "communication": "{}",
-    "comm_delay_seconds": "comm_delay={:g}s@{spec.comm_delay_rank}",
-    "accumulation_steps": "accumulate={}",
 }
 InductorOptions = Annotated[str, r"([a-z_]\w*([.+][a-z_]\w*)*)?", "names of torch's options joined by +"]
 
@@ -279,17 +267,6 @@ def require_model(model: str) -> None:
     if not re.fullmatch(patterns, model):
         other = "torchvision:NAME or package.module:function"
         raise ValueError(f"model must be one of {', '.join(known)}, {other}, got {quoted(model)}")
-
-
-def strategy_words(spec: Any) -> str:
-    """Return a spec's strategy with all non-default options as text, such as ddp+avg+bucket=4."""
-    return "+".join([spec.strategy, *words_of(spec, TrainingSpec, STRATEGY_WORDS)])
-
-
-def words_of(spec: Any, usual: type, words: Mapping[str, str]) -> list[str]:
-    """Return the words for the fields of a spec that differ from their defaults in the class `usual`."""
-    changed = {name: getattr(spec, name) for name in words if getattr(spec, name) != getattr(usual, name)}
-    return [words[name].format(value, spec=spec) for name, value in changed.items()]
 
 
 def gpu_reason(spec: TrainingSpec, device: str) -> str:

@@ -61,7 +61,7 @@ STEP: dict[str, Any] = {"per_rank_batch_size": 32}
         ({"world_size": 1, "model": "resnet50_cifar"}, "1rank-b32-resnet50_cifar"),
         ({"world_size": 1, "precision": "bf16"}, "1rank-b32-bf16"),
         ({"world_size": 1, "execution": "graph"}, "1rank-b32-graph"),
-        ({"world_size": 1, "execution": "compile", "inductor": "a"}, "1rank-b32-compile+a"),
+        ({"world_size": 1, "execution": "compile", "inductor": "a"}, "1rank-b32-compile-a"),
         ({"world_size": 1, "input": "device"}, "1rank-b32-device"),
     ],
 )

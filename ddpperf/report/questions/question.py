@@ -13,7 +13,7 @@ from ddpperf.results.metrics import find
 from ddpperf.specs import TrainingSpec
 
 # properties with a column even if they do not vary
-ALWAYS = ("GPUs", "ranks", "batch", "global batch", "buffer", "set_epoch")
+ALWAYS = ("GPUs", "ranks", "batch", "global batch", "buffer", "order")
 NOTHING = "-"
 Cells = Mapping[str, str]
 Rows = Callable[[Sequence[Case]], Sequence[Cells]]
