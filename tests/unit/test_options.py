@@ -209,6 +209,8 @@ def test_changing_to_own_ddp_keeps_shared_options() -> None:
     assert changed(mapped, {"strategy": "own_ddp"}) == replace(mapped, **own)
     back = changed(replace(mapped, **own), {"strategy": "ddp"})
     assert back == replace(mapped, gradient_as_bucket_view=False)
+    sharded = changed(replace(ddp, memory_format="channels_last"), {"strategy": "zero1"})
+    assert sharded == replace(ddp, strategy="zero1"), "its flat buffers have no memory format"
 
 
 # --- refusals

@@ -98,8 +98,8 @@ def test_delay_is_a_field_of_the_tests_own_spec(pytestconfig: pytest.Config) -> 
 TAKES = "takes a folder, an interpreter, NAME=value or field=value, got"
 REFUSALS = {
     "--base nowhere": f"--base {TAKES} 'nowhere'",
-    "--base good --base plain": "--base names source tree twice; name one",
-    "--candidate A=1 --candidate A=2": "--candidate names A twice; name one",
+    "--base good --base plain": "--base takes a name once, got one of source tree twice; drop one",
+    "--candidate A=1 --candidate A=2": "--candidate takes a name once, got one of A twice; drop one",
     "--base comm_hook=bf16": "--base takes no training field, got comm_hook; pass --spec or --candidate",
     "--candidate comm_hok=bf16": "takes the fields strategy, .*, execution, or a variable in capitals, got",
     "--candidate execution=x": "execution must be one of eager, compile, graph, compile.graph, got 'x'",

@@ -142,6 +142,13 @@ class Option:
         except ValueError as error:
             raise Refused(f"{self.name} {error}, got {quoted(shown_word(text))}") from error
 
+    def by_name(self, texts: list[str]) -> dict[str, Any]:
+        """Return the values of a repeated option by name. Raises Refused if a name comes twice."""
+        named = dict(map(self.value_of, texts))
+        if len(named) < len(texts):
+            raise Refused(f"{self.name} takes a name once, got one of {', '.join(named)} twice; drop one")
+        return named
+
     @property
     def default_text(self) -> str:
         """The default in words, for the help."""
@@ -251,11 +258,11 @@ def add_options(parser: pytest.Parser) -> None:
         group = parser.getgroup(f"ddpperf {title}", f"ddpperf: {title}")
         for option in options:
             text = f"{option.help} Default: {option.default_text}."
-            if not option.metavar:
+            if option.metavar:
+                action = "append" if option.repeated else "store"
+                group.addoption(option.name, metavar=option.metavar, action=action, help=text)
+            else:
                 group.addoption(option.name, action="store_true", default=None, help=text)
-                continue
-            action = "append" if option.repeated else "store"
-            group.addoption(option.name, metavar=option.metavar, action=action, help=text)
     group = parser.getgroup("ddpperf: options of the last release")
     for name in OLD_OPTIONS:
         group.addoption(name, nargs="?", const="VALUE", help=argparse.SUPPRESS)

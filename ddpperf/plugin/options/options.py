@@ -160,8 +160,8 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
     given: dict[str, Any] = {}
     for name, option in OPTIONS.items():
         if (text := config.getoption(name)) not in (None, []):
-            given[name] = [*map(option.value_of, text)] if option.repeated else option.value_of(text)
-    sides = _sides(_by_name(given, "--base"), _by_name(given, "--candidate"))
+            given[name] = option.by_name(text) if option.repeated else option.value_of(text)
+    sides = _sides(given.get("--base", {}), given.get("--candidate", {}))
     if sides is not None:
         check_root(config)
     device = given.get("--device", "auto")
@@ -170,7 +170,7 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
 
     values = {name: option.default_on(device) for name, option in OPTIONS.items()} | given
     values |= _nodes(values, device, gpu_count)
-    fields = _by_name(given, "--spec")
+    fields = given.get("--spec", {})
     read: dict[str, Any] = {
         field.name: values[name]
         for field in dataclasses.fields(Options)
@@ -225,7 +225,7 @@ def _nodes(values: Mapping[str, Any], device: str, gpu_count: int) -> dict[str, 
 
 def default_world_sizes(on_node: int, nodes: int) -> tuple[int, ...]:
     """Return 1, 2, 4, ... and all ranks of a node, and those of 2, 4, ... and all nodes."""
-    inside = {2**exponent for exponent in range(on_node.bit_length())} | {on_node}
+    inside = {2**exponent for exponent in range(on_node.bit_length())}
     whole = {on_node * 2**exponent for exponent in range(nodes.bit_length())} | {on_node * nodes}
     return tuple(sorted(inside | whole))
 
@@ -246,15 +246,6 @@ def _sides(base: dict[str, Any], candidate: dict[str, Any]) -> Sides | None:
     if base:
         raise Refused(f"--base takes no training field, got {min(base)}; pass --spec or --candidate")
     return Sides(base=sides[0], candidate=sides[1], spec_fields=candidate)
-
-
-def _by_name(given: Mapping[str, Any], option: str) -> dict[str, Any]:
-    """Return the values of a repeated option by name; nothing may be named twice."""
-    pairs = given.get(option, ())
-    names = [name for name, _ in pairs]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise Refused(f"{option} names {twice[0]} twice; name one")
-    return dict(pairs)
 
 
 # --- options that cannot be used together
