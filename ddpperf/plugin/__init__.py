@@ -103,12 +103,8 @@ def _prepare(config: pytest.Config) -> None:
     capture = config.pluginmanager.getplugin("capturemanager")
     shown = capture.global_and_fixture_disabled() if capture is not None else contextlib.nullcontext()
     interrupt_once(config)
-    try:
-        with shown:
-            session.prepare()
-    except KeyboardInterrupt:
-        session.problems.append("interrupted before anything was measured")
-        raise
+    with shown:
+        session.prepare()
 
 
 @pytest.hookimpl(tryfirst=True)

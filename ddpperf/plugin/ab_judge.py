@@ -25,6 +25,7 @@ from ddpperf.plugin.measure_fixture import Measuring
 from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.plugin.session import Session
 from ddpperf.results.outcomes import Outcome, OutcomeKind
+from ddpperf.results.units import counted
 from ddpperf.verdict.ab import Decision, ab_answer
 from ddpperf.verdict.estimates import MetricEstimates, estimates_of
 from ddpperf.verdict.exit_status import Answer
@@ -76,8 +77,7 @@ class ABJudge:
 
         Returns why not every test was measured; empty if all were.
         """
-        seconds = self._session.options.max_seconds
-        until = time.monotonic() + seconds / 2
+        until = time.monotonic() + self._session.options.max_seconds / 2
         measuring = self._begin_pass(self._settings.default.screen_sets)
         try:
             left = self._measure(items, tests, until)
@@ -86,12 +86,12 @@ class ABJudge:
             self._compare(measuring, controls=False).end()
             raise
         late = self._look_again(items, decision)
-        if left:
-            return (
-                f"half of --max-seconds {seconds:.0f} ended before {left} of the measurements "
-                "beside the stored run's code; pass more seconds"
-            )
-        return late
+        return self._no_time(left) or late
+
+    def _no_time(self, left: int) -> str:
+        """Return a sentence on the measurements that --max-seconds left out; empty if there are none."""
+        given = f"--max-seconds {self._session.options.max_seconds:.0f}"
+        return f"{given} left no time for {counted(left, 'measurement')}; pass more seconds" if left else ""
 
     def answer(self, outcomes: Mapping[str, Outcome]) -> Answer:
         """Return the result of comparing base and candidate. outcomes: how each test ended."""
@@ -204,10 +204,7 @@ class ABJudge:
                     self._look(decision, measuring)
         finally:
             decision.end()
-        if not late:
-            return ""
-        what = "open test was" if late == 1 else "open tests were"
-        return f"--max-seconds {seconds:.0f} ended before {late} {what} measured again; pass more seconds"
+        return self._no_time(late)
 
     def _begin_pass(self, sets: int) -> Measuring:
         options, confirming = self._session.options, self._confirms is not None

@@ -31,14 +31,11 @@ class VirtualClock:
     measured float.
     """
 
-    def __init__(self) -> None:
-        self._now = 0.0
+    __name__ = "VirtualClock"  # which pytest-benchmark stores
+    _now = 0.0
 
     def __call__(self) -> float:
         return self._now
-
-    def __repr__(self) -> str:
-        return "VirtualClock()"
 
     def show(self, seconds: float = 0.0) -> None:
         self._now = seconds

@@ -115,7 +115,8 @@ class RunOutputs:
         It needs none if the command line left all performance tests out, and other tests ran.
         """
         found = session.outcomes.measured or (session.collection.deselected and not session.outcomes.seconds)
-        requested = session.options.sides is not None or session.compares or session.problems
+        interrupted = self._signal and session.host  # while images, interpreters or models were checked
+        requested = session.options.sides is not None or session.compares or interrupted
         failed = exitstatus in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR)
         if (
             (failed and not session.measured())

@@ -71,7 +71,16 @@ class Session:
         self.settings = settings["gpu" if self.options.device == "cuda" else "cpu"]
         self.collection, self.outcomes = Collection(config), Outcomes()
         self.problems: list[str] = []
-        self.compares, self.baseline = self._stored_run(config.getoption("benchmark_compare"))
+        compare_with = config.getoption("benchmark_compare")
+        self.compares = bool(compare_with)
+        self.baseline: Baseline | None = None
+        try:
+            if compare_with:
+                self.baseline = self.storage.load(self.storage.find(compare_with))
+        except NoBaseline as problem:
+            if compare_with is not True:  # the newest one need not exist
+                raise Refused(str(problem)) from problem
+            self.problems.append(str(problem))
         if self.sides is not None and self.options.replicates is not None:
             self.settings = self.settings.with_sets(self.options.replicates)
         self.progress = ProgressLine()
@@ -81,21 +90,6 @@ class Session:
         self.cleanup = ExitStack()
         self.host: dict[str, Any] = {}
         self.machine_findings: list[Finding] = []
-
-    def _stored_run(self, name: str | bool | None) -> tuple[bool, Baseline | None]:
-        """Return whether the run is compared with a stored run, and that stored run.
-
-        name: the name of the stored run, or True for the newest one.
-        """
-        if not name:
-            return False, None
-        try:
-            return True, self.storage.load(self.storage.find(name))
-        except NoBaseline as problem:
-            if name is not True:
-                raise Refused(str(problem)) from problem
-            self.problems.append(str(problem))
-        return True, None
 
     @property
     def sides(self) -> Sides | None:
@@ -136,11 +130,6 @@ class Session:
         Raises Refused if a side of an A/B run would load nothing from its source tree.
         """
         self.options = with_functions(self.options, functions)
-
-    def expected(self) -> set[str]:
-        """Return the ids of collected tests, and of stored tests that the command line names."""
-        stored = self.baseline.measured if self.baseline is not None else ()
-        return self.collection.expected(stored)
 
     # --- measuring
 
@@ -218,8 +207,7 @@ class Session:
             check_round=self.devices.check_round,
             recorder=self.devices.recorder,
         )
-        order = list(self.outcomes.measured)
-        self.passes.append(Measuring(pool, self.devices, self.machine, sides, order))
+        self.passes.append(Measuring(pool, self.devices, self.machine, sides, self.collection.tests))
         return self.passes[-1]
 
     def _started_sides(self, sides: Sides | None, sets: int) -> list[Side]:

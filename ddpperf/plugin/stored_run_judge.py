@@ -62,7 +62,7 @@ class StoredRunJudge:
             limit=session.options.slower_ratio,
             history=session.storage.history(baseline),
         )
-        compared = compare(measured, reference, session.expected())
+        compared = compare(measured, reference, session.collection.expected(baseline.measured))
         controls = Controls(
             negative=negative_control(self._copied, reference, compared=len(compared.changes)),
             positive=positive_control(compared, measured, pool) if pool is not None else "",

@@ -37,11 +37,8 @@ def test_stored_durations_are_those_of_the_ranks(
     assert json.loads((project.root / "copy.json").read_text()) == saved
     header = saved["ddpperf"]
     assert header["schema"] == 2
-    assert header["hardware_key"].startswith(f"cpu{len(os.sched_getaffinity(0))}-")
-    assert header["environment"]["backend"] == "gloo"
     assert header["environment"]["threads"] == 1
     assert header["environment"]["torch"] == benchmark["extra_info"]["ddpperf"]["samples"][0]["torch"]
-    assert header["options"]["rounds"] == 3
     assert shlex.split(header["options"]["command_line"])[-len(arguments) :] == arguments, (
         "as it can be typed"
     )

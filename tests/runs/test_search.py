@@ -88,12 +88,6 @@ def test_batches_grow_until_memory_ends_on_real_ranks(project: Project) -> None:
     """The next test runs on fresh ranks."""
     run = sweep(project, "raise torch.OutOfMemoryError('no room')")
     run.assert_one_sentence(0, "PASS: 2 tests measured")
-    metrics = project.measured()["test_it"]["metrics"]
-    assert metrics["largest_batch_size"]["value"] == 98
-    for size in (32, 80, 92, 98):
-        seconds = metrics[f"step_seconds_at_{size}"]["value"]
-        assert metrics[f"images_per_second_at_{size}"]["value"] == size / seconds
-    assert "step_seconds_at_104" not in metrics
     run.assert_one_sentence(
         0, "a batch of 104 does not fit: rank 0 of set A", "raised OutOfMemoryError: no room (at open)"
     )

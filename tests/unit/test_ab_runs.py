@@ -112,9 +112,7 @@ def test_run_that_has_failed_ends_in_time(project: CannedSuite) -> None:
     finished.assert_one_sentence(1, "FAIL: perf/test_it.py::test_step[16] is worse: its time is 1.")
     assert "test_step[8] is worse" not in finished.output
     assert project.rows()["test_step[8]", "time"]["finding"] == "suspect"
-    finished.assert_one_sentence(
-        1, "--max-seconds 0 ended before 1 open test was measured again; pass more seconds"
-    )
+    finished.assert_one_sentence(1, "--max-seconds 0 left no time for 1 measurement; pass more seconds")
 
 
 def test_run_has_more_time_until_it_has_failed(project: CannedSuite) -> None:
@@ -124,7 +122,7 @@ def test_run_has_more_time_until_it_has_failed(project: CannedSuite) -> None:
     finished = run(project, *WITH_BF16, *NO_TIME)
     finished.assert_one_sentence(1, "FAIL: perf/test_it.py::test_step[8] is worse: its time is 1.")
     assert project.rows()["test_step[16]", "time"]["finding"] == "unchanged"
-    assert "ended before" not in finished.output
+    assert "left no time" not in finished.output
 
 
 def test_more_bytes_leave_time_for_a_slower_test(project: CannedSuite) -> None:

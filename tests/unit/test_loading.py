@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
 
 from ddpperf.analysis.batch_size import LEAST_FRACTION, enough_workers, loading_fraction
 from ddpperf.results.samples import Sample
@@ -14,8 +13,6 @@ from ddpperf.specs import EpochSpec
 from perf.test_batch_size import test_batch_size as batch_size
 from perf.test_batch_size import test_loader_workers as loader_workers
 from tests.fake_measure import FakeMeasure
-
-shares = st.dictionaries(st.integers(0, 64), st.floats(-1, 1))
 
 
 @pytest.mark.parametrize(
@@ -98,9 +95,3 @@ def test_an_epoch_that_loading_limits_is_named_with_its_side(
     measure = measure_with(fractions)
     batch_size(measure, EPOCH)
     assert measure.warnings == warnings
-
-
-def test_single_side_is_not_named() -> None:
-    measure = measure_with({"A": dict.fromkeys(BASE, 0.5)})
-    loader_workers(measure, EPOCH)
-    assert measure.warnings == ["loading limits the epoch even with 2 workers"]
