@@ -16,7 +16,7 @@ from ddpperf.collectives.symmetric_memory import CopyEngines, one_shot, symmetri
 from ddpperf.errors import CannotTrain
 from ddpperf.measuring.compile_and_capture import capture
 from ddpperf.measuring.repeated_work import Measurement
-from ddpperf.measuring.trace import communication_seconds, load_profiler, trace_of
+from ddpperf.measuring.trace_split import communication_seconds, load_profiler, trace_of
 from ddpperf.specs import (
     FLOAT32_BYTES,
     GRAPH_CALLS,

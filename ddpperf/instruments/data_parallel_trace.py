@@ -14,7 +14,7 @@ from typing import Any
 
 from ddpperf.analysis.intervals import Interval, length, overlap, split
 from ddpperf.instruments.traced_steps import TracedSteps
-from ddpperf.measuring.trace import COPIES, Event, interval, of_categories
+from ddpperf.measuring.trace_split import COPIES, Event, interval, of_categories
 from ddpperf.specs import DATA_PARALLEL_PARTS
 from ddpperf.training.measured_step import MeasuredStep
 

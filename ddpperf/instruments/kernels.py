@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from ddpperf.measuring.trace import trace_of
+from ddpperf.measuring.trace_split import trace_of
 from ddpperf.results.samples import BASE, CANDIDATE, Measured
 
 if TYPE_CHECKING:

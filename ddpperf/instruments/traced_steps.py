@@ -7,7 +7,7 @@ from statistics import median
 
 import torch.distributed as dist
 
-from ddpperf.measuring.trace import Event, split_of, trace_of
+from ddpperf.measuring.trace_split import Event, split_of, trace_of
 from ddpperf.training.measured_step import MeasuredStep, TrainingMeasurement
 
 TRACED_STEPS = 5

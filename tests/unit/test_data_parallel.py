@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddpperf.instruments.data_parallel_trace import RANGE, mark_parts
-from ddpperf.measuring.trace import trace_of
+from ddpperf.measuring.trace_split import trace_of
 from ddpperf.specs import EpochSpec, TrainingSpec
 from ddpperf.training.models import MODELS
 from ddpperf.training.separate_replicas import SeparateReplicas

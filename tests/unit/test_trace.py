@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddpperf.measuring.trace import MARK, split_of, trace_of
+from ddpperf.measuring.trace_split import MARK, split_of, trace_of
 
 TRACES = Path(__file__).parents[1] / "traces"
 CPU = torch.device("cpu")
