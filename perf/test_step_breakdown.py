@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ddpperf.analysis.batch_size import LEAST_FRACTION
-from ddpperf.analysis.gpu_peaks import mfu, peak_flops_per_second
+from ddpperf.analysis.gpu_data_sheets import mfu, peak_flops_per_second
 from ddpperf.analysis.scaling import part_speedups
 from ddpperf.plugin.cases import Case, case, size_id
 from ddpperf.plugin.measure_fixture import Measure

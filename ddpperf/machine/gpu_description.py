@@ -13,18 +13,8 @@ from typing import Any
 
 import pynvml
 
-# Parts of the names of GPUs, with the generation and the rate of one NVLink. Source: NVIDIA's data
-# sheets, which give the sum of all links in both directions, such as 900 GB/s for 18 links of an H200.
-# GA102's white paper: 14.0625 GB/s. Drivers report rates with coding and error correction, and version
-# 5.0 for some GPUs with NVLink 4.
-NVLINKS = {
-    ("P100",): (1, 20e9),
-    ("V100", "TITAN RTX", "Quadro RTX"): (2, 25e9),
-    ("A100", "A800", "A30"): (3, 25e9),
-    ("A40", "A4500", "A5000", "A5500", "A6000", "RTX 3090"): (3, 14.0625e9),
-    ("H100", "H200", "H800", "H20"): (4, 25e9),
-    ("B100", "B200", "B300"): (5, 50e9),
-}
+from ddpperf.analysis.gpu_data_sheets import nvlink
+
 SWITCH, CPU, UNKNOWN = "switch", "cpu", "unknown"  # other ends of NVLinks that are no known GPU
 P2P_READ = 0  # NVML_P2P_CAPS_INDEX_READ, which nvidia-ml-py defines wrongly, as a tuple
 
@@ -106,12 +96,6 @@ def first_unmapped(gpus: Sequence[Gpu]) -> tuple[int, int] | None:
         if ask(pynvml.nvmlDeviceGetP2PStatus, one, other, P2P_READ) not in possible:
             return first, second
     return None
-
-
-def nvlink(name: str) -> tuple[int | None, float | None]:
-    """Return the generation and the rate of one NVLink of a GPU with this name, or None for both."""
-    known = (nvlink for names, nvlink in NVLINKS.items() if any(part in name for part in names))
-    return next(known, (None, None))
 
 
 def _describe(handle: Any) -> Gpu:

@@ -12,9 +12,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from ddpperf.analysis.gpu_data_sheets import nvlink
 from ddpperf.doctor.findings import Level
 from ddpperf.doctor.gpus import other_users
-from ddpperf.machine.gpu_description import gpu_handles, nvlink, visible_gpus
+from ddpperf.machine.gpu_description import gpu_handles, visible_gpus
 from ddpperf.machine.links import PCIE_LANE_RATES, gpu_link
 from ddpperf.plugin.devices import Devices
 from ddpperf.specs import RunSpec

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpperf.analysis.bandwidth import algbw, all_reduce_busbw, collective_busbw
-from ddpperf.analysis.gpu_peaks import PEAK_FLOPS_PER_SECOND, mfu, peak_flops_per_second
+from ddpperf.analysis.gpu_data_sheets import PEAK_FLOPS_PER_SECOND, mfu, peak_flops_per_second
 from ddpperf.analysis.scaling import efficiency, part_speedups, strong_speedup, weak_speedup
 from ddpperf.analysis.statistics import median_and_error, relative_iqr
 from tests.generated import BOUNDED, seconds

@@ -1,4 +1,4 @@
-"""The peak FLOP/s of GPUs, and the fraction of the peak that a training step uses."""
+"""What data sheets say of GPUs: peak FLOP/s and NVLinks, and the fraction of the peak that a step uses."""
 
 from __future__ import annotations
 
@@ -23,6 +23,19 @@ PEAK_FLOPS_PER_SECOND: dict[str, Mapping[str, float]] = {
     "Tesla V100-SXM2-32GB": _VOLTA,
 }
 
+# Parts of the names of GPUs, with the generation and the rate of one NVLink. Source: NVIDIA's data
+# sheets, which give the sum of all links in both directions, such as 900 GB/s for 18 links of an H200.
+# GA102's white paper: 14.0625 GB/s. Drivers report rates with coding and error correction, and version
+# 5.0 for some GPUs with NVLink 4.
+NVLINKS = {
+    ("P100",): (1, 20e9),
+    ("V100", "TITAN RTX", "Quadro RTX"): (2, 25e9),
+    ("A100", "A800", "A30"): (3, 25e9),
+    ("A40", "A4500", "A5000", "A5500", "A6000", "RTX 3090"): (3, 14.0625e9),
+    ("H100", "H200", "H800", "H20"): (4, 25e9),
+    ("B100", "B200", "B300"): (5, 50e9),
+}
+
 
 def peak_flops_per_second(gpu: str | None, precision: str) -> float | None:
     """Return the peak FLOP/s of a GPU, by its name in the driver; None for an unknown GPU."""
@@ -36,3 +49,9 @@ def mfu(flops: float, step_seconds: float, peak_flops_per_second: float) -> floa
     (Chowdhery et al., PaLM, 2022, appendix B).
     """
     return flops / (step_seconds * peak_flops_per_second)
+
+
+def nvlink(name: str) -> tuple[int | None, float | None]:
+    """Return the generation and the rate of one NVLink of a GPU with this name, or None for both."""
+    known = (nvlink for names, nvlink in NVLINKS.items() if any(part in name for part in names))
+    return next(known, (None, None))
