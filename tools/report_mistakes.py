@@ -10,8 +10,8 @@ from ddpperf.analysis.scaling import amdahl_speedup, fit_amdahl, fit_gustafson, 
 from ddpperf.report.questions.question import training_of
 from ddpperf.report.stored_cases import Case, of_functions
 from ddpperf.results import units
+from tools.markdown_tables import ROOT, cases, markdown, one
 from tools.plain_timing import PARTS, WAYS
-from tools.tables import ROOT, cases, markdown, one
 
 BATCH = 128  # the batch size of the tables that show one batch size
 BUFFER = 2**30  # the bytes of the all_reduces

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from textwrap import fill
 from typing import Any
 
-from tools.tables import ROOT
+from tools.markdown_tables import ROOT
 
 TIME = "time"  # the time of a test itself, which every stored test has
 

@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 from ddpperf.machine.child_process import die_with_parent
-from tools.tables import ROOT
+from tools.markdown_tables import ROOT
 
 THIS_PYTHON = f"--candidate={sys.executable}"
 SCALING = "perf/test_scaling.py"

@@ -21,6 +21,7 @@ from ddpperf.report.summary import WIDTH, title, verdict_lines
 from ddpperf.report.tables import tables_of
 from ddpperf.report.terminal_tables import table_lines, wrapped
 from ddpperf.results.stored_runs import read_document
+from tools.markdown_tables import ROOT, markdown
 from tools.report_mistakes import (
     busy_table,
     clocks_table,
@@ -32,7 +33,6 @@ from tools.report_mistakes import (
     speedups_table,
 )
 from tools.report_terms import terms_list
-from tools.tables import ROOT, markdown
 
 MADE = re.compile(
     r"(<!-- made by tools/update_docs.py from the (.+?) in (\S+) -->\n).*?(<!-- end -->)", re.DOTALL

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ddpperf.plugin.options.option_table import FIELDS, GROUPS, Option
-from tools.tables import markdown
+from tools.markdown_tables import markdown
 
 PAGE = Path(__file__).parents[1] / "docs" / "options.md"
 MADE = re.compile(r"(<!-- made by tools/update_options.py -->\n).*?(<!-- end -->)", re.DOTALL)

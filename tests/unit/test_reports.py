@@ -15,8 +15,8 @@ from ddpperf.results.stored_runs import read_document
 from ddpperf.specs import Spec
 from tests.project import REPOSITORY
 from tools.default_suite import experiments, options_on
+from tools.markdown_tables import has_attributes
 from tools.report_terms import TIME, Figure, read_figures
-from tools.tables import has_attributes
 
 FIGURES = read_figures()
 WITH_IMAGES = "--data imagefolder:DIR"
