@@ -148,12 +148,6 @@ def test_push_has_the_token_of_the_job(job: Job) -> None:
     assert f"Basic {token}" in sent
 
 
-def refuse_commits(job: Job) -> None:
-    hook = job.root / ".git" / "hooks" / "pre-commit"
-    hook.write_text("#!/bin/sh\necho 'the hook says no' >&2\nexit 1\n")
-    hook.chmod(0o755)
-
-
 def refuse_pushes(job: Job) -> None:
     hook = job.origin / "hooks" / "pre-receive"
     hook.write_text("#!/bin/sh\necho 'protected branch'\nexit 1\n")
@@ -163,10 +157,8 @@ def refuse_pushes(job: Job) -> None:
 @pytest.mark.parametrize(
     ("spoil", "variables", "reason"),
     [
-        (refuse_commits, {}, "the hook says no"),
         (refuse_pushes, {}, "give the job contents: write, or allow pushes to baselines"),
         (lambda job: None, {"PYTHON": "/nowhere/python"}, "/nowhere/python: No such file or directory"),
-        (lambda job: None, {"BRANCH": "my branch"}, "invalid refspec"),
     ],
 )
 def test_failure_is_one_warning(

@@ -275,22 +275,18 @@ def test_warnings_of_references_are_the_tests() -> None:
 def test_warning_of_several_tests_is_explained_once() -> None:
     shared = warning("4 ranks share 2 cores")
     tests = {
-        "test_all_reduce[a]": stored(*(0.1,) * 4, notes=(shared,), spec=call(1024)),
-        "test_all_reduce[b]": stored(*(0.1,) * 4, notes=(shared, warning("other")), spec=call(2048)),
+        "test_all_reduce[a]": stored(*(0.1,) * 4, notes=(shared, warning("other")), spec=call(1024)),
         "test_own": stored(*(0.1,) * 4, notes=(shared,)),
     }
     lines = summary_lines(passed(**tests))
     assert starting(lines, "  !") == ["  !1 4 ranks share 2 cores", "  !2 other"]
-    assert row(lines, "1KiB")[-1] == "!1"
-    assert row(lines, "2KiB")[-1] == "!1,2"
-    assert row(lines, "100.0")[-1] == "!1"
+    assert [line.split()[-1] for line in lines if re.search(r"  !\S+$", line)] == ["!1,2", "!1"]
 
 
 def test_skipped_tests_are_grouped_by_reason() -> None:
     run = passed(test_a=stored(*(0.1,) * 4))
-    reasons = {"test_d": "it needs a GPU", "test_e": "it needs a GPU", "test_f": "it needs two"}
-    for test, reason in reasons.items():
-        run["ddpperf"]["outcomes"][FILE + test] = {"kind": "skipped", "reason": reason}
+    for test, reason in (("d", "it needs a GPU"), ("e", "it needs a GPU"), ("f", "it needs two")):
+        run["ddpperf"]["outcomes"][f"{FILE}test_{test}"] = {"kind": "skipped", "reason": reason}
     assert labelled(summary_lines(run), "skipped") == ["it needs a GPU: 2 tests", "it needs two: test_f"]
 
 

@@ -78,19 +78,13 @@ def test_nights_from_first_to_slower(
     status, said = nightly("candidate")
     assert status == 0, said
     against = f"--candidate={envs / MONDAY / 'bin' / 'python'}"
-    assert said == (
-        f"torch {MONDAY} is installed. To compare it with the released torch, run:\n"
-        f"    python -m pytest perf/ -m gate {against}\n"
-    )
+    assert f"    python -m pytest perf/ -m gate {against}\n" in said
     assert output.read_text() == f"version={MONDAY}\narguments={against}\n"
     assert nightly("hint", MONDAY)[1].startswith(f"torch {MONDAY} did not pass beside the released torch.")
     assert nightly("accept", MONDAY) == (0, f"torch {MONDAY} is the last good nightly now\n")
     assert (envs / "last-good").resolve() == envs / MONDAY
 
-    assert nightly("candidate") == (
-        0,
-        f"torch {MONDAY} is the newest nightly, and the last good one: nothing to compare\n",
-    )
+    assert nightly("candidate")[1].endswith("and the last good one: nothing to compare\n")
 
     add_wheel(index, "torch", FRIDAY, CODE)
     output.unlink()
@@ -102,13 +96,10 @@ def test_nights_from_first_to_slower(
     assert output.read_text() == f"version={FRIDAY}\narguments={base} {against}\n"
     for name in ("pip", MONDAY, FRIDAY):
         assert (envs / name / "ready").read_text() == sys.version
-    assert nightly("hint", FRIDAY) == (
-        0,
-        f"torch {FRIDAY} did not pass beside torch {MONDAY}.\n"
-        "all changes: https://github.com/pytorch/pytorch/compare/20261116...20261120\n"
-        "To try a nightly of a day between, run on this machine with TORCH_NIGHTLY_INDEX:\n"
-        f"    python3 tools/torch_nightly.py --folder {envs} candidate --version 2.15.0.devYYYYMMDD+cu130\n",
-    )
+    status, said = nightly("hint", FRIDAY)
+    assert status == 0
+    assert said.startswith(f"torch {FRIDAY} did not pass beside torch {MONDAY}.\n")
+    assert "https://github.com/pytorch/pytorch/compare/20261116...20261120\n" in said
 
     add_wheel(index, "torch", TUESDAY, CODE)
     status, said = nightly("candidate", "--version", TUESDAY.partition("+")[0])

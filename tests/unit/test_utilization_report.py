@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -44,11 +44,6 @@ USAGE = Usage(  # of two GPUs
         "temperature_celsius": (56, None),
         "cpu_utilization": (0.3,),
     },
-)
-ON_CPU = replace(
-    USAGE,
-    joules=(),
-    series={name: rows for name, rows in USAGE.series.items() if name.startswith(("cpu", "rank"))},
 )
 
 
@@ -99,21 +94,16 @@ def test_energy_is_that_of_all_gpus(spec: TrainingSpec, steps: int, epochs: floa
 # --- reports of a stored run
 
 
-def with_usage(usage: Usage | None) -> dict[str, Any]:
-    """Return a stored run whose trainings used the devices like this."""
+@pytest.mark.parametrize(("of_gpus", "panels", "lines"), [(True, 4, 3), (False, 2, 1)], ids=["gpu", "cpu"])
+def test_picture_has_a_panel_for_each_unit(of_gpus: bool, panels: int, lines: int) -> None:
+    """lines: of the first panel, of GPUs and of CPU cores; the others are the ends of epochs."""
+    series = {
+        name: rows for name, rows in USAGE.series.items() if of_gpus or name.startswith(("cpu", "rank"))
+    }
     document: dict[str, Any] = json.loads(CPU.read_text())
     for test in document["benchmarks"]:
-        stored = test["extra_info"]["ddpperf"]
-        measured = Measured.from_json(stored)
-        if isinstance(measured.spec, RunSpec) and usage is not None:
-            samples = tuple(replace(sample, usage=usage) for sample in measured.samples)
-            stored |= json.loads(json.dumps(replace(measured, samples=samples).to_json()))
-    return document
-
-
-@pytest.mark.parametrize(("usage", "panels"), [(USAGE, 4), (ON_CPU, 2)], ids=["gpu", "cpu"])
-def test_picture_has_a_panel_for_each_unit(usage: Usage, panels: int) -> None:
-    document = with_usage(usage)
+        for sample in test["extra_info"]["ddpperf"]["samples"]:
+            sample["usage"] = json.loads(json.dumps(asdict(replace(USAGE, series=series))))
     pictures = [picture for picture in pictures_of(document) if picture.name.startswith("utilization-")]
     trainings = [case for case in cases_of(document) if isinstance(case.measured.spec, RunSpec)]
     assert len(pictures) == len(trainings) > 0
@@ -122,7 +112,6 @@ def test_picture_has_a_panel_for_each_unit(usage: Usage, panels: int) -> None:
         axes, counters = picture.figure.axes, case.measured.samples[0].counters
         assert len(axes) == panels
         epochs = [seconds[0] for name, seconds in counters.items() if name.startswith("epoch_seconds_")]
-        lines = 3 if usage is USAGE else 1  # of the GPUs, and of the CPU cores
         ends = [line.get_xdata()[0] for line in axes[0].lines[lines:]]  # type: ignore[index]
         assert len(ends) == len(epochs)
         assert ends[-1] == pytest.approx(sum(epochs))
