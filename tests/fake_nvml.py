@@ -111,7 +111,8 @@ def training(index: int = 0, **answers: Any) -> FakeGpu:
     """An H200 that trains: 97% busy, at 612.5 W, with an energy counter."""
     usual = {
         "UtilizationRates": SimpleNamespace(gpu=97, memory=40),
-        "MemoryInfo": SimpleNamespace(used=20_000_000_000, total=150_754_820_096),
+        # the first version counts what the driver reserves, too
+        "MemoryInfo": lambda *version: SimpleNamespace(used=20e9 if version else 20.6e9, total=150e9),
         "ClockInfo": lambda kind: {pynvml.NVML_CLOCK_SM: 1980}[kind],
         "Temperature": 55,
         "FieldValues": field_values({pynvml.NVML_FI_DEV_POWER_INSTANT: 612_500}),

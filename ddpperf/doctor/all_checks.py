@@ -28,11 +28,6 @@ QUICK: Checks = {
     "governor": cpu_and_memory.governor,
     "huge pages": cpu_and_memory.huge_pages,
 }
-SLOW: Checks = {
-    "git": software.repository,
-    "torchvision": software.torchvision,
-    "compiler": software.compiler,
-}
 END_SECONDS = 1.5  # to start Python, to end ranks that hang, and to print
 
 
@@ -44,7 +39,12 @@ def all_findings(gpus: Sequence[Gpu], seconds: float) -> list[Finding]:
     """
     end = time.monotonic() + seconds - END_SECONDS
     of_gpus = {**gpu_checks.SETTINGS, **gpu_checks.DISTURBANCES} if gpus else {}
-    checks: Checks = {"GPUs": gpu_checks.present, **of_gpus, **QUICK, **SLOW}
+    slow = {
+        "git": software.repository,
+        "torchvision": software.torchvision,
+        "compiler": software.compiler,
+    }
+    checks: Checks = {"GPUs": gpu_checks.present, **of_gpus, **QUICK, **slow}
     found = {subject: check(gpus) for subject, check in checks.items()}
     try:
         with lock_devices([gpu.uuid for gpu in gpus] or ["cpu"]):

@@ -54,26 +54,21 @@ def repository(gpus: Sequence[Gpu]) -> Finding:
 
 def torchvision(gpus: Sequence[Gpu]) -> Finding:
     """Check whether torchvision is installed and belongs to the installed torch."""
-    torch, version = (_version(name) for name in ("torch", "torchvision"))
-    major, minor = release(torch)
-    fitting = f"0.{minor + TORCHVISION_OFFSET}" if major == 2 else ""
-    advice = f"pip install torchvision=={fitting}.*" if fitting else "install the torchvision of this torch"
-    if not version:
-        return warn("not installed, so its models and loaders cannot run", advice)
-    if fitting and release(version) != release(fitting):
-        return warn(f"{version} belongs to another torch, torch {torch} to torchvision {fitting}", advice)
-    return good(version)
-
-
-def _version(package: str) -> str:
     try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
+        torch, version = metadata.version("torch"), metadata.version("torchvision")
+    except metadata.PackageNotFoundError as missing:
+        return warn(f"{missing.name} is not installed, so no model of torchvision can run", "install it")
+    major, minor = release(torch)
+    fitting = f"0.{minor + TORCHVISION_OFFSET}"
+    if major == 2 and release(version) != release(fitting):
+        text = f"{version} belongs to another torch, torch {torch} to torchvision {fitting}"
+        return warn(text, f"pip install torchvision=={fitting}.*")
+    return good(version)
 
 
 def compiler(gpus: Sequence[Gpu]) -> Finding:
     """Check whether torch.compile finds the compilers that it needs."""
     if reason := compiler_reason("cuda" if gpus else "cpu"):
-        return warn(*reason.split("; "))
+        text, _, advice = reason.rpartition("; ")
+        return warn(text, advice)
     return good(os.environ.get("CXX", "g++"))

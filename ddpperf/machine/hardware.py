@@ -35,6 +35,7 @@ TUNING_VARIABLES = (
     *("CUBLAS", "CUDA_", "CUDNN", "GLIBC_TUNABLES", "GLOO", "KMP_", "LD_LIBRARY_PATH", "LD_PRELOAD"),
     *("MALLOC_", "MKL_", "NCCL_", "NVIDIA_", "OMP_", "OPENBLAS", "PYTHON", "TORCH", "TRITON"),
 )
+INCOMPARABLE = {"commit", "gpus", "pinning", "hostname", "links", "nodes"}  # facts of an environment
 DEMANDS = "NVIDIA_REQUIRE_"  # a container's demands on its host, in 2,000 characters
 
 
@@ -213,13 +214,11 @@ def _customized() -> dict[str, str]:
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the differences between the environments of two stored runs, except for the commit."""
     found = []
-    for name in sorted(
-        then.keys() & now.keys() - {"commit", "gpus", "pinning", "hostname", "links", "nodes"}
-    ):
-        if isinstance(then[name], dict) and isinstance(now[name], dict):
-            keys = sorted(then[name].keys() | now[name].keys())
-            pairs = [(key, then[name].get(key, "not set"), now[name].get(key, "not set")) for key in keys]
-        else:
-            pairs = [(name, then[name], now[name])]
-        found += [f"{key} was {before}, is {after}" for key, before, after in pairs if before != after]
+    for name in sorted(then.keys() & now.keys() - INCOMPARABLE):
+        pair = (then[name], now[name])
+        before, after = pair if all(isinstance(one, dict) for one in pair) else ({name: one} for one in pair)
+        for key in sorted(before.keys() | after.keys()):
+            was, is_now = before.get(key, "not set"), after.get(key, "not set")
+            if was != is_now:
+                found.append(f"{key} was {was}, is {is_now}")
     return found

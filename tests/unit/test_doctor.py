@@ -142,12 +142,16 @@ def test_variable_that_spoils_is_named(
 
 @pytest.mark.parametrize(
     ("torchvision", "text"),
-    [("0.29.1+cu130", "0.29.1+cu130"), ("0.28.0", "0.28.0 belongs to another torch"), ("", "not installed")],
+    [
+        ("0.29.1+cu130", "0.29.1+cu130"),
+        ("0.28.0", "0.28.0 belongs to another torch"),
+        ("", "torchvision is not installed"),
+    ],
 )
 def test_torchvision_must_fit_torch(monkeypatch: pytest.MonkeyPatch, torchvision: str, text: str) -> None:
     def version(package: str) -> str:
         if package == "torchvision" and not torchvision:
-            raise metadata.PackageNotFoundError
+            raise metadata.PackageNotFoundError(package)
         return torchvision if package == "torchvision" else "2.14.1"
 
     monkeypatch.setattr(metadata, "version", version)

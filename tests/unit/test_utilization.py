@@ -125,8 +125,7 @@ def test_worker_that_is_found_again_keeps_its_times(monkeypatch: pytest.MonkeyPa
 
 def test_samples_come_ten_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, [fake := training()])
-    sampler = sampler_of(gpus=[fake, fake])
-    with sampler.sampling():
+    with (sampler := sampler_of(gpus=[fake, fake])).sampling():
         time.sleep(0.65)
     assert 2 <= len(sampler.samples) <= 6
     assert all(values["gpu_utilization"] == [0.97, 0.97] for _, values in sampler.samples)
@@ -155,8 +154,7 @@ def test_costly_samples_become_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
         return SimpleNamespace(gpu=1, memory=1)
 
     install(monkeypatch, [fake := training(UtilizationRates=burn)])
-    sampler = sampler_of(gpus=[fake])
-    with sampler.sampling():
+    with (sampler := sampler_of(gpus=[fake])).sampling():
         time.sleep(0.9)
     assert len(sampler.samples) == 1  # the next one is due 1 s after the begin
 
