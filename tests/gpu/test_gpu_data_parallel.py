@@ -1,9 +1,8 @@
-"""torch's DataParallel on one GPU with two replicas, or on two GPUs: gradients, traces, precision."""
+"""torch's DataParallel on one GPU with two replicas, or on two GPUs: gradients and traces."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 import torch
@@ -42,16 +41,12 @@ def trained(spec: TrainingSpec, *, marked: bool = False) -> TrainingStep:
     step = (SeparateReplicas if spec.communication == "no_sync" else TrainingStep)(spec, rank=0, device=GPU)
     if marked:
         mark_parts(step.model)
-    train(step)
-    return step
-
-
-def train(step: TrainingStep) -> None:
     step.input.begin(0)
     step.input.load()
     step.train()
     for device in range(torch.cuda.device_count()):
         torch.cuda.synchronize(device)
+    return step
 
 
 def gradients(module: nn.Module) -> list[Tensor]:
@@ -96,12 +91,3 @@ def traced(spec: TrainingSpec) -> dict[str, float]:
     counters = opened.measurement.finish()
     opened.close()
     return counters
-
-
-def test_replicas_compute_in_the_steps_precision() -> None:
-    step = TrainingStep(replace(SPEC, precision="bf16"), rank=0, device=GPU)
-    dtypes = []
-    layer = next(module for module in step.module.modules() if isinstance(module, nn.Conv2d))
-    layer.register_forward_hook(lambda module, inputs, output: dtypes.append(output.dtype))
-    train(step)
-    assert dtypes == [torch.bfloat16] * 2
