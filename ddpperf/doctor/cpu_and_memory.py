@@ -105,10 +105,8 @@ def memory(gpus: Sequence[Gpu]) -> Finding:
     free = min(psutil.virtual_memory().available, math.inf if limit is None else limit)
     if free >= ranks * RANK_BYTES:
         return good(f"{units.nbytes(free)} available")
-    needs = f"{ranks} ranks need about {units.nbytes(ranks * RANK_BYTES)}"
-    return warn(
-        f"{units.nbytes(free)} available, {needs}", "end other programs, or raise the container's limit"
-    )
+    text = f"{units.nbytes(free)} available, {ranks} ranks need about {units.nbytes(ranks * RANK_BYTES)}"
+    return warn(text, "end other programs, or raise the container's limit")
 
 
 def shared_memory(gpus: Sequence[Gpu]) -> Finding:
@@ -121,10 +119,8 @@ def shared_memory(gpus: Sequence[Gpu]) -> Finding:
     text = f"{units.nbytes(free)} free"
     if free < NCCL_SEGMENT_BYTES and gpus:
         return bad(f"{text}, NCCL needs {units.nbytes(NCCL_SEGMENT_BYTES)} for a connection", advice)
-    if free < ranks * SHARED_BYTES_PER_RANK:
-        return warn(
-            f"{text}, loaders of {ranks} ranks need {units.nbytes(ranks * SHARED_BYTES_PER_RANK)}", advice
-        )
+    if free < (needed := ranks * SHARED_BYTES_PER_RANK):
+        return warn(f"{text}, loaders of {ranks} ranks need {units.nbytes(needed)}", advice)
     return good(text)
 
 

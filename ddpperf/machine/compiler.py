@@ -34,27 +34,28 @@ def triton_reason() -> str:
 
 
 @functools.cache
-def compiler_problem(language: str, seconds: float = COMPILE_SECONDS) -> str:
+def compiler_problem(language: str) -> str:
     """Return why C or C++ cannot be compiled on this machine, or an empty string if it can.
 
     The function compiles a short file to find out, as torch does for C++ ($CXX, or g++) and Triton for
-    C ($CC, which is one word, or gcc, or clang). seconds: the limit of the compiler's time.
+    C ($CC, which is one word, or gcc, or clang).
     """
     if language == "C++":
-        compiler, name, includes = os.environ.get("CXX", "g++"), "tried.cpp", ["Python.h", "cmath"]
+        compiler = os.environ.get("CXX", "g++")
+        name, code = "tried.cpp", "#include <Python.h>\n#include <cmath>\n"
     else:
-        default = "gcc" if shutil.which("gcc") else "clang"
-        compiler, name, includes = os.environ.get("CC", default), "tried.c", ["Python.h"]
+        compiler = os.environ.get("CC", "gcc" if shutil.which("gcc") else "clang")
+        name, code = "tried.c", "#include <Python.h>\n"
     with (
         contextlib.suppress(OSError, ValueError, subprocess.SubprocessError),
         tempfile.TemporaryDirectory() as folder,
     ):
         source, library = Path(folder, name), Path(folder, "tried.so")
-        source.write_text("".join(f"#include <{file}>\n" for file in includes), encoding="utf-8")
+        source.write_text(code, encoding="utf-8")
         words = shlex.split(compiler) if language == "C++" else [compiler]
         include = f"-I{sysconfig.get_path('include')}"
         command = [*words, include, "-shared", "-fPIC", str(source), "-o", str(library)]
-        if run_child(command, {}, seconds).returncode == 0 and library.exists():
+        if run_child(command, {}, COMPILE_SECONDS).returncode == 0 and library.exists():
             return ""
     found = compiler or "an empty variable"
     return f"needs a {language} compiler with Python's headers, and {found} is not a working compiler"

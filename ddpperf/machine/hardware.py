@@ -130,12 +130,11 @@ def cpu_model() -> str:
 
     A name without a model number, as in many clouds, is followed by family, model and stepping.
     """
-    if facts := _cpu_facts():
-        name = facts.get("model name", platform.machine()).strip()
-        numbers = ("cpu family", "model", "stepping", "CPU implementer", "CPU part")
-        design = " ".join(facts[number] for number in numbers if number in facts)
-        return name if re.search(r"\d{3}", re.sub("@.*", "", name)) else f"{name} {design}"
-    return platform.processor() or platform.machine()
+    facts = _cpu_facts()
+    name = facts.get("model name", platform.machine()).strip()
+    numbers = ("cpu family", "model", "stepping", "CPU implementer", "CPU part")
+    design = " ".join(facts[number] for number in numbers if number in facts)
+    return name if re.search(r"\d{3}", re.sub("@.*", "", name)) else f"{name} {design}"
 
 
 def computes_bf16() -> bool:
@@ -150,11 +149,9 @@ def computes_bf16() -> bool:
 
 
 def _cpu_facts() -> dict[str, str]:
-    """Return the last core's entry of /proc/cpuinfo, or an empty dict without that file."""
-    with contextlib.suppress(OSError):
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-        return dict(re.findall(r"^(.+?)\s*: (.*)$", text, re.MULTILINE))
-    return {}
+    """Return the last core's entry of /proc/cpuinfo."""
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    return dict(re.findall(r"^(.+?)\s*: (.*)$", text, re.MULTILINE))
 
 
 def core_count() -> int:
