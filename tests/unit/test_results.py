@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from typing import Any
 
 import pytest
-from hypothesis import given
 
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec, EpochSpec, Spec, TrainingSpec
-from tests.generated import BOUNDED, measurements
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
 ALONE = TrainingSpec(world_size=1, per_rank_batch_size=32, strategy="single")
@@ -107,12 +104,6 @@ def test_counter_is_a_maximum_in_each_set() -> None:
     one = dataclasses.replace(one, counters={"peak_memory_bytes": (3.0, 5.0)})
     assert measured(one, other).counter("peak_memory_bytes") == {"A1": 5.0}
     assert measured(one, other).counter("gradient_bytes") == {}
-
-
-@BOUNDED
-@given(measurements())
-def test_json_gives_the_same_seconds_back(measured: Measured) -> None:
-    assert Measured.from_json(json.loads(json.dumps(measured.to_json(), allow_nan=False))) == measured
 
 
 @pytest.mark.parametrize(

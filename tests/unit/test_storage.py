@@ -7,7 +7,7 @@ import json
 import math
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,36 +19,46 @@ from hypothesis import strategies as st
 
 from ddpperf.io.files import write_atomically
 from ddpperf.results.samples import Measured, Sample
-from ddpperf.results.stored_runs import SCHEMA, NoBaseline, Storage, is_baseline, to_json
+from ddpperf.results.stored_runs import MOST_READ, SCHEMA, NoBaseline, Storage, is_baseline, to_json
 from ddpperf.specs import AllReduceSpec
 from tests.generated import BOUNDED, PRINTABLE, measurements
 from tests.project import full_disk
 
 KEY = "h200x4"
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
-MEASURED = Measured(
-    spec=SPEC, iterations=2, samples=(Sample(set="A1", side="A", torch="2.11", seconds=((0.1, 0.2),)),)
-)
+
+
+def measured(seconds: float) -> Measured:
+    sample = Sample(set="A1", side="A", torch="2.11", seconds=((seconds, 2 * seconds),))
+    return Measured(spec=SPEC, iterations=2, samples=(sample,))
+
+
+MEASURED = measured(0.1)
 
 
 def run_of(
-    measured: dict[str, Measured] | None = None, *, status: str = "PASS", **outcomes: str
+    measured: Mapping[str, Measured] | None = None,
+    *,
+    status: str = "PASS",
+    when: str = "",
+    header: Mapping[str, Any] | None = None,
+    **outcomes: str,
 ) -> dict[str, Any]:
     """A run's document as far as storage reads it; by default one test `t` passed."""
     tests = {"t": MEASURED} if measured is None else measured
+    kinds = outcomes or {"t": "passed"}
     return {
-        "machine_info": {},
         "benchmarks": [
-            {"fullname": test, "extra_info": {"ddpperf": each.to_json()}} for test, each in tests.items()
+            {"fullname": test, "extra_info": {"ddpperf": found.to_json()}} for test, found in tests.items()
         ],
         "ddpperf": {
             "schema": SCHEMA,
             "hardware_key": KEY,
-            "outcomes": {
-                test: {"kind": each, "reason": ""} for test, each in (outcomes or {"t": "passed"}).items()
-            },
+            "outcomes": {test: {"kind": kind, "reason": ""} for test, kind in kinds.items()},
             "verdict": {"status": status, "reasons": []},
+            **(header or {}),
         },
+        "datetime": when,
     }
 
 
@@ -213,7 +223,7 @@ def damaged_sample(**change: object) -> dict[str, Any]:
 
 
 def other(**header: object) -> dict[str, Any]:
-    return run_of() | {"ddpperf": run_of()["ddpperf"] | header}
+    return run_of(header=header)
 
 
 NOT_SAVED = r"was not saved by ddpperf; name a file in \.ddpperf/runs or perf/baselines$"
@@ -268,3 +278,49 @@ def test_what_cannot_be_compared_with_gives_one_sentence(
 )  # fmt: skip
 def test_baseline_needs_all_tests_measured_and_passed(run: dict[str, Any], good: bool) -> None:
     assert is_baseline(run) == good
+
+
+# --- history
+
+
+def keep(folder: Path, *runs: object) -> None:
+    for number, run in enumerate(runs, 1):
+        put(folder, f"{number:04}_x.json", run)
+
+
+def compared(seconds: float, **fields: Any) -> dict[str, Any]:
+    """A run that was compared with a stored run, in the month of its seconds."""
+    fields = {"when": f"2026-{int(10 * seconds):04}", "header": {"compared_with": "0001_x.json"}} | fields
+    return run_of({"t": measured(seconds)}, **fields)
+
+
+def history_of(storage: Storage, compared_with: str) -> list[tuple[float, bool]]:
+    runs = storage.history(storage.load(storage.find(compared_with)))
+    return [(run.measured["t"].all_step_seconds()[0], run.promoted) for run in runs]
+
+
+def test_history_holds_passed_comparisons_oldest_first(storage: Storage) -> None:
+    """Other runs may have the slower code that is to be found."""
+    keep(storage.baselines, compared(2), compared(1, t="failed"), "{", "")
+    keep(
+        storage.runs,
+        compared(2),  # it was promoted
+        compared(3),
+        compared(4, t="failed"),
+        compared(5, header={}),
+        compared(6, status="NO VERDICT"),
+        compared(7, header={"compared_with": "0001_x.json", "hardware_key": "h200x8"}),
+        [],
+    )
+    (storage.runs / "0009_x.json").mkdir()
+    mine = put(storage.root, "mine.json", compared(2.5))
+    kept = [(1.0, True), (2.0, True), (3.0, False)]
+    assert history_of(storage, "0002_x") == kept
+    assert history_of(storage, str(mine)) == sorted([*kept, (2.5, False)])
+
+
+def test_history_reads_a_bounded_number_of_files(storage: Storage) -> None:
+    keep(storage.baselines, *map(compared, range(1, 31)))
+    keep(storage.runs, compared(31))
+    assert [seconds for seconds, _ in history_of(storage, "30")] == [*range(1, 6), *range(16, 31)]
+    assert len(history_of(storage, "10")) == MOST_READ + 1, "it is compared with"

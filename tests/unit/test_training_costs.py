@@ -6,18 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from _pytest.mark import ParameterSet
 
 from ddpperf.machine.hardware import Machine
-from ddpperf.plugin.options.options import read_options
 from ddpperf.results.samples import Sample
 from ddpperf.specs import EpochSpec, RunSpec, TrainingSpec
 from perf import test_large_batch, test_scaling
 from perf.common.recipes import find_recipe
-from perf.test_large_batch import long_runs
 from tests.fake_measure import FakeMeasure
-
-pytest_plugins = ["pytester"]
 
 
 class Costs(FakeMeasure):
@@ -75,16 +70,6 @@ def test_long_training_costs_what_all_devices_take() -> None:
     alone: Any = Costs(lambda spec: 3.0)
     test_large_batch.test_long_run(alone, measure.references["one_device, seed=0"], recipe)
     assert alone.costs("of_training") == [pytest.approx(150.0), None, None]
-
-
-def test_long_training_on_one_device_is_measured_once(pytester: pytest.Pytester) -> None:
-    """The reference of the training on two GPUs is the training on one GPU."""
-    options = read_options(pytester.parseconfig("-p", "ddpperf.plugin"), 2)
-    cases = [case.values[0] if isinstance(case, ParameterSet) else case for case in long_runs(options)]
-    one, two, *_ = cases
-    assert isinstance(two, RunSpec)
-    assert two.world_size == 2
-    assert one_device_of(two) == one
 
 
 def test_growing_batch_grows_alike_on_one_device() -> None:
