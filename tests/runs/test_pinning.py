@@ -60,8 +60,7 @@ def test_run_is_pinned_and_returns_its_cores(project: Project) -> None:
     pinning = run["ddpperf"]["environment"]["pinning"]
     (rank,) = pinning["ranks"]
     assert {*pinning["controller"], *rank} == ALLOWED
-    assert any(line.endswith(f"CONTROLLER {pinning['controller']} RANK {rank}") for line in finished.lines), (
-        finished
-    )
+    held = f"CONTROLLER {pinning['controller']} RANK {rank}"
+    assert any(line.endswith(held) for line in finished.lines), finished
     assert f"AFTERWARDS {sorted(ALLOWED)}" in finished.lines, finished
     assert run["ddpperf"]["environment"]["cores"] == run["machine_info"]["cpu"]["count"] == len(ALLOWED)

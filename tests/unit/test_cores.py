@@ -139,9 +139,6 @@ def test_gpu_has_the_node_of_its_slot(
     assert gpu.numa_node == node
 
 
-# --- pinning
-
-
 @pytest.fixture
 def sixteen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A kernel with 16 cores in two nodes, which grants this process all cores that it requests."""

@@ -15,7 +15,7 @@ import pytest
 
 from ddpperf.doctor import __main__ as command
 from ddpperf.doctor import cpu_and_memory, gpus, software
-from ddpperf.doctor.all_checks import Checks, run_findings, what_can_be_measured
+from ddpperf.doctor.all_checks import Checks, what_can_be_measured
 from ddpperf.doctor.cpu_and_memory import judged_load
 from ddpperf.doctor.findings import WIDTH, Finding, Level, bad, finding_lines, good, warn
 from ddpperf.machine.gpu_description import Gpu
@@ -71,7 +71,9 @@ def test_quota_and_cores_are_judged(
     assert cpu_and_memory.cores(()).level is level
 
 
-def test_slow_governor_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_governor_and_memory_of_the_control_group_are_judged(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(cpu_and_memory, "CPUS", tmp_path)
     for core, name in enumerate(("powersave", "performance")):
         folder = tmp_path / f"cpu{core}" / "cpufreq"
@@ -79,9 +81,6 @@ def test_slow_governor_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         (folder / "scaling_governor").write_text(f"{name}\n")
     finding = cpu_and_memory.governor(())
     assert (finding.level, finding.text) == (WARNING, "powersave on 1 of 2 cores")
-
-
-def test_memory_of_the_control_group_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_and_memory, "memory_left", lambda: 1_900_000_000)
     assert cpu_and_memory.memory(()).level is WARNING
 
@@ -222,16 +221,6 @@ def test_gpu_without_a_driver_is_bad(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert gpus.present([]).level is GOOD, "the driver's own file is no GPU"
     (tmp_path / "nvidia0").touch()
     assert gpus.present([]).level is BAD
-
-
-def test_run_leaves_out_what_it_watches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run watches throttling and other processes in each round, so they would be found twice."""
-    busy = SimpleNamespace(gpu=99, memory=9)
-    fake = healthy(0, CurrentClocksEventReasons=0x20, UtilizationRates=busy, EnforcedPowerLimit=500_000)
-    install(monkeypatch, [fake])
-    subjects = {finding.subject for finding in run_findings([fake.gpu])}
-    assert "GPU power" in subjects
-    assert not subjects & {"GPU clocks", "GPU load"}
 
 
 # --- the command, and the line of a run

@@ -23,9 +23,6 @@ def measured(seconds: float = 2.0, joules: float = 600.0, steps: int = 10, **giv
     return replace(one, **given)
 
 
-# --- from counters to joules
-
-
 def test_energies_of_spans_are_added_for_each_gpu() -> None:
     found = joules_per_step([[measured()], [measured(joules=300.0, steps=20)]])
     assert found == pytest.approx((900 / 30, 450 / 30))
@@ -57,9 +54,6 @@ def test_coarse_counter_errs_by_a_twentieth(period: float, phase: float, lasted:
     of_rounds = measured(began=0.0, ended=lasted, before=before, after=after, steps=1)
     (joules,) = joules_per_step([[of_rounds]])
     assert joules == pytest.approx(500.0 * lasted, rel=1.001 / 20)
-
-
-# --- GPUs
 
 
 def test_gpus_are_read_in_joules(monkeypatch: pytest.MonkeyPatch) -> None:

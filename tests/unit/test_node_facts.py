@@ -27,9 +27,6 @@ HERE = {"name": "a", "interface": "eth0", "link": "eth10", "ranks": 2}
 OTHER = {"name": "b", "interface": "eth1"}
 
 
-# --- exposed communication by link
-
-
 def canned(seconds: float, spec: Spec) -> Measured:
     sample = Sample(set="A1", side="A", torch="2", seconds=((seconds,) * spec.world_size,))
     return Measured(spec=spec, iterations=1, samples=(sample,))
@@ -61,9 +58,6 @@ def test_other_nodes_add_the_rest_of_exposed_communication(node_size: int, found
         )
 
 
-# --- the link between nodes
-
-
 def link_of(interface: Interface | None, device: str = "cpu", **links: Any) -> str:
     return str(Machine(device=device, links=Links(**{"node": 2} | links), interface=interface).link(4))
 
@@ -74,9 +68,6 @@ def test_link_between_nodes_is_the_interfaces() -> None:
     network = {"network": type("Network", (), {"bandwidth": 0.5e9})()}
     for interface in (LINK, LOOPBACK):
         assert link_of(interface, **network) == "1 GB/s (given, --node-link of 2 devices)"
-
-
-# --- what one node sees, and what needs one node
 
 
 def test_usage_across_nodes_is_not_recorded() -> None:
@@ -112,25 +103,17 @@ def test_work_of_one_machine_is_skipped_across_nodes(fields: dict[str, Any], rea
     assert not machine_reason(spec, dataclasses.replace(gpus, interface=None))
 
 
-# --- the summary
-
-
 @pytest.mark.parametrize("nodes", [[HERE, OTHER], []])
 def test_nodes_are_named_with_their_link(nodes: list[dict[str, Any]]) -> None:
-    stored = canned(1.0, DDP).to_json() | {"references": {}, "notes": [], "metrics": {}}
-    test = "perf/test_scaling.py::test_weak_scaling[0]"
-    found: dict[str, Any] = {
-        "benchmarks": [{"fullname": test, "extra_info": {"ddpperf": stored}}],
-        "ddpperf": {
-            "hardware_key": "2xcpu2-eth10",
-            "environment": {"commit": "nogit", "torch": "2.11"} | ({"nodes": nodes} if nodes else {}),
-            "options": {"rounds": 10, "device": "cpu"},
-            "outcomes": {test: {"kind": "passed", "reason": ""}},
-            "verdict": {"status": "PASS", "reasons": ["good"]},
-        },
+    header: dict[str, Any] = {
+        "hardware_key": "2xcpu2-eth10",
+        "environment": {"commit": "nogit", "torch": "2.11"} | ({"nodes": nodes} if nodes else {}),
+        "options": {"rounds": 10, "device": "cpu"},
+        "outcomes": {},
+        "verdict": {"status": "PASS", "reasons": ["good"]},
     }
-    lines = " ".join(line.strip() for line in summary_lines(found))
+    lines = " ".join(line.strip() for line in summary_lines({"benchmarks": [], "ddpperf": header}))
     line = "nodes       node 0 (a), node 1 (b): 2 ranks each, connected by eth10; machine checks"
     assert (line in lines) is bool(nodes)
     command = "pytest perf/ --nodes 2 --launcher CMD --benchmark-compare"
-    assert (command in next_step(found["ddpperf"])) is bool(nodes)
+    assert (command in next_step(header)) is bool(nodes)

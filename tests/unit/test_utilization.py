@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -121,15 +120,6 @@ def test_worker_that_is_found_again_keeps_its_times(monkeypatch: pytest.MonkeyPa
 
 
 # --- the thread
-
-
-def test_samples_come_ten_times_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, [fake := training()])
-    with (sampler := sampler_of(gpus=[fake, fake])).sampling():
-        time.sleep(0.65)
-    assert 2 <= len(sampler.samples) <= 6
-    assert all(values["gpu_utilization"] == [0.97, 0.97] for _, values in sampler.samples)
-    assert "ddpperf-sampler" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_early_end_of_sampling_gives_no_usage(monkeypatch: pytest.MonkeyPatch) -> None:
