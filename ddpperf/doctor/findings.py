@@ -26,7 +26,7 @@ class Level(enum.StrEnum):
 class Finding:
     """The result of one check of the doctor.
 
-    subject: what was checked; the examination adds it. advice: what to do; empty only if the result is
+    subject: what was checked; `all_checks.py` adds it. advice: what to do; empty only if the result is
     good.
     """
 

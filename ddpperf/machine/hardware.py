@@ -27,9 +27,9 @@ if TYPE_CHECKING:  # the imports take numpy and psutil, and the doctor runs wher
     from ddpperf.analysis.projection import Network
     from ddpperf.machine.network import Interface
 
-# CPU flags with which torch computes in bf16 quickly: the first or the second group on x86, the
-# third on Arm
-BF16_FLAGS: tuple[set[str], ...] = ({"avx512bw", "avx512vl", "avx512dq"}, {"avx_ne_convert"}, {"bf16"})
+# CPU flags with one of which torch computes in bf16 quickly. All CPUs with avx512bw also have avx512vl
+# and avx512dq, which torch checks, too. The last flag is that of Arm.
+BF16_FLAGS = {"avx512bw", "avx_ne_convert", "bf16"}
 # Prefixes of environment variables that change how fast torch and its libraries run.
 TUNING_VARIABLES = (
     *("CUBLAS", "CUDA_", "CUDNN", "GLIBC_TUNABLES", "GLOO", "KMP_", "LD_LIBRARY_PATH", "LD_PRELOAD"),
@@ -145,7 +145,7 @@ def computes_bf16() -> bool:
     """
     facts = _cpu_facts()
     flags = set(facts.get("flags", facts.get("Features", "")).split())
-    return not flags or any(needed <= flags for needed in BF16_FLAGS)
+    return not flags or bool(flags & BF16_FLAGS)
 
 
 def _cpu_facts() -> dict[str, str]:
