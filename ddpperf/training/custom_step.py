@@ -38,15 +38,12 @@ class CustomStep(Measurement):
             got = f"got a value of type {type(train).__name__}; return a function that trains one step"
             raise CannotTrain(f"step {spec.function} must return a function, {got}")
         self._train: Callable[[], Tensor] = train
-        self._replay: Callable[[], None] | None = None
+        self._run: Callable[[], object] = self._train_once  # or the replay of a captured step
         self.loss: Tensor = torch.zeros(1)
         self.collectives: int | None = None
 
     def step(self) -> None:
-        if self._replay is not None:
-            self._replay()
-        else:
-            self._train_once()
+        self._run()
 
     def _train_once(self) -> None:
         loss = self._train()
@@ -68,7 +65,7 @@ class CustomStep(Measurement):
                 self.step()
             self.collectives = len(ledger.messages)
         if self.spec.captured:
-            self._replay = capture(self._train_once, self.spec.execution).replay
+            self._run = capture(self._train_once, self.spec.execution).replay
 
     def end_round(self, steps: int) -> None:
         """Raise FloatingPointError if the loss is NaN or infinite after a round.

@@ -8,7 +8,6 @@ of the ImageNet models).
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from typing import Any
 
@@ -159,9 +158,7 @@ def build(model: str) -> nn.Module:
     except ImportError as error:
         raise CannotTrain(f"model {model} needs torchvision, which is not installed; install it") from error
     if name not in torchvision.models.list_models(module=torchvision.models):
-        near = difflib.get_close_matches(name, torchvision.models.list_models(module=torchvision.models), 3)
-        such = f", such as {', '.join(near)}" if near else ""
-        raise CannotTrain(f"model {model} is not in torchvision; name one of its models{such}")
+        raise CannotTrain(f"model {model} is not in torchvision; name one of its models")
     sized = {"image_size": 32} if name.startswith("vit_") else {}
     built: nn.Module = torchvision.models.get_model(name, weights=None, **sized)
     return built

@@ -20,7 +20,6 @@ from ddpperf.specs import FUNCTIONS_VARIABLE, TrainingSpec
 from ddpperf.training.check_model import check
 from ddpperf.training.measured_step import MeasuredStep
 from ddpperf.training.step import TrainingStep
-from tests.canned import CannedSuite
 from tests.command_line import Read, reader
 
 MODELS = """
@@ -75,15 +74,6 @@ NAMED = {
     "own_models:unused_in_part": r"model \S+ has parameters that its loss does not use, .* spare\.weight",
     "torchvision:resnet999": r"model torchvision:resnet999 is not in torchvision; name one of its models",
 }
-
-
-EXPERIMENT = """
-import pytest
-
-@pytest.mark.specs(cases=lambda options: [options.step(world_size=1, per_rank_batch_size=2)])
-def test_step(measure, spec):
-    measure(spec)
-"""
 
 
 @pytest.fixture
@@ -180,14 +170,3 @@ def test_failed_check_is_refused_with_one_sentence(
 def test_built_in_models_are_not_checked(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     check_model(read("resnet18"))
-
-
-def test_run_with_a_wrong_model_ends_with_status_4(
-    canned_suite: CannedSuite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ended = CompletedProcess([], 1, "", "model x is not in torchvision; name another")
-    monkeypatch.setattr("ddpperf.plugin.options.slow_checks.run_child", lambda *_: ended)
-    canned_suite.experiment.write_text(EXPERIMENT)
-    run = canned_suite.run("perf", "--model", "torchvision:resnet999")
-    run.assert_one_sentence(4, "ERROR: --model: model x is not in torchvision; name another")
-    assert canned_suite.saved_runs() == []
