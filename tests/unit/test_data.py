@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpperf.data.images import NUM_CLASSES, SEEDS, load_images, synthetic_images
+from ddpperf.data.images import NUM_CLASSES, load_images, synthetic_images
 from ddpperf.data.sampler import EpochBatches
-from ddpperf.specs import DATA_VARIABLE, EpochSpec, Strategy
+from ddpperf.specs import DATA_VARIABLE, EpochSpec, RunSpec, Strategy
 from tests.generated import BOUNDED
 
 
@@ -129,7 +129,9 @@ def test_each_epoch_has_another_order() -> None:
 
 
 def test_test_images_differ_and_share_coarse_patterns() -> None:
-    train, test = (synthetic_images(300, SEEDS[part]) for part in ("train", "test"))
+    fields = {**vars(spec_of(300, 1, 4, drop_last=True)), "strategy": "single"}
+    spec = RunSpec(**fields, epochs=1, test_images=300, rate=0.1)
+    train, test = (load_images(spec, part) for part in ("train", "test"))
     assert len(torch.cat([train.pixels, test.pixels]).unique(dim=0)) == 600
     classes = range(NUM_CLASSES)
     patterns = [
