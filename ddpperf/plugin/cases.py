@@ -156,7 +156,7 @@ def size_id(options: Options, world_size: int, batch_size: int | None = None) ->
 
     On several nodes, it names the ranks of each node: `2x8gpu-b512`. batch_size: images per rank.
     """
-    nodes = options.nodes_of(world_size)
+    nodes = world_size // options.links.node if options.nodes > 1 else 1
     ranks = f"{nodes}x{world_size // nodes}" if nodes > 1 else f"{world_size}"
     ranks += "gpu" if options.device == "cuda" else "rank"
     return ranks if batch_size is None else f"{ranks}-b{batch_size}"

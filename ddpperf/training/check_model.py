@@ -1,6 +1,6 @@
 """Check whether a model can be trained: python -m ddpperf.training.check_model NAME BATCH_SIZE.
 
-This command prints "trained", or prints one sentence and exits with status 1.
+If it cannot, this command prints one sentence and exits with status 1.
 """
 
 from __future__ import annotations
@@ -40,6 +40,5 @@ if __name__ == "__main__":
     die_with_parent()
     try:
         check(sys.argv[1], int(sys.argv[2]))
-        print("trained")
     except CannotTrain as problem:
         sys.exit(str(problem))

@@ -12,7 +12,7 @@ from ddpperf.errors import Refused
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.cases import FASTEST_DDP, case, case_id, parameters, size_id
 from ddpperf.plugin.session import storage_for
-from ddpperf.specs import AllReduceSpec, CollectiveSpec, CopySpec, RunSpec, SamplerSpec, Spec, TrainingSpec
+from ddpperf.specs import AllReduceSpec, CollectiveSpec, CopySpec, SamplerSpec, Spec, TrainingSpec
 from tests.command_line import Read, reader
 from tools.default_suite import experiments
 
@@ -120,29 +120,17 @@ def test_ids_of_other_work(spec: Spec, expected: str, read: Read) -> None:
     assert case_id(spec, read()) == expected
 
 
+HYPERPARAMETERS = """optimizer schedule grow_from momentum weight_decay label_smoothing cutmix crop_padding
+uncropped_epochs average_weights nesterov decay_vectors clip_norm set_epoch seed rate"""
+
+
 def test_run_id_names_its_recipe(read: Read) -> None:
     options = read()
     plain = options.run(world_size=1, per_rank_batch_size=8, epochs=2, test_images=16, rate=0.1)
     assert case_id(plain, options) == "1rank-b8-lr0.1"
-    changed: list[dict[str, Any]] = [
-        {"optimizer": "lars"},
-        {"schedule": "cosine"},
-        {"grow_from": 4},
-        {"momentum": 0.5},
-        {"weight_decay": 0.1},
-        {"label_smoothing": 0.1},
-        {"cutmix": 0.5},
-        {"crop_padding": 1},
-        {"uncropped_epochs": 1},
-        {"average_weights": True},
-        {"nesterov": False},
-        {"decay_vectors": True},
-        {"clip_norm": 1.0},
-        {"set_epoch": False},
-        {"seed": 1},
-        {"rate": 0.2},
-    ]
-    specs: list[RunSpec] = [dataclasses.replace(plain, **fields) for fields in changed]
+    values = ("lars", "cosine", 4, 0.5, 0.1, 0.1, 0.5, 1, 1, True, False, True, 1.0, False, 1, 0.2)
+    changed: dict[str, Any] = dict(zip(HYPERPARAMETERS.split(), values, strict=True))
+    specs = [dataclasses.replace(plain, **{name: value}) for name, value in changed.items()]
     assert len({case_id(spec, options) for spec in [plain, *specs]}) == 1 + len(changed)
 
 

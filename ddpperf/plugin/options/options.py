@@ -80,10 +80,6 @@ class Options:
     launcher: str | None  # the command that starts the ranks; None to start them on this machine
     functions: tuple[str, ...] = ()  # of the user, which the collected tests measure
 
-    def nodes_of(self, world_size: int) -> int:
-        """Return the number of nodes on which `world_size` ranks run."""
-        return -(-world_size // self.links.node) if self.nodes > 1 else 1
-
     @property
     def epoch_images(self) -> int:
         if self.requested_epoch_images is not None:
