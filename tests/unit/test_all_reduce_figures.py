@@ -102,12 +102,6 @@ def test_framework_time_excludes_the_kernel() -> None:
     assert values(measure)["framework_seconds"] == pytest.approx(11e-6 - 7e-6)
 
 
-def test_link_utilization_needs_a_known_link() -> None:
-    unknown = measure_on(Machine(device="cuda"))
-    call_metrics(unknown, call(10e-6), lambda t: 360e9)
-    assert list(unknown.metrics) == ["algbw_bytes_per_second", "busbw_bytes_per_second"]
-
-
 @pytest.mark.parametrize(("busbw", "warns"), [(451e9, True), (450e9, False)])
 def test_bandwidth_above_the_link_is_a_warning(busbw: float, warns: bool) -> None:
     measure = measure_on(Machine(gpus=GPUS))

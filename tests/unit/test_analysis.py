@@ -85,11 +85,6 @@ def test_fewer_bits_are_never_slower() -> None:
 # --- bandwidth
 
 
-@pytest.mark.parametrize(("S", "t", "N", "gigabytes"), [(2**30, 4548e-6, 4, 354), (2**30, 5228e-6, 8, 359.4)])
-def test_busbw_is_what_nccl_tests_prints(S: int, t: float, N: int, gigabytes: float) -> None:
-    assert all_reduce_busbw(S, t, N) / 1e9 == pytest.approx(gigabytes, rel=1e-3)
-
-
 @pytest.mark.parametrize(("N", "factor"), [(2, 1.0), (4, 1.5), (8, 1.75)])
 def test_busbw_is_algbw_times_nccl_tests_factor(N: int, factor: float) -> None:
     assert algbw(1e9, 0.5) == 2e9
@@ -97,14 +92,6 @@ def test_busbw_is_algbw_times_nccl_tests_factor(N: int, factor: float) -> None:
     for kind in ("reduce_scatter", "all_gather", "all_to_all"):
         assert collective_busbw(kind, 1e9, 0.5, N) == factor / 2 * 2e9
     assert collective_busbw("broadcast", 1e9, 0.5, N) == 2e9
-
-
-@BOUNDED
-@given(sizes, st.floats(1e9, 1e12), st.integers(2, 1024))
-def test_an_ideal_rings_busbw_is_its_links(S: int, link: float, N: int) -> None:
-    """N-1 steps of reduce-scatter and N-1 of all-gather, each sending S/N bytes at the link's speed."""
-    t = sum(S / N / link for _ in range(2 * (N - 1)))
-    assert all_reduce_busbw(S, t, N) == pytest.approx(link)
 
 
 @pytest.mark.parametrize(
@@ -146,10 +133,3 @@ def test_a_medians_error_is_what_medians_differ_by() -> None:
         statistics.stdev(value for value, _ in found), rel=0.1
     )
     assert median_and_error([3.0]) == (3.0, 0.0)
-
-
-@BOUNDED
-@given(st.lists(st.floats(1.0, 1.1), min_size=9, max_size=9), st.floats(10, 1e6))
-def test_a_slow_round_does_not_move_the_spread(values: list[float], slow: float) -> None:
-    """One round in ten stalls: the standard deviation would be nearly the mean or more."""
-    assert relative_iqr([*values, slow]) <= 0.1 + 1e-9

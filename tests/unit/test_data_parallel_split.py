@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.mark import ParameterSet
 
-from ddpperf.machine.hardware import Machine
-from ddpperf.plugin.cases import parameters
 from ddpperf.report.questions import report_tables
 from ddpperf.results.samples import Sample
 from ddpperf.results.stored_runs import read_document
 from ddpperf.specs import DATA_PARALLEL_PARTS, TraceSpec, TrainingSpec
+from perf.test_comm_split import data_parallel_splits
 from perf.test_comm_split import test_data_parallel_split as data_parallel_split
+from tests.command_line import specs_of
 from tests.fake_measure import FakeMeasure
 from tools.default_suite import options_on
 
@@ -25,35 +26,23 @@ STEPS = 10  # of an epoch
 # --- cases
 
 
-def cases(gpus: int) -> dict[str, tuple[TrainingSpec | None, str]]:
-    """The spec of each default case, and why it is skipped."""
-    options = options_on(gpus)
-    (mark,) = (mark for mark in getattr(data_parallel_split, "pytestmark", ()) if mark.name == "specs")
-    found = {}
-    for case in parameters("test_it", mark, options, Machine(device=options.device)):
-        (spec,) = case.values
-        reasons = [mark.kwargs["reason"] for mark in case.marks if mark.name == "skip"]
-        assert spec is None or isinstance(spec, TrainingSpec)
-        found[str(case.id)] = spec, "".join(reasons)
-    return found
-
-
 @pytest.mark.parametrize(
-    ("gpus", "identity", "reason"),
+    ("gpus", "reason"),
     [
-        (0, "2rank", "strategy data_parallel drives several GPUs from one process; this runs on the CPU"),
-        (1, "1gpu", "DataParallel communicates between GPUs and needs two, found 1; pass --world-sizes 1,2"),
+        (0, "strategy data_parallel drives several GPUs from one process; this runs on the CPU"),
+        (1, "DataParallel communicates between GPUs and needs two, found 1; pass --world-sizes 1,2"),
     ],
 )
-def test_fewer_than_two_gpus_skip_one_case(gpus: int, identity: str, reason: str) -> None:
-    assert cases(gpus) == {identity: (None, reason)}
+def test_fewer_than_two_gpus_skip_one_case(gpus: int, reason: str) -> None:
+    (case,) = data_parallel_splits(options_on(gpus))
+    assert isinstance(case, ParameterSet)
+    assert [mark.kwargs["reason"] for mark in case.marks] == [reason]
 
 
 def test_every_batch_size_is_split_on_gpus() -> None:
-    found = cases(4)
-    assert all(not reason for _, reason in found.values())
-    assert [spec.world_size for spec, _ in found.values() if spec is not None] == [2, 2, 2, 4, 4, 4]
-    assert {spec.strategy for spec, _ in found.values() if spec is not None} == {"data_parallel"}
+    specs = specs_of(data_parallel_splits(options_on(4)))
+    assert [spec.world_size for spec in specs] == [2, 2, 2, 4, 4, 4]
+    assert {spec.strategy for spec in specs} == {"data_parallel"}
 
 
 def test_data_parallel_can_train_without_communication() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,65 +49,51 @@ EVENTS = [
 ]
 
 
-class Profiler:
-    """A GPU's profiler, one of whose calls may fail."""
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Replace a GPU's profiler by one that lists its calls, the last of which may be told to fail."""
+    calls: list[str] = []
 
-    failing = ""
-    calls: list[str]
-
-    def __init__(self, *, activities: list[Any]) -> None:
-        assert activities == [torch.profiler.ProfilerActivity.CUDA]
-        Profiler.calls = []
-        self.call("made")
-
-    def call(self, name: str) -> None:
-        Profiler.calls.append(name)
-        if name == Profiler.failing:
+    def call(name: str) -> Any:
+        calls.append(name)
+        if calls[0] == f"fail {name}":
             raise RuntimeError(f"CUPTI_ERROR_INSUFFICIENT_PRIVILEGES when {name}")
 
-    def start(self) -> None:
-        self.call("started")
-
-    def stop(self) -> None:
-        self.call("stopped")
-
-    def export_chrome_trace(self, path: str) -> None:
-        self.call("exported")
+    def exported(path: str) -> None:
+        call("exported")
         Path(path).write_text(json.dumps({"traceEvents": EVENTS}))
 
+    def made(*, activities: list[Any]) -> Any:
+        assert activities == [torch.profiler.ProfilerActivity.CUDA]
+        call("made")
+        found = {"start": lambda: call("started"), "stop": lambda: call("stopped")}
+        return SimpleNamespace(**found, export_chrome_trace=exported)
 
-@pytest.fixture
-def gpu_profiler(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
-    """List the kernels of a GPU's step with a profiler that fails at a call."""
-    monkeypatch.setattr(torch.profiler, "profile", Profiler)
-    monkeypatch.setattr(timing, "synchronize", lambda device: Profiler.calls.append("synchronized"))
-
-    def names(failing: str) -> list[str]:
-        Profiler.calls = []
-        monkeypatch.setattr(Profiler, "failing", failing)
-        return kernel_names(lambda: Profiler.calls.append("step"), torch.device("cuda", 0))
-
-    return names
+    monkeypatch.setattr(torch.profiler, "profile", made)
+    monkeypatch.setattr(timing, "synchronize", lambda device: calls.append("synchronized"))
+    return calls
 
 
-def test_a_gpu_step_names_kernels_only(
-    gpu_profiler: Callable[[str], list[str]],
-) -> None:
-    assert gpu_profiler("") == ["triton_poi_fused_relu_3", "void at::native::fill<4>(float*)"]
-    assert Profiler.calls == ["made", "started", "step", "synchronized", "stopped", "exported"]
+GPU = torch.device("cuda", 0)
+
+
+def test_a_gpu_step_names_kernels_only(calls: list[str]) -> None:
+    names = kernel_names(lambda: calls.append("step"), GPU)
+    assert names == ["triton_poi_fused_relu_3", "void at::native::fill<4>(float*)"]
+    assert calls == ["synchronized", "made", "started", "step", "synchronized", "stopped", "exported"]
 
 
 @pytest.mark.parametrize("failing", ["made", "started", "exported"])
 def test_a_failed_profile_names_no_kernels(
-    gpu_profiler: Callable[[str], list[str]], capsys: pytest.CaptureFixture[str], failing: str
+    calls: list[str], capsys: pytest.CaptureFixture[str], failing: str
 ) -> None:
     """If a rank left out the step, its group would wait."""
-    assert gpu_profiler(failing) == []
-    assert Profiler.calls.count("step") == 1
-    assert ("stopped" in Profiler.calls) == (failing != "made"), "whatever of it has started"
-    assert (
-        f"could not be profiled: RuntimeError('CUPTI_ERROR_INSUFFICIENT_PRIVILEGES when {failing}')"
-        in capsys.readouterr().out
+    calls.append(f"fail {failing}")
+    assert kernel_names(lambda: calls.append("step"), GPU) == []
+    assert calls.count("step") == 1
+    assert ("stopped" in calls) == (failing != "made"), "whatever of it has started"
+    assert f"could not be profiled: RuntimeError('CUPTI_ERROR_INSUFFICIENT_PRIVILEGES when {failing}')" in (
+        capsys.readouterr().out
     )
 
 

@@ -126,13 +126,6 @@ def known(N: int) -> float:
 BOOKKEEPING = Excess(seconds=100e-6, error=1e-6, one_device_error=1e-6)
 
 
-def test_known_excess_is_projected() -> None:
-    measured = {N: Excess(seconds=known(N), error=1e-6, one_device_error=1e-6) for N in (2, 4)}
-    found = project(measured, BOOKKEEPING, MEASURED, BUCKETS, 8, hideable=1.0)
-    assert found.value == pytest.approx(known(8))
-    assert found.low < known(8) < found.high
-
-
 def test_nineteen_of_twenty_intervals_hold_the_excess() -> None:
     """Where all of a set's excesses are taken from one t(1), which is off by as much for each."""
     drawn, held = random.Random(3), 0

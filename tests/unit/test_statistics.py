@@ -5,17 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import permutations
-from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from ddpperf.analysis.statistics import LEAST_DRIFT, drift, mean_interval, spread_over_ranks, welch_interval
-from tests.generated import BOUNDED, seconds
+from ddpperf.analysis.statistics import drift, mean_interval, spread_over_ranks, welch_interval
 from tests.project import REPOSITORY
 
 Noise = Callable[[np.random.Generator, int], "np.ndarray[tuple[int], np.dtype[np.float64]]"]
@@ -88,13 +84,6 @@ def test_noise_alone_hardly_ever_drifts(noise: str, rounds: int) -> None:
     ("rounds", "trend", "noise", "least", "most"),
     [
         (10, 0.05, 0.001, 1.0, 1.0),  # a GPU-bound step
-        (
-            10,
-            0.05,
-            0.01,
-            0.3,
-            0.5,
-        ),  # five of 45 pairs may be out of order: this is the price of few false alarms
         (10, 0.10, 0.01, 0.9, 1.0),
         (20, 0.05, 0.01, 0.9, 1.0),
         (7, 0.05, 0.01, 0.0, 0.15),
@@ -108,26 +97,6 @@ def test_power_of_the_drift_test(rounds: int, trend: float, noise: float, least:
     assert least <= share <= most
 
 
-@pytest.mark.filterwarnings("error")
-@BOUNDED
-@given(st.lists(seconds, max_size=12) | st.lists(seconds, min_size=7, max_size=12, unique=True).map(sorted))
-def test_reversed_rounds_negate_the_drift(rounds: list[float]) -> None:
-    change = drift(rounds)
-    assert change is None or abs(change) >= LEAST_DRIFT
-    assert drift(rounds[::-1]) == (None if change is None else pytest.approx(-change))
-
-
-@BOUNDED
-@given(
-    st.lists(st.integers(100, 200), min_size=7, max_size=12, unique=True).map(sorted), st.integers(-20, 20)
-)
-def test_the_unit_does_not_change_the_drift(rounds: list[int], power: int) -> None:
-    """Scaled by powers of two, so that no rounding moves a change over the least one."""
-    change = drift(rounds)
-    assert change is not None
-    assert drift([each * 2.0**power for each in rounds]) == pytest.approx(change)
-
-
 def test_collecting_the_experiments_loads_neither_torch_nor_scipy() -> None:
     """Every command would wait for them, and a CUDA context would take memory."""
     tests = [f"perf.{path.stem}" for path in sorted((REPOSITORY / "perf").glob("test_*.py"))]
@@ -139,15 +108,6 @@ def test_collecting_the_experiments_loads_neither_torch_nor_scipy() -> None:
         [sys.executable, "-c", script], check=True, timeout=60, capture_output=True, text=True, cwd=REPOSITORY
     )
     assert imported.stdout.split() == []
-
-
-def test_scipy_is_loaded_by_the_first_drift_only() -> None:
-    script = (
-        "import sys; from ddpperf.analysis.statistics import drift; drift([1.0] * 6);"
-        "assert 'scipy' not in sys.modules;"
-        "drift([1.0] * 7); assert 'scipy' in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
 # --- the spread over ranks
@@ -167,24 +127,6 @@ def test_scipy_is_loaded_by_the_first_drift_only() -> None:
 )
 def test_spread_over_ranks_uses_their_medians(rounds: list[list[float]], spread: float | None) -> None:
     assert spread_over_ranks(rounds) == (None if spread is None else pytest.approx(spread))
-
-
-rounds_by_rank = st.integers(2, 5).flatmap(
-    lambda ranks: st.lists(st.tuples(*[seconds] * ranks), min_size=1, max_size=6)
-)
-
-
-@BOUNDED
-@given(rounds_by_rank, st.floats(1e-3, 1e3), st.randoms(use_true_random=False))
-def test_unit_and_order_do_not_change_spread(
-    rounds: Sequence[tuple[float, ...]], scale: float, random: Random
-) -> None:
-    spread = spread_over_ranks(rounds)
-    assert spread is not None
-    assert spread >= 0
-    shuffled = [[each * scale for each in ranks[::-1]] for ranks in rounds]
-    random.shuffle(shuffled)
-    assert spread_over_ranks(shuffled) == pytest.approx(spread, rel=1e-9, abs=1e-9)
 
 
 def test_every_round_has_every_rank() -> None:

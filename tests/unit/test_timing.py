@@ -25,26 +25,6 @@ def test_a_delayed_step_takes_longer_by_the_delay(seconds: float) -> None:
     assert 2 * seconds <= fastest < 2 * seconds + 0.02
 
 
-def test_the_delay_is_added_to_the_step() -> None:
-    step = delayed(lambda: time.sleep(0.03), 0.03, CPU)
-    assert seconds_of(step, 1, CPU) >= 0.06
-
-
-@pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="the device spins on a GPU; found none, run this on one"
-)
-def test_on_a_gpu_the_device_is_delayed() -> None:
-    device = torch.device("cuda", 0)
-    step = delayed(lambda: None, 0.02, device)
-    step()
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    step()
-    launched = time.perf_counter() - start
-    assert launched < 0.01
-    assert seconds_of(step, 5, device) == pytest.approx(0.1, rel=0.1)
-
-
 @pytest.mark.skipif(
     not torch.cuda.is_available(), reason="device events are a GPU's; found none, run this on one"
 )
