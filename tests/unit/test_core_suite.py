@@ -9,7 +9,9 @@ import pytest
 
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.cases import case_id, parameters
+from ddpperf.plugin.collected_tests import Outcomes
 from ddpperf.plugin.options.options import Options
+from ddpperf.results.outcomes import OutcomeKind
 from ddpperf.specs import AllReduceSpec, EpochSpec, SamplerSpec, Spec, TrainingSpec
 from perf import test_all_reduce, test_precision, test_scaling
 from tests.canned import CannedSuite
@@ -97,6 +99,13 @@ def test_left_out_tests_of_the_baseline_are_not_missing(project: CannedSuite) ->
     assert project.run("perf", "--full", "--benchmark-save=whole").status == 0
     run = project.run("perf", "--benchmark-compare-fail=median:20%", "--benchmark-compare=whole")
     run.assert_one_sentence(0, "PASS: 1 test measured, compared with 0001_whole.json: ")
+
+
+def test_test_that_ended_after_its_setup_has_not_run() -> None:
+    outcomes = Outcomes()
+    outcomes.expect(["a"])
+    outcomes.pytest_runtest_logreport(pytest.TestReport("a", ("", None, "a"), {}, "passed", None, "setup"))
+    assert outcomes.measured["a"].kind is OutcomeKind.NOT_RUN
 
 
 # --- what is core in perf/

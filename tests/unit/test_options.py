@@ -19,7 +19,7 @@ from ddpperf.machine.hardware import Links, Machine
 from ddpperf.plugin.cases import machine_reason
 from ddpperf.plugin.options import option_table
 from ddpperf.plugin.options.ab_sides import changed
-from ddpperf.plugin.options.options import GPU_INDUCTOR, Options, default_world_sizes
+from ddpperf.plugin.options.options import GPU_INDUCTOR, Options, default_world_sizes, is_experiment
 from ddpperf.plugin.options.slow_checks import prepare
 from ddpperf.specs import EpochSpec, TrainingSpec, from_json, to_json
 from perf import test_scaling
@@ -115,6 +115,11 @@ def test_values_have_limits(convert: Callable[[str], Any], text: str, value: Any
         return
     with pytest.raises(ValueError, match=r"^takes "):
         convert(text)
+
+
+def test_experiments_lie_in_a_folder_called_perf() -> None:
+    assert is_experiment("project/perf/test_it.py::test_a")
+    assert not any(map(is_experiment, ("tests/test_it.py::test_a[perf/x]", "tests/perf.py")))
 
 
 # --- trainings
