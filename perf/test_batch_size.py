@@ -108,7 +108,7 @@ def test_loader_workers(measure: Measure, spec: EpochSpec) -> None:
 
 def fixed_batches(options: Options) -> Iterator[Case]:
     """Yield the training spec with which the search for the largest batch size begins."""
-    identity = size_id(options, 1, SMALLEST)
+    identity = f"{size_id(options, 1)}-b{SMALLEST}"
     if options.sides is not None:
         why = "the search needs a GPU's whole memory for one process set, which an A/B run does not have"
         yield skipped(identity, why)

@@ -151,15 +151,11 @@ def if_valid(identity: str, make: Callable[..., Spec], *arguments: Any, **fields
 # --- ids
 
 
-def size_id(options: Options, world_size: int, batch_size: int | None = None) -> str:
-    """Return the first part of a test id, such as `4gpu-b512` on GPUs or `2rank-b32` on CPUs.
-
-    On several nodes, it names the ranks of each node: `2x8gpu-b512`. batch_size: images per rank.
-    """
+def size_id(options: Options, world_size: int) -> str:
+    """Return the first part of a test id: `4gpu`, `2rank` on CPUs, or `2x8gpu` on two nodes."""
     nodes = world_size // options.links.node if options.nodes > 1 else 1
     ranks = f"{nodes}x{world_size // nodes}" if nodes > 1 else f"{world_size}"
-    ranks += "gpu" if options.device == "cuda" else "rank"
-    return ranks if batch_size is None else f"{ranks}-b{batch_size}"
+    return f"{ranks}{'gpu' if options.device == 'cuda' else 'rank'}"
 
 
 def case_id(spec: Spec, options: Options) -> str:

@@ -78,16 +78,12 @@ class Sides:
 
         here: the source tree of a side without a root.
         """
-        base, candidate = (
-            (
-                Path(side.python).parent.resolve(),
-                Path(side.python).resolve(),
-                (side.root or here).resolve(),
-                side.environment,
-            )
-            for side in (self.base, self.candidate)
-        )
-        return base == candidate and not self.spec_fields
+
+        def runs(side: Side) -> tuple[object, ...]:
+            python, root = Path(side.python), side.root or here
+            return python.parent.resolve(), python.resolve(), root.resolve(), side.environment
+
+        return runs(self.base) == runs(self.candidate) and not self.spec_fields
 
     @property
     def here(self) -> str:

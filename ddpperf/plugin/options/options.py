@@ -191,7 +191,14 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
         ),
     }
     options = Options(**read)
-    check_options(options, gpu_count, compares=bool(config.getoption("benchmark_compare")))
+    if options.precision in GPU_PRECISIONS and device != "cuda":
+        raise Refused(f"--precision {options.precision} needs a GPU, this runs on the CPU; pass fp32 or bf16")
+    if is_custom_model(options.model) and options.data_source != "synthetic":
+        raise Refused(f"--model {options.model} makes its own batches, got --data, too; leave one out")
+    if options.replicates == 1 and sides is not None and not config.getoption("benchmark_compare"):
+        raise Refused("--replicates 1 cannot tell a difference from chance in an A/B run; pass 2 or more")
+    _check_devices(options, gpu_count)
+    _check_trainings(options)
     return options
 
 
@@ -245,21 +252,6 @@ def _sides(base: dict[str, Any], candidate: dict[str, Any]) -> Sides | None:
 
 
 # --- options that cannot be used together
-
-
-def check_options(options: Options, gpu_count: int, *, compares: bool) -> None:
-    """Check that the values of all command-line options can be used together.
-
-    compares: whether the run is compared with a stored run.
-    """
-    _check_devices(options, gpu_count)
-    if options.precision in GPU_PRECISIONS and options.device != "cuda":
-        raise Refused(f"--precision {options.precision} needs a GPU, this runs on the CPU; pass fp32 or bf16")
-    if is_custom_model(options.model) and options.data_source != "synthetic":
-        raise Refused(f"--model {options.model} makes its own batches, got --data, too; leave one out")
-    if options.replicates == 1 and options.sides is not None and not compares:
-        raise Refused("--replicates 1 cannot tell a difference from chance in an A/B run; pass 2 or more")
-    _check_trainings(options)
 
 
 def _check_devices(options: Options, gpu_count: int) -> None:
