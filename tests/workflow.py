@@ -41,8 +41,7 @@ class Runner:
     """A self-hosted runner whose checkout is a scratch repository.
 
     variables: the environment of its processes. temp: the folder that is empty at the start of a job.
-    github: more of the context `github`. settings: the repository's variables. inputs: those of a run
-    by hand.
+    github: more of the context `github`. settings: the repository's variables. finished: the last job.
     """
 
     workspace: Path
@@ -50,7 +49,7 @@ class Runner:
     variables: Mapping[str, str]
     github: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
-    inputs: Mapping[str, str] = field(default_factory=dict)
+    finished: Finished = field(default_factory=Finished)
 
     def run(self, workflow: str | Mapping[str, Any], job: str) -> Finished:
         """Run a job of a workflow in .github/workflows/, or of a workflow's content."""
@@ -59,21 +58,11 @@ class Runner:
         self.temp.mkdir(exist_ok=True)
         summary = self.temp / "summary.md"
         summary.touch()
-        context = {
-            "github": {
-                "repository": REPOSITORY_NAME,
-                "job": job,
-                "token": "",
-                "sha": "0" * 40,
-                **self.github,
-            },
-            "vars": self.settings,
-            "inputs": self.inputs,
-            "runner": {"environment": "self-hosted"},
-            "steps": {},
-        }
-        finished = Finished()
-        if not condition(definition.get("if", "success()"), context, finished.conclusion):
+        github = {"repository": REPOSITORY_NAME, "job": job, "token": "", "sha": "0" * 40, **self.github}
+        runner = {"environment": "self-hosted"}
+        context = {"github": github, "vars": self.settings, "runner": runner, "steps": {}}
+        self.finished = Finished()
+        if not condition(definition.get("if", "success()"), context, "success"):
             return Finished(conclusion="skipped")
         variables = {
             **self.variables,
@@ -87,35 +76,31 @@ class Runner:
             "RUNNER_TOOL_CACHE": str(self.workspace.parent / "tools"),
             **filled(definition.get("env", {}), context),
         }
-        self._run_steps(definition["steps"], context, variables, finished)
-        finished.summary = summary.read_text()
-        return finished
+        self._run_steps(definition["steps"], context, variables)
+        self.finished.summary = summary.read_text()
+        return self.finished
 
     def content(self, workflow: str) -> dict[str, Any]:
         """Return the content of a workflow in .github/workflows/."""
         return dict(yaml.safe_load((self.workspace / ".github" / "workflows" / workflow).read_text()))
 
     def _run_steps(
-        self,
-        steps: list[dict[str, Any]],
-        context: dict[str, Any],
-        variables: Mapping[str, str],
-        finished: Finished,
+        self, steps: list[dict[str, Any]], context: dict[str, Any], variables: Mapping[str, str]
     ) -> None:
         for step in steps:
-            if not condition(step.get("if", "success()"), context, finished.conclusion):
+            if not condition(step.get("if", "success()"), context, self.finished.conclusion):
                 continue
             name = step.get("name", step.get("uses", ""))
-            finished.ran.append(name)
+            self.finished.ran.append(name)
             given = {**variables, **filled(step.get("env", {}), context)}
             if "uses" in step:
                 inputs = filled(step.get("with", {}), context)
-                outputs = self._use(step["uses"], inputs, context, given, finished)
+                outputs = self._use(step["uses"], inputs, context, given)
             else:
-                outputs = self._shell(step["run"], given, finished)
+                outputs = self._shell(step["run"], given)
             context["steps"][step.get("id", name)] = {"outputs": outputs}
 
-    def _shell(self, script: str, variables: Mapping[str, str], finished: Finished) -> dict[str, str]:
+    def _shell(self, script: str, variables: Mapping[str, str]) -> dict[str, str]:
         file, output = self.temp.parent / "step.sh", self.temp.parent / "output"
         file.write_text(script)
         output.write_text("")
@@ -128,18 +113,13 @@ class Runner:
             text=True,
             timeout=HANG_SECONDS,
         )
-        finished.log += ended.stdout
+        self.finished.log += ended.stdout
         if ended.returncode:
-            finished.conclusion = "failure"
+            self.finished.conclusion = "failure"
         return dict(line.split("=", 1) for line in output.read_text().splitlines())
 
     def _use(
-        self,
-        action: str,
-        inputs: Mapping[str, str],
-        context: Mapping[str, Any],
-        variables: Mapping[str, str],
-        finished: Finished,
+        self, action: str, inputs: Mapping[str, str], context: Mapping[str, Any], variables: Mapping[str, str]
     ) -> dict[str, str]:
         """Run the composite action; stand in for the actions of GitHub."""
         name, _, _ = action.partition("@")
@@ -147,7 +127,7 @@ class Runner:
             return {}
         if name == "actions/upload-artifact":
             files = (path.name for path in Path(inputs["path"]).rglob("*") if path.is_file())
-            finished.artifacts[inputs["name"]] = sorted(files)
+            self.finished.artifacts[inputs["name"]] = sorted(files)
             return {}
         assert name.endswith(ACTION), action
         # Another repository gets the action with the rest of ddpperf, in a folder of the runner.
@@ -157,7 +137,7 @@ class Runner:
         defaults = {key: given["default"] for key, given in definition["inputs"].items()}
         inner = {**context, "inputs": {**filled(defaults, context), **inputs}, "steps": {}}
         given = {**variables, "GITHUB_ACTION_PATH": str(folder)}
-        self._run_steps(definition["runs"]["steps"], inner, given, finished)
+        self._run_steps(definition["runs"]["steps"], inner, given)
         return filled({key: output["value"] for key, output in definition["outputs"].items()}, inner)
 
 
