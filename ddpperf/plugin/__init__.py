@@ -35,7 +35,8 @@ MARKERS = (
     "specs(cases=f): f(options) yields the specs to measure, one test for each spec",
     "slow: a test outside the core suite, which --full adds; set by case(spec, core=False)",
     "gate: a test to run before every merge; set by case(spec, gate=True)",
-    "candidate_cannot: a test that only the candidate of an A/B run cannot measure; set by specs",
+    "candidate_cannot: a test that only the candidate of an A/B run cannot measure; set by ddpperf",
+    "base_failed: a test that the base of an A/B run could not measure; set by ddpperf",
     "recipe(name): a training with a recipe, which reports name",
 )
 
@@ -167,7 +168,7 @@ def measure(request: pytest.FixtureRequest, benchmark: BenchmarkFixture) -> Meas
     if hasattr(request.config, "workerinput"):  # a worker of pytest-xdist
         why = "this test measures time, but -n runs tests side by side; run it without -n"
         pytest.fail(why, pytrace=False)
-    return request.config.stash[SESSION].fixture(request.node.nodeid, benchmark)
+    return request.config.stash[SESSION].fixture(request.node.nodeid, benchmark, request.node.add_marker)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -231,8 +231,6 @@ class ABJudge:
             if would_end > until and (is_enough is None or is_enough()):
                 left += 1
                 continue
-            if by_test[test].session.shouldfail or by_test[test].session.shouldstop:  # as with -x
-                break
             self._session.progress.stage = f"comparison {place + 1} of {len(tests)}"
             for report in runtestprotocol(by_test[test], log=False):
                 if report.failed:  # the first measurement reported everything else

@@ -23,7 +23,6 @@ class Collection:
         self.deselected: set[str] = set()
         self.left_out: list[str] = []  # the tests outside the core suite, of those
         self.refusal = ""  # why the collected cases cannot be measured
-        self.candidate_cannot: list[str] = []  # tests that only the candidate cannot measure
         self.recipes: dict[str, str] = {}  # the name of the training recipe of each test that has one
         self._config = config
         self._in_files: list[str] = []  # all tests in their order. Plugins may run them in another one.
@@ -67,8 +66,6 @@ class Collection:
         tests = {item.nodeid for item in items if measures(item)}
         self.tests = [test for test in self._in_files if test in tests]
         for item in items:
-            if item.get_closest_marker("candidate_cannot"):
-                self.candidate_cannot.append(item.nodeid)
             if (recipe := item.get_closest_marker("recipe")) is not None:
                 self.recipes[item.nodeid] = str(recipe.args[0])
 
@@ -120,7 +117,12 @@ class Outcomes:
             self.repeated[report.nodeid] = _reason_of(report)
             return  # another plugin's word, such as "rerun": the next report of the test decides
         known, decides = self.measured.get(report.nodeid), report.when == "call" or not report.passed
-        outcome = Outcome(kind=OutcomeKind(report.outcome), reason=_reason_of(report))
+        kind = OutcomeKind(report.outcome)
+        if report.failed and "base_failed" in report.keywords:
+            kind = OutcomeKind.BASE_FAILED
+        elif report.skipped and "candidate_cannot" in report.keywords:
+            kind = OutcomeKind.CANDIDATE_CANNOT
+        outcome = Outcome(kind=kind, reason=_reason_of(report))
         if known is None:
             if report.failed:
                 self.other_failures[report.nodeid] = outcome

@@ -16,7 +16,6 @@ from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.devices import Devices
 from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.results import metrics
-from ddpperf.results.outcomes import OutcomeKind
 from ddpperf.results.record import Note, Record, info, warning
 from ddpperf.results.samples import BASE, Measured
 from ddpperf.specs import CustomStepSpec, Spec
@@ -68,9 +67,9 @@ class Measuring:
         self._measures: dict[str, Measure | None] = dict.fromkeys(order)
         self._notes: dict[tuple[Spec, tuple[str, ...]], list[Note]] = {}
 
-    def fixture(self, test: str, benchmark: BenchmarkFixture) -> Measure:
+    def fixture(self, test: str, benchmark: BenchmarkFixture, mark: Callable[[str], object]) -> Measure:
         """Return the value of the `measure` fixture for one test."""
-        self._measures[test] = measure = Measure(benchmark, self)
+        self._measures[test] = measure = Measure(benchmark, self, mark)
         return measure
 
     @property
@@ -105,17 +104,20 @@ class Measure:
 
     machine: properties of this machine, such as the bandwidth of its links.
     record: what is stored of the test, such as the result of `measure(spec)`.
-    ended_as: BASE_FAILED if ranks of the base failed; CANDIDATE_CANNOT if only the candidate cannot
-    measure the test.
     counted_seconds: the time spent in timed rounds.
     """
 
-    def __init__(self, benchmark: BenchmarkFixture, measuring: Measuring) -> None:
+    def __init__(
+        self,
+        benchmark: BenchmarkFixture,
+        measuring: Measuring,
+        mark: Callable[[str], object] = lambda marker: None,
+    ) -> None:
         self.machine = measuring.machine
         self.record = Record()
         self.counted_seconds = 0.0
-        self.ended_as: OutcomeKind | None = None
         self._benchmark = benchmark
+        self._mark = mark  # adds a marker to the test
         self._measuring = measuring
         self._pool = measuring.pool
         self._sides = measuring.sides
@@ -211,7 +213,7 @@ class Measure:
         try:
             candidate = self._sides.candidate_of(spec, own=own) if self._sides is not None else None
         except ValueError as error:
-            self.ended_as = OutcomeKind.CANDIDATE_CANNOT
+            self._mark("candidate_cannot")
             pytest.skip(f"the candidate cannot measure it: {error}")
         # The references of a test are measured by the process sets that measured the test's own spec.
         measured = self.record.measured
@@ -228,7 +230,7 @@ class Measure:
             # The machine lacks something, such as a temporary folder, which is not the candidate's fault.
             of_base = not isinstance(error, ValueError)
         if self._sides is not None and of_base:
-            self.ended_as = OutcomeKind.BASE_FAILED
+            self._mark("base_failed")
         pytest.fail(harmless(failure), pytrace=False)  # in the handler, the error would be printed twice
 
     def _with_notes(self, measure: Callable[[], Measured]) -> Measured:

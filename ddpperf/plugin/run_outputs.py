@@ -90,7 +90,8 @@ class RunOutputs:
             session.problems.append(f"the worker processes could not be ended: {first_line(error)}")
         if not self._needs_verdict(session, exitstatus):
             return
-        outcomes = session.outcomes_by_side()
+        ended, uncollected = session.outcomes, session.collection.uncollected
+        outcomes = ended.measured | uncollected | ended.other_failures
         answer = judge.answer(outcomes)
         measured, problems = session.measured(), session.problems
         self.verdict = verdict = decide(outcomes, measured=measured, answer=answer, problems=problems)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
@@ -32,7 +32,6 @@ from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.plugin.options.options import Options, read_options
 from ddpperf.plugin.options.slow_checks import prepare, with_functions
 from ddpperf.plugin.progress import ProgressLine
-from ddpperf.results.outcomes import Outcome, OutcomeKind
 from ddpperf.results.record import Record
 from ddpperf.results.samples import CANDIDATE, Measured
 from ddpperf.results.stored_runs import Baseline, NoBaseline, Storage
@@ -231,10 +230,13 @@ class Session:
             for side in started
         ]
 
-    def fixture(self, test: str, benchmark: BenchmarkFixture) -> Measure:
-        """Return the value of the `measure` fixture for one test, and name the test in the progress line."""
+    def fixture(self, test: str, benchmark: BenchmarkFixture, mark: Callable[[str], object]) -> Measure:
+        """Return the value of the `measure` fixture for one test, and name the test in the progress line.
+
+        mark: adds a marker to the test.
+        """
         self.start()
-        measure = self.passes[-1].fixture(test, benchmark)
+        measure = self.passes[-1].fixture(test, benchmark, mark)
         if len(self.passes) == 1:
             self.progress.stage = f"test {len(self.measures)} of {len(self.outcomes.measured)}"
             if test in self.outcomes.repeated:
@@ -271,18 +273,6 @@ class Session:
     def measured(self) -> dict[str, Measured]:
         """Return the first measurement of each measured test by test id."""
         return self.passes[0].measured() if self.passes else {}
-
-    def outcomes_by_side(self) -> dict[str, Outcome]:
-        """Return how each test ended, and whether base or candidate of an A/B run was the cause."""
-        outcomes = self.outcomes.measured | self.collection.uncollected | self.outcomes.other_failures
-        ended_as = dict.fromkeys(self.collection.candidate_cannot, OutcomeKind.CANDIDATE_CANNOT)
-        measures = [entry for measuring in self.passes for entry in measuring.measures.items()]
-        ended_as |= {test: measure.ended_as for test, measure in measures if measure.ended_as is not None}
-        for test, outcome in outcomes.items():
-            kind = ended_as.get(test)
-            if kind is OutcomeKind.BASE_FAILED or (kind is not None and outcome.kind is OutcomeKind.SKIPPED):
-                outcomes[test] = replace(outcome, kind=kind)
-        return outcomes
 
     def environment(self) -> dict[str, Any]:
         """Return hardware, commit and software versions, as stored in the JSON file of the run."""

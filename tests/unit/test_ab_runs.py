@@ -148,8 +148,10 @@ def test_equal_sides_pass_and_are_no_baseline(project: CannedSuite) -> None:
     assert found["test_step", "time"]["finding"] == "unchanged"
     assert found["positive control", "time"]["ratio"] == pytest.approx(1.25, abs=0.01)
     assert found["negative control", "time"]["ratio"] == pytest.approx(1, abs=0.01)
-    samples = project.measured()["test_step"]["samples"]
+    (benchmark,) = project.saved_runs()[-1]["benchmarks"]
+    samples = benchmark["extra_info"]["ddpperf"]["samples"]
     assert sorted(sample["side"] for sample in samples) == ["A"] * 3 + ["B"] * 3
+    assert len(benchmark["stats"]["data"]) == 3 * 4, "the printed time is that of one side"
 
 
 def test_named_base_stands_for_the_stored_code(project: CannedSuite) -> None:

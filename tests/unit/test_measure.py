@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,6 @@ from ddpperf.machine import hardware
 from ddpperf.plugin.devices import Devices
 from ddpperf.plugin.measure_fixture import Measure, Measuring, VirtualClock
 from ddpperf.plugin.options.ab_sides import Sides
-from ddpperf.results.outcomes import OutcomeKind
 from ddpperf.results.record import warning
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec, EpochSpec, Spec, TrainingSpec
@@ -62,7 +62,11 @@ def measured(*sets: str, spec: Spec = STEP, **fields: Any) -> Measured:
     return Measured(spec=spec, iterations=1, samples=tuple(samples))
 
 
-def measure_with(found: Exception | Measured, sides: Sides | None = None) -> Measure:
+def measure_with(
+    found: Exception | Measured,
+    sides: Sides | None = None,
+    mark: Callable[[str], object] = lambda marker: None,
+) -> Measure:
     """Return a fixture whose pool raises an error, or returns a measurement."""
 
     def measure_once(*_: object) -> Measured:
@@ -71,7 +75,7 @@ def measure_with(found: Exception | Measured, sides: Sides | None = None) -> Mea
         return found
 
     pool = SimpleNamespace(counted_seconds=0.0, measure_once=measure_once)
-    return Measure(NO_BENCHMARK, measuring(pool=pool, sides=sides))
+    return Measure(NO_BENCHMARK, measuring(pool=pool, sides=sides), mark)
 
 
 @pytest.mark.usefixtures("canned")
@@ -155,11 +159,12 @@ def test_wrong_use_of_measure_fails_the_test(canned_suite: CannedSuite) -> None:
 def test_failed_rank_of_the_base_is_no_failure_of_the_candidate(failed: str, base_failed: bool) -> None:
     died = RankFailure(rank=0, cause=Cause.DIED, what="exited with status 7", detail="")
     sides = Sides(base=Side(name="A"), candidate=Side(name="B"), spec_fields={})
-    measure = measure_with(SetFailure(failed, "at open", [died]), sides)
+    marks: list[str] = []
+    measure = measure_with(SetFailure(failed, "at open", [died]), sides, marks.append)
     side = "base" if base_failed else "candidate"
     with pytest.raises(pytest.fail.Exception, match=f"^the {side}'s rank 0 of set {failed} exited with"):
         measure(SPEC)
-    assert measure.ended_as is (OutcomeKind.BASE_FAILED if base_failed else None)
+    assert marks == ["base_failed"] * base_failed
 
 
 # --- warnings, which every test has that uses a measurement
