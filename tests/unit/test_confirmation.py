@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from ddpperf.machine.compiler import CACHE_VARIABLE
-from ddpperf.specs import AllReduceSpec, Spec, TrainingSpec
+from ddpperf.specs import AllReduceSpec, CopySpec, Spec, TrainingSpec
+from ddpperf.workers.failures import Cause, RankFailure, SetFailure
 from ddpperf.workers.interpreter import Found
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
@@ -139,8 +140,20 @@ def test_slower_candidate_fails_and_is_named(suite: CannedSuite) -> None:
 def test_slower_machine_alone_is_no_verdict(suite: CannedSuite, monkeypatch: pytest.MonkeyPatch) -> None:
     suite.canned.seconds = paced(first=1.5, base=1.5, candidate=1.5)
     compare(suite).assert_one_sentence(125, CHANGED, "differences: none was found")
+    assert any(int(name[1:]) > 5 for name in suite.canned.sampled), "the contradiction is measured again"
     monkeypatch.setitem(suite.environment, "OMP_NUM_THREADS", "7")
     compare(suite).assert_one_sentence(125, CHANGED, "OMP_NUM_THREADS was not set, is 7")
+
+
+def test_failed_control_of_the_confirmation_is_no_verdict(suite: CannedSuite) -> None:
+    def seconds(spec: Spec, name: str) -> float:
+        if isinstance(spec, CopySpec) and name != FIRST:
+            failure = RankFailure(rank=0, cause=Cause.DIED, what="exited with status 7", detail="")
+            raise SetFailure(name, "at sample", [failure])
+        return paced()(spec, name)
+
+    suite.canned.seconds = seconds
+    compare(suite).assert_one_sentence(125, "NO VERDICT: a control could not be measured: rank 0 of set ")
 
 
 def test_undecided_test_is_no_changed_machine(suite: CannedSuite) -> None:

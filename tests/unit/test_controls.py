@@ -7,14 +7,16 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from ddpperf.plugin.control_steps import positive_control
 from ddpperf.results.samples import Measured
 from ddpperf.results.stored_runs import COPY, Baseline, PastRun
-from ddpperf.specs import CopySpec, Spec
+from ddpperf.specs import CopySpec, EpochSpec, Spec
 from ddpperf.verdict.run_history import bounds, spread
 from ddpperf.verdict.settings import read_decision
 from ddpperf.verdict.stored_run_comparison import Change, Comparison, Controls, Reference, negative_control
@@ -104,6 +106,16 @@ def test_comparison_without_a_step_lacks_a_control() -> None:
     ):
         comparison = Comparison(baseline="x.json", changes=changes)
         assert positive_control(comparison, {"t": run}, pool) == missing
+
+
+def test_delay_is_split_over_the_steps_of_an_epoch() -> None:
+    epoch = EpochSpec(world_size=1, per_rank_batch_size=8, strategy="single", epoch_images=32)
+    pool: Any = SimpleNamespace(measure=Mock(side_effect=lambda spec: measured(1.0, spec=spec)))
+    change = Change(then_seconds=1.0, now_seconds=1.0, limit=1.2, tolerance=0.2)
+    comparison = Comparison(baseline="x.json", changes={"t": change})
+    positive_control(comparison, {"t": measured(1.0, spec=epoch)}, pool)
+    delays = [call.args[0].delay_seconds for call in pool.measure.call_args_list]
+    assert delays == [0.0, pytest.approx(0.2 / 4)]
 
 
 @pytest.mark.parametrize(("ratio", "fails"), [(1.3, False), (1.2, True), (1.0, True)])
