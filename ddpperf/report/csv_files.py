@@ -11,8 +11,8 @@ from typing import Any
 
 from ddpperf.errors import Refused
 from ddpperf.io.files import write_atomically
-from ddpperf.report.spec_properties import timed_work
 from ddpperf.report.stored_cases import BY_EPOCH, cases_of, curve_points
+from ddpperf.report.table_columns import timed_work
 from ddpperf.results import metrics
 
 CSV_BEGINS = b"datetime,hardware,commit,verdict,test,"

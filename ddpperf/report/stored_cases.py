@@ -9,8 +9,7 @@ from statistics import median
 from typing import Any
 
 from ddpperf.report.round_warnings import warnings_of
-from ddpperf.report.spec_properties import in_words, properties_of
-from ddpperf.report.table_columns import Experiment, experiment_of, function_of
+from ddpperf.report.table_columns import Experiment, experiment_of, function_of, in_words, properties_of
 from ddpperf.results.metrics import find_or_plain
 from ddpperf.results.record import NoteKind
 from ddpperf.results.samples import CANDIDATE, Measured

@@ -10,8 +10,8 @@ from typing import Any
 
 from ddpperf.machine.links import rates_in_words
 from ddpperf.report.highlights import highlights
-from ddpperf.report.spec_properties import usual_properties
 from ddpperf.report.stored_cases import ab_of, comparison_of, without_file
+from ddpperf.report.table_columns import usual_properties
 from ddpperf.report.tables import tables_of
 from ddpperf.report.terminal_tables import table_lines, wrapped
 from ddpperf.results import units

@@ -12,8 +12,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ddpperf.report.round_warnings import spread
-from ddpperf.report.spec_properties import in_words, timed_work, usual_properties
 from ddpperf.report.stored_cases import Case, comparison_of, rows_of
+from ddpperf.report.table_columns import in_words, timed_work, usual_properties
 from ddpperf.results import units
 from ddpperf.results.metrics import column as column_format
 from ddpperf.results.metrics import find_or_plain

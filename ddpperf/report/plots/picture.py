@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddpperf.report.spec_properties import in_words, properties_of, usual_properties
 from ddpperf.report.stored_cases import Case
+from ddpperf.report.table_columns import in_words, properties_of, usual_properties
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ddpperf.report.spec_properties import timed_work
 from ddpperf.report.stored_cases import Case, of_functions
+from ddpperf.report.table_columns import timed_work
 from ddpperf.report.tables import distinguished
 from ddpperf.results import units
 from ddpperf.results.metrics import find

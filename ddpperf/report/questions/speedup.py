@@ -7,8 +7,8 @@ from itertools import takewhile
 from statistics import median
 
 from ddpperf.report.questions.question import NOTHING, Cells, Question, extreme, time_cell, training_of
-from ddpperf.report.spec_properties import in_words
 from ddpperf.report.stored_cases import Case
+from ddpperf.report.table_columns import in_words
 from ddpperf.results import units
 
 # More devices are worth it up to such an efficiency; one at 50% takes twice the device time of one device.
