@@ -22,6 +22,7 @@ from ddpperf.plugin.interrupts import interrupt_once
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.benchmark_options import check_measuring_options, runs_tests
 from ddpperf.plugin.options.option_table import add_options
+from ddpperf.plugin.options.options import is_experiment
 from ddpperf.plugin.options.slow_checks import lacking_side
 from ddpperf.plugin.run_outputs import RunOutputs
 from ddpperf.plugin.session import Session
@@ -31,6 +32,7 @@ from ddpperf.verdict.exit_status import exit_status
 
 SESSION, OUTPUTS = pytest.StashKey[Session](), pytest.StashKey[RunOutputs]()
 JUDGE = pytest.StashKey[ABJudge | StoredRunJudge]()
+NO_XDIST = "performance tests measure time one after another, but -n was given; run them without -n"
 MARKERS = (
     "specs(cases=f): f(options) yields the specs to measure, one test for each spec",
     "slow: a test outside the core suite, which --full adds; set by case(spec, core=False)",
@@ -139,6 +141,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(ids: list[str]) -> None:
+    """Refuse pytest-xdist's -n, whose workers would run experiments side by side."""
+    if any(map(is_experiment, ids)):
+        pytest.exit(NO_XDIST, returncode=4)
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
     """Lock the devices before the first test, and compare the measurements after the last test."""
@@ -165,9 +174,8 @@ def measure(request: pytest.FixtureRequest, benchmark: BenchmarkFixture) -> Meas
 
     Call it as `measure(spec)`; `ddpperf.plugin.measure_fixture.Measure` describes the result.
     """
-    if hasattr(request.config, "workerinput"):  # a worker of pytest-xdist
-        why = "this test measures time, but -n runs tests side by side; run it without -n"
-        pytest.fail(why, pytrace=False)
+    if hasattr(request.config, "workerinput"):  # a worker of pytest-xdist, of a suite outside perf/
+        pytest.fail(NO_XDIST, pytrace=False)
     return request.config.stash[SESSION].fixture(request.node.nodeid, benchmark, request.node.add_marker)
 
 

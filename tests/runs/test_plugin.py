@@ -55,7 +55,7 @@ def test_stored_durations_are_those_of_the_ranks(
 @pytest.mark.slow
 def test_xdist_is_refused(project: Project) -> None:
     run = project.run("perf", "-n", "2")
-    run.assert_one_sentence(1, "this test measures time, but -n runs tests side by side; run it without -n")
+    run.assert_one_sentence(4, "measure time one after another", "run them without -n")
     assert project.saved_runs() == []
 
 
