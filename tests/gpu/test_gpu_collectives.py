@@ -114,6 +114,7 @@ def test_symmetric_memory_survives_changes_of_group(gpus: Pool, algorithm: Algor
 
 
 @two_gpus
+@pytest.mark.slow
 def test_hang_names_the_late_rank_and_the_collective() -> None:
     options = SetOptions(size=2, device="cuda", rounds=1, deadline_seconds=DEADLINE_SECONDS)
     spec = AllReduceSpec(world_size=2, nbytes=2**20)

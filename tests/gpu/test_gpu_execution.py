@@ -65,7 +65,7 @@ def losses(spec: TrainingSpec) -> list[float]:
         ("graph", "fp32"),
         ("graph", "bf16"),
         ("graph", "fp16"),
-        ("compile+graph", "bf16"),
+        pytest.param("compile+graph", "bf16", marks=pytest.mark.slow),
         pytest.param("compile", "fp32", marks=pytest.mark.slow),
         pytest.param("compile+graph", "fp16", marks=pytest.mark.slow),
     ],
@@ -206,6 +206,7 @@ def test_a_profile_does_not_slow_later_steps() -> None:
     assert min(step_seconds() for _ in range(3)) == pytest.approx(before, rel=0.02)
 
 
+@pytest.mark.slow
 def test_fresh_process_sets_have_equal_digests() -> None:
     """All ranks of a set are profiled together."""
     N = min(2, torch.cuda.device_count())

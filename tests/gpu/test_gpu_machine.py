@@ -66,6 +66,7 @@ def test_copy_between_gpus_is_near_the_rate() -> None:
 HOLDING = "import torch; held = torch.ones(1, device='cuda'); print('held', flush=True); input()"
 
 
+@pytest.mark.slow
 def test_process_that_holds_a_gpu_is_found() -> None:
     """Tests before may hold the GPU, too."""
 

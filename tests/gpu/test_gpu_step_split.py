@@ -99,7 +99,10 @@ SLOW = EpochPartsSpec(
 
 @pytest.mark.parametrize(
     ("spec", "workers", "execution"),
-    [(ALONE, 0, "eager"), pytest.param(DDP, 4, "graph", marks=two_gpus)],
+    [
+        pytest.param(ALONE, 0, "eager", marks=pytest.mark.slow),
+        pytest.param(DDP, 4, "graph", marks=two_gpus),
+    ],
     ids=["single", "ddp"],
 )
 def test_parts_add_up_to_an_epoch(gpus: Pool, spec: TrainingSpec, workers: int, execution: Execution) -> None:
