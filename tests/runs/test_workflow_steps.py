@@ -199,7 +199,10 @@ def test_gate_without_gpus_is_red_and_says_why(machine: Machine) -> None:
     assert [check["conclusion"] for check in machine.github["checks"]] == ["failure", "neutral"]
 
 
-def test_fork_gets_the_reason_in_the_summary(machine: Machine) -> None:
+def test_workflows_of_a_fork_measure_nothing(machine: Machine) -> None:
+    night = replace(machine.runner, github={"event": {"repository": {"fork": True}}})
+    for workflow, job in (("nightly-gpu.yml", "nightly"), ("nightly-torch.yml", "torch")):
+        assert replace(machine, runner=night).run(workflow, job, CPU).conclusion == "skipped"
     machine = machine.on_pull_request(head={"sha": "b" * 40, "repo": {"full_name": "someone/ddpperf"}})
     assert machine.run("merge-gate.yml", "gate", CPU).conclusion == "skipped"
     fork = machine.run("merge-gate.yml", "fork", CPU)
@@ -218,12 +221,6 @@ def test_action_refuses_the_code_of_a_fork(machine: Machine, repository: dict[st
     assert finished.conclusion == "failure"
     assert "the code of a fork does not run on a self-hosted runner" in sentences(finished)[0]
     assert finished.ran[-1] == "Check the inputs"
-
-
-def test_night_does_not_run_on_a_fork(machine: Machine) -> None:
-    fork = replace(machine.runner, github={"event": {"repository": {"fork": True}}})
-    for workflow, job in (("nightly-gpu.yml", "nightly"), ("nightly-torch.yml", "torch")):
-        assert replace(machine, runner=fork).run(workflow, job, CPU).conclusion == "skipped"
 
 
 # --- refusals

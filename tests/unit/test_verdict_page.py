@@ -22,6 +22,7 @@ def test_verdict_comes_first_and_is_no_markup() -> None:
 def test_page_is_written_where_requested(canned_suite: CannedSuite) -> None:
     summary = canned_suite.root / "summary.md"
     summary.write_text("an earlier step\n")
+    (canned_suite.root / "verdict.md").touch()  # as of mktemp
     canned_suite.environment["GITHUB_STEP_SUMMARY"] = str(summary)
     run = canned_suite.run("perf", "--verdict", "verdict.md")
     run.assert_one_sentence(0, "saved the verdict: verdict.md")
@@ -44,19 +45,9 @@ def test_earlier_page_is_removed(canned_suite: CannedSuite) -> None:
     assert not page.exists()
 
 
-def test_other_files_are_not_replaced(canned_suite: CannedSuite) -> None:
-    thresholds = canned_suite.root / "perf" / "thresholds.toml"
-    thresholds.write_text("# mine\n")
-    run = canned_suite.run("perf", "--verdict", "perf/thresholds.toml")
-    run.assert_one_sentence(
-        4, "--verdict replaces earlier verdicts only, got 'perf/thresholds.toml'; name another file"
-    )
-    assert thresholds.read_text() == "# mine\n"
-    (canned_suite.root / "empty.md").touch()
-    assert canned_suite.run("perf", "--verdict", "empty.md").status == 0, "as of mktemp"
-
-
-@pytest.mark.parametrize("wrong", ["nowhere/verdict.md", "perf", "", "/dev/null"])
-def test_page_that_cannot_be_written_is_refused(canned_suite: CannedSuite, wrong: str) -> None:
+@pytest.mark.parametrize("wrong", ["perf/test_it.py", "nowhere/verdict.md", "", "/dev/null"])
+def test_place_that_cannot_be_written_is_refused(canned_suite: CannedSuite, wrong: str) -> None:
+    before = canned_suite.experiment.read_text()
     canned_suite.run("perf", f"--verdict={wrong}").assert_one_sentence(4, f"got {wrong!r}; name another")
     assert canned_suite.saved_runs() == []
+    assert canned_suite.experiment.read_text() == before
