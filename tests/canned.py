@@ -202,7 +202,6 @@ class CannedSet(ProcessSet):
             what=what.format(rank=fault.rank, command=command, deadline=deadline_seconds),
             detail="",
         )
-        self.kill()
         raise self._failure(command, [failure])
 
 

@@ -46,6 +46,7 @@ def test_candidate_sets_measure_the_candidate_spec(canned: Canned) -> None:
     with pool_of(1, sides=SIDES) as pool:
         measured = pool.measure(SINGLE, replace(SINGLE, delay_seconds=0.03))
     assert measured.median_step_seconds() == pytest.approx({"A1": 0.01, "B2": 0.05}, rel=0.01)
+    assert measured.iterations == 8, "the faster side's rounds last about 0.15 s"
 
 
 def test_same_spec_is_measured_once_by_same_sets(canned: Canned) -> None:
@@ -94,16 +95,17 @@ def test_failed_set_is_replaced_under_a_new_name(canned: Canned) -> None:
         assert [sample.set for sample in pool.measure(SMALL).samples] == ["A2"]
 
 
-def test_all_sets_are_replaced_after_a_timeout(canned: Canned) -> None:
+@pytest.mark.parametrize("error", [pytest.fail.Exception("Timeout"), OSError("Timeout")])
+def test_all_sets_are_replaced_after_a_timeout(canned: Canned, error: BaseException) -> None:
     """Another set may still owe the answer to a command that nobody waits for any more."""
 
     def timed_out(spec: Spec, name: str) -> float:
-        pytest.fail("Timeout", pytrace=False)
+        raise error
 
     with pool_of(2, replicates=2) as pool:
         pool.measure(SMALL)
         canned.seconds = timed_out
-        with pytest.raises(pytest.fail.Exception, match="Timeout"):
+        with pytest.raises(type(error), match="Timeout"):
             pool.measure(SMALL)
         canned.seconds = step_seconds
         assert [sample.set for sample in pool.measure(SMALL).samples] == ["A3", "A4"]

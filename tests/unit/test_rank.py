@@ -81,6 +81,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(rank, "TrainingEpoch", Recorder)
     monkeypatch.setitem(rank.KINDS, AllReduceSpec, Recorder)
     monkeypatch.setattr(rank, "keep_busy", lambda seconds: made.append("busy"))
+    monkeypatch.setattr(rank, "synchronize", lambda device: made.append("synchronize"))
     monkeypatch.setattr(dist, "barrier", lambda: made.append("barrier"))
     return made
 
@@ -110,17 +111,20 @@ def test_all_graphs_of_a_rank_are_on_one_stream(calls: list[str], monkeypatch: p
     assert calls == [*first, *default, *first]
 
 
+BEGUN, ENDED = "start, synchronize, ", "step, begin timed, step, step, end 3"
+
+
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
-        pytest.param(SINGLE, "start, step, begin timed, step, step, end 3", id="an untimed step comes first"),
-        pytest.param(CALL, "start, barrier, step, begin timed, step, step, end 3", id="and a barrier"),
+        pytest.param(SINGLE, f"{BEGUN}{ENDED}", id="an untimed step comes first"),
+        pytest.param(CALL, f"{BEGUN}barrier, {ENDED}", id="and a barrier"),
         pytest.param(
             dataclasses.replace(CALL, execution="graph"),
-            "start, barrier, busy, step, begin timed, step, step, end 3",
+            f"{BEGUN}barrier, busy, {ENDED}",
             id="a GPU is busy while graphs of calls are launched",
         ),
-        pytest.param(EPOCH, "start, begin timed, step, report 0.5, step, report 0.5, end 2", id="epochs"),
+        pytest.param(EPOCH, f"{BEGUN}begin timed, step, report 0.5, step, report 0.5, end 2", id="epochs"),
     ],
 )
 def test_round_has_this_order(spec: Spec, expected: str, calls: list[str]) -> None:
@@ -142,7 +146,7 @@ def test_the_pace_is_that_of_the_rounds(
     mine = Rank(0)
     mine.pace = Pace()  # type: ignore[assignment]
     mine.open(specs.to_json(spec))
-    assert calls[calls.index("warm up 2") + 1 :] == ["restore"] * opening
+    assert calls[calls.index("warm up 2") + 1 :] == ["synchronize"] + ["restore"] * opening
     calls.clear()
     mine.sample(1)
     assert calls[:2] == ["restore", "start"] if sampling else "restore" not in calls
@@ -184,6 +188,12 @@ def test_delay_is_in_every_step_of_an_epoch() -> None:
 def test_delayed_measurement_is_slower_by_its_delay(calls: list[str]) -> None:
     assert opened(dataclasses.replace(SINGLE, delay_seconds=0.01), calls).sample(3)["seconds"] >= 0.03
     assert opened(SINGLE, calls).sample(3)["seconds"] < 0.01
+
+
+def test_seconds_are_those_of_one_call(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = opened(dataclasses.replace(CALL, execution="graph"), calls)
+    monkeypatch.setattr(rank, "seconds_of", lambda step, iterations, device: 40.0 * iterations)
+    assert mine.sample(2) == {"seconds": 2 * 40.0 / specs.GRAPH_CALLS}
 
 
 def test_closing_frees_the_memory_at_once(calls: list[str]) -> None:
