@@ -25,7 +25,7 @@ from tests.project import REPOSITORY
         ("reduce_byte_seconds", 2e-9, "s/B", "addition 2 s/GB"),
         ("ring_bytes_over_measured", 0.5, "1", "ring bytes over measured 0.50x"),
         ("gradients_over_parameters", 0.5, "1", "gradients over parameters 50.0%"),
-        ("accuracy_over_fp32", -0.012, "1", "accuracy over fp32 -1.2%"),
+        ("accuracy_over_fp32", 0.012, "1", "accuracy over fp32 +1.2%"),
         ("gpu_memory_bytes_peak", 2e9, "B", "peak GPU memory in use 2 GB"),
         ("inside_bytes_per_second", 2e9, "B/s", "bandwidth inside a node 2 GB/s"),
         ("control_messages", 12345, "1", "control messages 12,345"),
