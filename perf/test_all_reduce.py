@@ -20,16 +20,13 @@ from ddpperf.plugin.cases import Case, case, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
-from ddpperf.specs import (
+from ddpperf.specs import AllReduceSpec, CallExecution, CollectiveSpec, format_bytes
+from ddpperf.specs.collective import (
     CAPTURED_ALGORITHMS,
     LOW_LATENCY_BYTES,
     OWN_ALGORITHMS,
     Algorithm,
-    AllReduceSpec,
-    CallExecution,
     CollectiveKind,
-    CollectiveSpec,
-    format_bytes,
 )
 from perf.common.all_reduces import (
     backend_sizes,

@@ -36,12 +36,12 @@ from ddpperf.specs import (
     CollectiveSpec,
     CopySpec,
     EpochSpec,
-    FaultKind,
     RunSpec,
     SamplerSpec,
     Spec,
     TrainingSpec,
 )
+from ddpperf.specs.common_fields import FaultKind
 from ddpperf.workers import pool
 from ddpperf.workers.channel import PROTOCOL, Message
 from ddpperf.workers.failures import Cause, RankFailure

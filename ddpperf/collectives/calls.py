@@ -17,14 +17,8 @@ from ddpperf.errors import CannotTrain
 from ddpperf.measuring.compile_and_capture import capture
 from ddpperf.measuring.repeated_work import Measurement
 from ddpperf.measuring.trace_split import communication_seconds, load_profiler, trace_of
-from ddpperf.specs import (
-    FLOAT32_BYTES,
-    GRAPH_CALLS,
-    ONE_KERNEL,
-    AllReduceSpec,
-    CollectiveSpec,
-    CustomCollectiveSpec,
-)
+from ddpperf.specs import AllReduceSpec, CollectiveSpec, CustomCollectiveSpec
+from ddpperf.specs.collective import FLOAT32_BYTES, GRAPH_CALLS, ONE_KERNEL
 from ddpperf.specs.custom import import_function
 
 MOST_GRAPHS = 8

@@ -29,7 +29,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ddpperf.collectives.symmetric_memory import group_name, symmetric_buffer
-from ddpperf.specs import FLOAT32_BYTES
+from ddpperf.specs.collective import FLOAT32_BYTES
 
 EMPTY = tl.constexpr(-1)
 OTHER_NAN = tl.constexpr(0x7FC00000)

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ddpperf.specs import DATA_VARIABLE, RunSpec, TrainingSpec
+from ddpperf.specs import RunSpec, TrainingSpec
+from ddpperf.specs.training import DATA_VARIABLE
 
 IMAGE_SHAPE = (3, 32, 32)
 NUM_CLASSES = 10

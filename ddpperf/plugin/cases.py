@@ -16,8 +16,9 @@ from ddpperf.machine.compiler import compiler_reason, triton_reason
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.options.ab_sides import changed
 from ddpperf.plugin.options.options import Options
-from ddpperf.specs import AllReduceSpec, RunSpec, Spec, TrainingSpec, gpu_reason
+from ddpperf.specs import AllReduceSpec, RunSpec, Spec, TrainingSpec
 from ddpperf.specs.labels import UNNAMED, labels, training_labels
+from ddpperf.specs.training import gpu_reason
 
 Case = Spec | ParameterSet
 

@@ -9,23 +9,8 @@ import dataclasses
 from typing import Any
 
 from ddpperf.errors import first_line, quoted, short
-from ddpperf.specs.collective import (
-    CAPTURED_ALGORITHMS,
-    FLOAT32_BYTES,
-    GRAPH_CALLS,
-    LOW_LATENCY_BYTES,
-    ONE_KERNEL,
-    OWN_ALGORITHMS,
-    SYMMETRIC,
-    Algorithm,
-    AllReduceSpec,
-    CallExecution,
-    CollectiveKind,
-    CollectiveSpec,
-    CopySpec,
-    format_bytes,
-)
-from ddpperf.specs.common_fields import Fault, FaultCommand, FaultKind, Spec
+from ddpperf.specs.collective import AllReduceSpec, CallExecution, CollectiveSpec, CopySpec, format_bytes
+from ddpperf.specs.common_fields import Fault, Spec
 from ddpperf.specs.custom import FUNCTIONS_VARIABLE, CustomCollectiveSpec, CustomStepSpec
 from ddpperf.specs.instruments import (
     DATA_PARALLEL_PARTS,
@@ -37,22 +22,16 @@ from ddpperf.specs.instruments import (
     TraceSpec,
     measured_as,
 )
-from ddpperf.specs.recipe import OptimizerName, RunSpec, ScheduleName
-from ddpperf.specs.shard import SamplerSpec, Shard
+from ddpperf.specs.recipe import RunSpec
+from ddpperf.specs.shard import SamplerSpec
 from ddpperf.specs.training import (
-    DATA_VARIABLE,
-    CommHook,
     EpochSpec,
     Execution,
     Input,
-    MemoryFormat,
     Model,
     Precision,
-    Strategy,
     TrainingSpec,
-    gpu_reason,
     is_custom_model,
-    require_model,
 )
 
 # Fields of stored specs that this version no longer has. They are ignored when a spec is read.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from statistics import median
 
 from ddpperf.results.samples import Measured
-from ddpperf.specs import CAPTURED_ALGORITHMS, AllReduceSpec, MessagesSpec, SamplerSpec, Spec
-from ddpperf.specs.collective import Call
+from ddpperf.specs import AllReduceSpec, MessagesSpec, SamplerSpec, Spec
+from ddpperf.specs.collective import CAPTURED_ALGORITHMS, Call
 
 # A step is launch bound if the ratio of its time to its GPU time is above this: the GPU waits for
 # the CPU. The step's time then varies from run to run, so CPU seconds are compared instead. A step

@@ -10,18 +10,8 @@ import pytest
 import torch
 
 from ddpperf.collectives.calls import AllReduce
-from ddpperf.specs import (
-    ONE_KERNEL,
-    OWN_ALGORITHMS,
-    SYMMETRIC,
-    Algorithm,
-    AllReduceSpec,
-    CallExecution,
-    CollectiveKind,
-    CollectiveSpec,
-    Fault,
-    TrainingSpec,
-)
+from ddpperf.specs import AllReduceSpec, CallExecution, CollectiveSpec, Fault, TrainingSpec
+from ddpperf.specs.collective import ONE_KERNEL, OWN_ALGORITHMS, SYMMETRIC, Algorithm, CollectiveKind
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions

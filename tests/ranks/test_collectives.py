@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddpperf.specs import OWN_ALGORITHMS, Algorithm, AllReduceSpec, CollectiveKind, CollectiveSpec
+from ddpperf.specs import AllReduceSpec, CollectiveSpec
+from ddpperf.specs.collective import OWN_ALGORITHMS, Algorithm, CollectiveKind
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
 

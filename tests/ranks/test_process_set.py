@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from ddpperf.instruments.kernels import other_kernels
-from ddpperf.specs import AllReduceSpec, CopySpec, Fault, FaultCommand, FaultKind, Spec, TrainingSpec, to_json
+from ddpperf.specs import AllReduceSpec, CopySpec, Fault, Spec, TrainingSpec, to_json
+from ddpperf.specs.common_fields import FaultCommand, FaultKind
 from ddpperf.workers.failures import Cause, SetFailure
 from ddpperf.workers.interpreter import Side, rank_environment
 from ddpperf.workers.pool import Pool

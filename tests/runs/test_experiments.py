@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from ddpperf.machine.hardware import computes_bf16
-from ddpperf.specs import OWN_ALGORITHMS, PARTS
+from ddpperf.specs import PARTS
+from ddpperf.specs.collective import OWN_ALGORITHMS
 from tests.canned import CannedSuite
 from tests.experiments import (
     PARAMETERS,

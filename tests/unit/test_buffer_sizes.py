@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddpperf.plugin.cases import Case
-from ddpperf.specs import OWN_ALGORITHMS
+from ddpperf.specs.collective import OWN_ALGORITHMS
 from perf import test_all_reduce, test_projection
 from perf.common.all_reduces import GPU_SIZES
 from perf.test_all_reduce import OWN_SIZES, RING_SIZE

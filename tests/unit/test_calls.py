@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ddpperf.collectives import calls
 from ddpperf.collectives.calls import AllReduce, Collective, RepeatedCall
-from ddpperf.specs import AllReduceSpec, CollectiveKind, CollectiveSpec
+from ddpperf.specs import AllReduceSpec, CollectiveSpec
+from ddpperf.specs.collective import CollectiveKind
 
 WORLD_SIZES = [2, 3, 4, 8]
 

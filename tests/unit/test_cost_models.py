@@ -24,7 +24,8 @@ from ddpperf.analysis.library_cost_model import choose_lines, seconds_by
 from ddpperf.analysis.logarithmic_fit import Undetermined, held_out_error
 from ddpperf.analysis.statistics import Estimate
 from ddpperf.collectives.algorithms import ALGORITHMS
-from ddpperf.specs import OWN_ALGORITHMS, Algorithm, AllReduceSpec
+from ddpperf.specs import AllReduceSpec
+from ddpperf.specs.collective import OWN_ALGORITHMS, Algorithm
 from tests.thread_transport import buffers_of, reduced
 
 KiB, MiB, GiB = 2**10, 2**20, 2**30

@@ -18,7 +18,8 @@ from ddpperf.data.augmentation import Batch, DeviceImages
 from ddpperf.data.images import MEAN, STD, Images, normalized
 from ddpperf.data.inputs import DeviceInput, Input, LoaderInput
 from ddpperf.data.sampler import EpochBatches
-from ddpperf.specs import DATA_VARIABLE, EpochSpec
+from ddpperf.specs import EpochSpec
+from ddpperf.specs.training import DATA_VARIABLE
 from tests.project import wait_until
 
 CPU = torch.device("cpu")

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from ddpperf import specs
 from ddpperf.specs import AllReduceSpec, EpochSpec, Execution, Spec, TrainingSpec
+from ddpperf.specs.collective import GRAPH_CALLS
 from ddpperf.training.epoch import TrainingEpoch
 from ddpperf.training.step import TrainingStep
 from ddpperf.workers import rank_commands as rank
@@ -193,7 +194,7 @@ def test_delayed_measurement_is_slower_by_its_delay(calls: list[str]) -> None:
 def test_seconds_are_those_of_one_call(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     mine = opened(dataclasses.replace(CALL, execution="graph"), calls)
     monkeypatch.setattr(rank, "seconds_of", lambda step, iterations, device: 40.0 * iterations)
-    assert mine.sample(2) == {"seconds": 2 * 40.0 / specs.GRAPH_CALLS}
+    assert mine.sample(2) == {"seconds": 2 * 40.0 / GRAPH_CALLS}
 
 
 def test_closing_frees_the_memory_at_once(calls: list[str]) -> None:

@@ -21,9 +21,8 @@ from ddpperf.specs import (
     SamplerSpec,
     TraceSpec,
     TrainingSpec,
-    gpu_reason,
 )
-from ddpperf.specs.training import MOST_BUCKET_CAP_MB
+from ddpperf.specs.training import MOST_BUCKET_CAP_MB, gpu_reason
 from ddpperf.training.step import TrainingStep
 
 TRAINING: dict[str, Any] = {"world_size": 4, "per_rank_batch_size": 128, "strategy": "ddp"}
