@@ -76,8 +76,6 @@ def test_check_names_verdict_and_commit(job: Job) -> None:
         (1, "FAIL", "failure", "error"),
         (125, "NO VERDICT", "neutral", "warning"),
         (0, "FAIL", "failure", "error"),
-        (7, "PASS", "failure", "error"),
-        (125, "FAIL", "failure", "error"),
         (137, "PASS", "failure", "error"),
     ],
 )
