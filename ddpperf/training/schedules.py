@@ -104,11 +104,11 @@ class Schedule:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
 
-    def begin(self, step: int = 0) -> None:
-        """Continue with the learning rate of the given training step, by default the first step."""
-        self.steps = step
+    def begin(self) -> None:
+        """Begin again with the learning rate of the first training step."""
+        self.steps = 0
         if self.rate is not None:
-            self.step_on_device.fill_(step)
+            self.step_on_device.fill_(0)
 
     def step(self) -> None:
         """Set the optimizer's learning rate for the next training step."""

@@ -170,7 +170,7 @@ class TrainingRun(Measurement):
 
     def _begin_steps(self) -> None:
         """Reset the schedule and the step counters, so that the next step is the first of a training."""
-        self.training.schedule.begin(0)
+        self.training.schedule.begin()
         self.record.number.zero_()
         if self.averaged is not None:
             self.averaged.steps = 0

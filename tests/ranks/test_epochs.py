@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator
@@ -53,22 +52,15 @@ def model():
 
 
 class Told:
-    """What a pool says while it measures."""
+    """What a pool says while it measures: the fractions that are done, and the rounds."""
 
     def __init__(self) -> None:
         self.progress: list[tuple[Spec, float]] = []
-        self.looks: list[tuple[list[int], int]] = []
+        self.rounds: list[int] = []
 
-    def add(self, spec: Spec, fraction: float) -> None:
-        self.progress.append((spec, fraction))
-
-    def look(self, processes: list[int], done: int) -> str:
-        self.looks.append((processes, done))
+    def check_round(self, processes: list[int], done: int) -> str:
+        self.rounds.append(done)
         return ""
-
-    def clear(self) -> None:
-        self.progress.clear()
-        self.looks.clear()
 
 
 @pytest.fixture(scope="module")
@@ -82,14 +74,13 @@ def pool(marked: Marked, told: Told, tmp_path_factory: pytest.TempPathFactory) -
     (folder / "slow_model.py").write_text(SLOW)
     side = Side(environment={"PYTHONPATH": str(folder), FUNCTIONS_VARIABLE: "slow_model:model"})
     options = SetOptions(size=2, device="cpu", rounds=2, deadline_seconds=60, hang_folder=folder)
-    with Pool(options, sides=(side,), progress=told.add, check_round=told.look) as pool:
+
+    def progress(spec: Spec, fraction: float) -> None:
+        told.progress.append((spec, fraction))
+
+    with Pool(options, sides=(side,), progress=progress, check_round=told.check_round) as pool:
         yield pool
     marked.assert_nothing_left()
-
-
-@pytest.fixture(autouse=True)
-def _nothing_told_yet(told: Told) -> None:
-    told.clear()
 
 
 def measured_and_counted(pool: Pool, spec: Spec) -> Measured:
@@ -162,48 +153,36 @@ def slow_epoch(batch: int) -> EpochSpec:
     )
 
 
-def warm_set(pool: Pool) -> ProcessSet:
-    """The pool's one set after it has imported and joined what takes its time."""
+def impatient_set(pool: Pool, told: Told, monkeypatch: pytest.MonkeyPatch) -> ProcessSet:
+    """The pool's one set, which has imported and joined what takes its time, with a short deadline."""
     pool.measure(dataclasses.replace(slow_epoch(batch=1), epoch_images=2))
     (live,) = pool.live_sets()
+    impatient = dataclasses.replace(live.options, deadline_seconds=DEADLINE_SECONDS)
+    monkeypatch.setattr(live, "options", impatient)
+    told.progress.clear()
+    told.rounds.clear()
     return live
 
 
-@contextlib.contextmanager
-def impatient(live: ProcessSet) -> Iterator[None]:
-    """Wait only DEADLINE_SECONDS for this set."""
-    options = live.options
-    live.options = dataclasses.replace(options, deadline_seconds=DEADLINE_SECONDS)
-    yield
-    live.options = options
-
-
-def test_an_epoch_longer_than_the_deadline_is_no_hang_as_long_as_it_reports(pool: Pool, told: Told) -> None:
-    spec = slow_epoch(batch=2)
-    live = warm_set(pool)
-    told.clear()
-    with impatient(live):
-        measured = measured_and_counted(pool, spec)
+def test_long_epoch_that_reports_is_no_hang(pool: Pool, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, live = slow_epoch(batch=2), impatient_set(pool, told, monkeypatch)
+    measured = measured_and_counted(pool, spec)
     assert pool.live_sets() == [live]
     assert measured.counted_seconds() > max(2 * DEADLINE_SECONDS, WHOLE_SECONDS)
     assert len(measured.all_step_seconds()) == 1, "it took longer than what is long is repeated"
-    assert [done for _, done in told.looks] == [0, 1]
+    assert told.rounds == [0, 1]
     assert {each for each, _ in told.progress} == {spec}
     fractions = sorted({fraction for _, fraction in told.progress if 0 < fraction < 1})
     assert len(fractions) >= 3
     assert fractions[0] < 0.5 < fractions[-1]
 
 
-def test_a_rank_that_stops_in_an_epoch_is_a_hang_though_it_reported(pool: Pool, told: Told) -> None:
-    live = warm_set(pool)
-    told.clear()
-    start = time.monotonic()
-    with (
-        impatient(live),
-        pytest.raises(
-            SetFailure, match=r"ranks 0, 1 of set A1 did not answer within 2 s \(at \w+\)"
-        ) as caught,
-    ):
+def test_rank_that_stops_after_reports_is_a_hang(
+    pool: Pool, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live, start = impatient_set(pool, told, monkeypatch), time.monotonic()
+    hang = r"ranks 0, 1 of set A1 did not answer within 2 s \(at \w+\)"
+    with pytest.raises(SetFailure, match=hang) as caught:
         pool.measure(slow_epoch(batch=3))
     assert time.monotonic() - start < 20
     assert [fraction for _, fraction in told.progress if fraction], "it was alive at first"
