@@ -130,6 +130,8 @@ class Spec:
                 right, takes = isinstance(value, of), f"a {getattr(of, '__name__', of)}"
             if not right:
                 yield f"{field.name} must be {takes}, got {quoted(value)}"
+        if (images := getattr(self, "epoch_images", self.world_size)) < self.world_size:
+            yield f"epoch_images must be a whole number of at least {self.world_size}, got {images}"
         for kind in reversed(type(self).__mro__):
             for rule in vars(kind).get("rules", ()):
                 yield from rule.problems(self)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -53,11 +52,6 @@ class SamplerSpec(Spec):
     epoch_images: int
     set_epoch: bool = True  # type: ignore[misc]
     drop_last: bool = False
-
-    def problems(self) -> Iterator[str]:
-        yield from super().problems()
-        if (images := self.epoch_images) < self.world_size:
-            yield f"epoch_images must be a whole number of at least {self.world_size}, got {images}"
 
     @property
     def shard(self) -> Shard:

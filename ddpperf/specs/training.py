@@ -147,9 +147,7 @@ class TrainingSpec(Spec):
             yield f"comm_delay_rank={rank} must be less than world_size={self.world_size}"
         if self.captured and self.strategy == "zero1" and self.precision == "fp16":
             yield f"execution {self.execution} cannot capture zero1, which waits for fp16's scaler; use bf16"
-        N, images, model, parts = self.world_size, self.epoch_images, self.model, self.accumulation_steps
-        if images < N:
-            yield f"epoch_images must be a whole number of at least {N}, got {images}"
+        N, model, parts = self.world_size, self.model, self.accumulation_steps
         batch, last = self.process_batch_size, self.last_batch_size
         for size in {batch, last}:
             if size % parts:
