@@ -10,7 +10,7 @@ from ddpperf.plugin.options.options import Options, read_options
 from ddpperf.specs import Precision, RunSpec
 from perf import test_precision
 from tests.command_line import specs_of
-from tests.unit.test_training_costs import LONG, Costs
+from tests.unit.test_training_metrics import LONG, Costs
 
 pytest_plugins = ["pytester"]
 

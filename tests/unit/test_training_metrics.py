@@ -1,13 +1,17 @@
-"""Metrics that every experiment with a training step stores, and their warnings."""
+"""Metrics of training steps, and the device time of epochs and trainings on several devices."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
+from ddpperf.machine.hardware import Machine
 from ddpperf.results.samples import Measured, Sample
-from ddpperf.specs import EpochSpec, TrainingSpec
+from ddpperf.specs import EpochSpec, RunSpec, TrainingSpec
+from perf import test_large_batch, test_scaling
+from perf.common.recipes import find_recipe
 from perf.common.step_metrics import FEWEST_STEPS, speedup_over, training_metrics
 from perf.test_scaling import scaling_metrics
 from tests.fake_measure import FakeMeasure
@@ -15,18 +19,6 @@ from tests.fake_measure import FakeMeasure
 BATCH = 4
 BOUND = "the step waits for kernel launches on the CPU, not for the GPU"
 START = f"an epoch has fewer than {FEWEST_STEPS} steps, so its start is part of the times"
-
-
-class OneReference(FakeMeasure):
-    """A `measure` fixture that has one reference."""
-
-    def __init__(self, found: Measured) -> None:
-        super().__init__()
-        self.found = found
-
-    def reference(self, name: str, spec: Any) -> Measured:
-        assert (name, spec) == ("eager", self.found.spec)
-        return self.found
 
 
 def measured(spec: TrainingSpec, seconds: float = 2.0, **counters: float) -> Measured:
@@ -66,8 +58,9 @@ def test_launch_bound_step_is_a_warning(device_seconds: float, bound: float, war
 
 
 def test_speedup_over_another_step() -> None:
-    measure: Any = OneReference(measured(step(), seconds=6.0))
+    measure: Any = FakeMeasure(lambda spec: list(measured(spec, seconds=6.0).samples))
     speedup_over(measure, "eager", measured(step(execution="compile"), seconds=2.0), step())
+    assert measure.references == {"eager": step()}
     assert measure.metrics == {"speedup_over_eager": {"A1": 3.0}}
 
 
@@ -87,3 +80,77 @@ def test_data_parallel_is_compared_with_ddp() -> None:
     ddp: Any = FakeMeasure(samples)
     scaling_metrics(ddp, spec.ddp(), spec.one_device(), lambda t1, tN, N: N * t1 / tN)
     assert "ddp_over_data_parallel" not in ddp.metrics
+
+
+# --- device time
+
+
+class Costs(FakeMeasure):
+    """A `measure` fixture. seconds: of an epoch with this spec."""
+
+    def __init__(self, seconds: Callable[[TrainingSpec], float]) -> None:
+        super().__init__(lambda spec: [sample_of(spec, seconds(spec))], Machine(device="cuda"))
+
+    def metric(self, name: str, by_set: Mapping[str, float]) -> None:
+        self.metrics[name] = {"by_set": dict(by_set)}
+
+    def costs(self, suffix: str) -> list[float | None]:
+        assert self.warnings == []
+        names = (f"{name}_seconds_{suffix}" for name in ("device", "saved", "extra_device"))
+        return [self.metrics[name]["by_set"]["A1"] if name in self.metrics else None for name in names]
+
+
+def sample_of(spec: TrainingSpec, seconds: float) -> Sample:
+    counters: dict[str, tuple[float, ...]] = {}
+    if isinstance(spec, RunSpec):
+        figures = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
+        for epoch in range(1, spec.epochs + 1):
+            counters |= {f"{name}_{epoch}": (0.5, 0.5) for name in figures}
+            counters[f"train_seconds_{epoch}"] = (seconds, seconds / 2)
+    return Sample(set="A1", side="A", torch="2", seconds=((seconds, seconds),), counters=counters)
+
+
+def test_epoch_costs_what_all_devices_take() -> None:
+    """Two ranks drop one image of 65, so one device takes 10 s for 65 images and 9.846 s for 64."""
+    fields: dict[str, Any] = {"per_rank_batch_size": 1, "model": "resnet18_cifar", "input": "fixed"}
+    spec = EpochSpec(world_size=2, strategy="ddp", epoch_images=65, **fields)
+    measure: Any = Costs(lambda spec: 10.0 if spec.world_size == 1 else 6.0)
+    test_scaling.test_epoch_scaling(measure, spec)
+    one = 10.0 * 64 / 65
+    assert measure.costs("per_epoch") == pytest.approx([12.0, one - 6.0, 12.0 - one])
+
+
+def test_epoch_on_one_device_saves_nothing() -> None:
+    spec = EpochSpec(world_size=1, per_rank_batch_size=4, strategy="single", epoch_images=64, input="fixed")
+    measure: Any = Costs(lambda spec: 10.0)
+    test_scaling.test_epoch_scaling(measure, spec)
+    assert measure.costs("per_epoch") == [10.0, None, None]
+
+
+LONG: dict[str, Any] = {"epochs": 50, "epoch_images": 64, "test_images": 8, "input": "device", "rate": 0.1}
+
+
+def test_long_training_costs_what_all_devices_take() -> None:
+    """50 epochs take 3 s each on one device and 2 s each on two. The slowest rank counts."""
+    spec = RunSpec(world_size=2, per_rank_batch_size=4, strategy="ddp", **LONG)
+    recipe = find_recipe("cuda", "50 epochs")
+    measure: Any = Costs(lambda spec: 3.0 if spec.world_size == 1 else 2.0)
+    test_large_batch.test_long_run(measure, spec, recipe)
+    assert measure.costs("of_training") == pytest.approx([200.0, 50.0, 50.0])
+    alone: Any = Costs(lambda spec: 3.0)
+    test_large_batch.test_long_run(alone, measure.references["one_device, seed=0"], recipe)
+    assert alone.costs("of_training") == [pytest.approx(150.0), None, None]
+
+
+def test_growing_batch_grows_alike_on_one_device() -> None:
+    spec = RunSpec(world_size=4, per_rank_batch_size=16, grow_from=2, strategy="ddp", **LONG)
+    alone = one_device_of(spec)
+    assert (alone.per_rank_batch_size, alone.grow_from, alone.world_size) == (64, 8, 1)
+
+
+def one_device_of(spec: RunSpec) -> RunSpec:
+    """Return the spec of the training on one device with which a long training is compared."""
+    measure: Any = Costs(lambda spec: 1.0)
+    test_large_batch.test_long_run(measure, spec, find_recipe("cuda", "50 epochs"))
+    alone: RunSpec = measure.references["one_device, seed=0"]
+    return alone
