@@ -126,12 +126,11 @@ def test_largest_batch(measure: Measure, spec: TrainingSpec) -> None:
     sixteenth.
     """
     fitting: dict[int, Measured] = {}
-    reasons: list[str] = []
 
     def fits(batch_size: int) -> bool:
         found = measure.attempt(dataclasses.replace(spec, per_rank_batch_size=batch_size))
         if isinstance(found, str):
-            reasons.append(f"a batch of {batch_size} does not fit: {found}")
+            measure.note(f"a batch of {batch_size} does not fit: {found}")
             return False
         fitting[batch_size] = found
         return True
@@ -145,8 +144,6 @@ def test_largest_batch(measure: Measure, spec: TrainingSpec) -> None:
         measure.metric(f"images_per_second_at_{batch_size}", dict.fromkeys(names, batch_size / seconds))
         if peaks := step.counter("peak_memory_bytes"):
             measure.metric(f"peak_memory_bytes_at_{batch_size}", dict.fromkeys(names, max(peaks.values())))
-    for reason in reasons:
-        measure.note(reason)
 
 
 def without_loading(spec: EpochSpec) -> EpochSpec:

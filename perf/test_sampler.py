@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -14,32 +15,21 @@ from ddpperf.specs import SamplerSpec
 COUNTED = ("missing_images", "repeated_images", "repeated_places")
 
 
-def images(options: Options, world_size: int) -> int:
-    """Return an odd number of images that does not divide over an even number of ranks.
+def samplers(options: Options, *, set_epoch: bool) -> Iterator[Case]:
+    """Yield a sampler whose set_epoch is called, with and without drop_last, or one without set_epoch.
 
-    It is at least 64 per rank, so that two shuffled orders do not agree by chance.
+    The number of images is odd, so that it does not divide over an even number of ranks. It is at
+    least 64 per rank, so that two shuffled orders do not agree by chance. The core suite has the
+    samplers of all ranks.
     """
-    return max(options.epoch_images, 64 * world_size) | 1
+    for N in options.world_sizes:
+        images = max(options.epoch_images, 64 * N) | 1
+        for drop_last in (False, True) if set_epoch else (False,):
+            sampler = SamplerSpec(world_size=N, epoch_images=images, drop_last=drop_last, set_epoch=set_epoch)
+            yield case(sampler, core=max(options.world_sizes) == N)
 
 
-def with_set_epoch(options: Options) -> Iterator[Case]:
-    """Yield a sampler with and without drop_last; the core suite has those of all ranks."""
-    for world_size in options.world_sizes:
-        for drop_last in (False, True):
-            found = images(options, world_size)
-            sampler = SamplerSpec(world_size=world_size, epoch_images=found, drop_last=drop_last)
-            yield case(sampler, core=world_size == max(options.world_sizes))
-
-
-def without_set_epoch(options: Options) -> Iterator[Case]:
-    """Yield a sampler whose set_epoch is not called; the core suite has that of all ranks."""
-    for world_size in options.world_sizes:
-        found = images(options, world_size)
-        sampler = SamplerSpec(world_size=world_size, epoch_images=found, set_epoch=False)
-        yield case(sampler, core=world_size == max(options.world_sizes))
-
-
-@pytest.mark.specs(cases=with_set_epoch)
+@pytest.mark.specs(cases=partial(samplers, set_epoch=True))
 def test_shards_are_disjoint_and_cover_the_data(measure: Measure, spec: SamplerSpec) -> None:
     """Is each image of an epoch given to exactly one rank?
 
@@ -54,7 +44,7 @@ def test_shards_are_disjoint_and_cover_the_data(measure: Measure, spec: SamplerS
     )
 
 
-@pytest.mark.specs(cases=without_set_epoch)
+@pytest.mark.specs(cases=partial(samplers, set_epoch=False))
 def test_without_set_epoch_the_epochs_repeat(measure: Measure, spec: SamplerSpec) -> None:
     """Does every epoch have the same order of images if set_epoch is not called?"""
     _, _, same = sampled(measure, spec)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import product
 from operator import attrgetter, itemgetter, mul, truediv
 from typing import Any, get_args
@@ -102,37 +103,25 @@ def strong_scaling(options: Options) -> Iterator[Case]:
             yield from one_process(options, N, images // N, core=on_cpu)
 
 
-def weak_laws(options: Options) -> Iterator[Case]:
-    """Yield training specs to which Gustafson's law is fitted, one for each batch size per rank.
+def laws(options: Options, *, weak: bool) -> Iterator[Case]:
+    """Yield training specs to which a law is fitted, one for each batch size.
 
-    The core suite has the largest batch size, unless the law needs more ranks than other tests.
-    """
-    world_sizes = law_world_sizes(options)
-    most = max(world_sizes)
-    if reason := too_few_world_sizes(options, world_sizes):
-        yield skipped(size_id(options, most), reason)
-        return
-    for batch_size in options.batch_sizes:
-        core = most <= max(options.world_sizes) and batch_size == max(options.batch_sizes)
-        yield case(step_case(options, most, batch_size), core=core)
-
-
-def strong_laws(options: Options) -> Iterator[Case]:
-    """Yield training specs to which Amdahl's law is fitted, one for each global batch size.
-
-    A global batch size is skipped unless it divides over two world sizes above 1. The core suite
-    has the largest, unless the law needs more ranks than other tests.
+    Gustafson's law (weak) has each batch size per rank, and Amdahl's law each global batch size. A
+    global batch size is skipped unless it divides over two world sizes above 1. The core suite has
+    the largest batch size, unless the law needs more ranks than other tests.
     """
     world_sizes = law_world_sizes(options)
     if reason := too_few_world_sizes(options, world_sizes):
         yield skipped(size_id(options, max(world_sizes)), reason)
         return
-    for images in options.global_batch_sizes:
-        sizes = [N for N in world_sizes if N > 1 and images % N == 0]
+    step_of = step_case if weak else global_batch_case
+    batch_sizes = options.batch_sizes if weak else options.global_batch_sizes
+    for images in batch_sizes:
+        sizes = [N for N in world_sizes if N > 1 and (weak or images % N == 0)]
         most = max(sizes, default=1)
         if len(sizes) > 1:
-            core = most <= max(options.world_sizes) and images == max(options.global_batch_sizes)
-            yield case(global_batch_case(options, most, images), core=core)
+            core = most <= max(options.world_sizes) and images == max(batch_sizes)
+            yield case(step_of(options, most, images), core=core)
         else:
             listed = f"{', '.join(map(str, world_sizes))}; pass other --global-batch-sizes"
             reason = f"a global batch of {images} does not divide over two of the world sizes {listed}"
@@ -243,13 +232,13 @@ def scaling_metrics(
     return step
 
 
-@pytest.mark.specs(cases=weak_laws)
+@pytest.mark.specs(cases=partial(laws, weak=True))
 def test_gustafson(measure: Measure, spec: TrainingSpec) -> None:
     """Which fraction of a step is serial by Gustafson's law, at a constant batch size per rank?"""
     law_metrics(measure, spec, weak=True)
 
 
-@pytest.mark.specs(cases=strong_laws)
+@pytest.mark.specs(cases=partial(laws, weak=False))
 def test_amdahl(measure: Measure, spec: TrainingSpec) -> None:
     """Which fraction of a step is serial by Amdahl's law, with a constant global batch size?"""
     law_metrics(measure, spec, weak=False)

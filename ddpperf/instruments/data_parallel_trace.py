@@ -6,35 +6,19 @@ the CPU launched it, which distinguishes the copy of a gradient from other copie
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
 from ddpperf.analysis.intervals import Interval, length, overlap, split
-from ddpperf.instruments.traced_steps import TracedSteps
 from ddpperf.measuring.trace_split import COPIES, Event, interval, of_categories
 from ddpperf.specs import DATA_PARALLEL_PARTS
-from ddpperf.training.measured_step import MeasuredStep
 
 RANGE = "ddpperf:"  # how the ranges of the forward pass begin in a trace
 # Each range of the forward pass and each autograd node of the backward pass, with the part it belongs to.
 RANGES = {f"{RANGE}{name}": name for name in ("replicate", "scatter", "gather")}
 RANGES |= {"GatherBackward": "scatter", "ScatterBackward": "gather", "BroadcastBackward": "reduce"}
-
-
-class TracedDataParallel(TracedSteps):
-    """Measurement of DataParallel's steps under torch's profiler, with the work of all GPUs."""
-
-    operators = True
-
-    def __init__(self, training: MeasuredStep) -> None:
-        super().__init__(training)
-        mark_parts(training.training.model)
-
-    def seconds_of(self, events: Sequence[Event]) -> dict[str, float]:
-        return seconds_by_part(events)
 
 
 def mark_parts(model: Any) -> None:
@@ -96,8 +80,6 @@ def _parts_of(operations: Sequence[Event], events: Sequence[Event]) -> list[str 
     ranges: dict[Any, list[tuple[float, float, str]]] = defaultdict(list)
     for event in _ranges(events):
         ranges[event["tid"]].append((event["ts"], event["ts"] + event["dur"], RANGES[event["name"]]))
-    for thread in ranges.values():
-        thread.sort()
     found: list[str | None] = []
     for operation in operations:
         ids = operation.get("args", {})
@@ -108,8 +90,7 @@ def _parts_of(operations: Sequence[Event], events: Sequence[Event]) -> list[str 
 
 def _part_at(moment: float, ranges: Sequence[tuple[float, float, str]]) -> str:
     """Return the part whose range contains a moment, or ""; the ranges of a thread do not overlap."""
-    place = bisect_right(ranges, moment, key=lambda one: one[0]) - 1
-    return ranges[place][2] if place >= 0 and moment <= ranges[place][1] else ""
+    return next((part for begin, end, part in ranges if begin <= moment <= end), "")
 
 
 def _ranges(events: Sequence[Event]) -> list[Event]:

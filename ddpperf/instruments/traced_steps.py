@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from statistics import median
 
 import torch.distributed as dist
 
-from ddpperf.measuring.trace_split import Event, split_of, trace_of
+from ddpperf.instruments.data_parallel_trace import mark_parts, seconds_by_part
+from ddpperf.measuring.trace_split import split_of, trace_of
 from ddpperf.training.measured_step import MeasuredStep, TrainingMeasurement
 
 TRACED_STEPS = 5
 
 
 class TracedSteps(TrainingMeasurement):
-    """Measurement in which each step runs TRACED_STEPS training steps under torch's profiler."""
+    """Measurement in which each step runs TRACED_STEPS training steps under torch's profiler.
+
+    A trace of DataParallel's steps has the work of all GPUs, and the operators that launch it.
+    """
 
     max_iterations = 1
     training_steps = TRACED_STEPS
-    operators = False  # whether a GPU's trace also has torch's operators on the CPU
 
     def __init__(self, training: MeasuredStep) -> None:
         super().__init__(training)
         self.device = training.training.device
         self.traced: list[dict[str, float]] = []  # the seconds of each trace by name
+        self.in_one_process = self.spec.strategy == "data_parallel"
+        if self.in_one_process:
+            mark_parts(training.training.model)
 
     def step(self) -> None:
         meet = dist.barrier if self.spec.grouped else None
-        events = trace_of(self._train, self.device, meet=meet, operators=self.operators)
-        if found := self.seconds_of(events):
+        events = trace_of(self._train, self.device, meet=meet, operators=self.in_one_process)
+        met = self.spec.grouped and self.device.type == "cuda"
+        found = seconds_by_part(events) if self.in_one_process else split_of(events, met=met)
+        if found:
             self.traced.append(found)
-
-    def seconds_of(self, events: Sequence[Event]) -> dict[str, float]:
-        """Return the seconds that a trace shows, by counter; nothing for a trace without work."""
-        return split_of(events, met=self.spec.grouped and self.device.type == "cuda")
 
     def _train(self) -> None:
         for _ in range(TRACED_STEPS):

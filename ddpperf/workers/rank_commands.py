@@ -23,7 +23,6 @@ from ddpperf.collectives.calls import AllReduce, Collective, custom_collective
 from ddpperf.data.sampler import Sampling
 from ddpperf.instruments.bucket_replay import BucketReplay
 from ddpperf.instruments.counted_steps import CountedSteps
-from ddpperf.instruments.data_parallel_trace import TracedDataParallel
 from ddpperf.instruments.kernels import digest, kernel_names
 from ddpperf.instruments.memory_copy import Copy
 from ddpperf.instruments.step_parts import PartedSteps, PartMarks
@@ -324,10 +323,7 @@ def _training(spec: specs.TrainingSpec, rank: int, device: torch.device) -> tupl
     is_separate = spec.strategy == "data_parallel" and spec.communication == "no_sync"
     kind = SeparateReplicas if is_separate else TrainingStep
     training = MeasuredStep(kind(spec, rank=rank, device=device))
-    if not isinstance(spec, specs.TraceSpec):
-        return training, training
-    traced = TracedDataParallel if spec.strategy == "data_parallel" else TracedSteps
-    return traced(training), training
+    return (TracedSteps(training) if isinstance(spec, specs.TraceSpec) else training), training
 
 
 def inject(fault: specs.Fault | None, rank: int, command: str) -> None:

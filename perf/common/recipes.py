@@ -227,22 +227,20 @@ def tuning_seeds(device: str) -> int:
 
 
 def _document() -> dict[str, Any]:
-    try:
-        document: dict[str, Any] = tomllib.loads(read_text(FOLDER / "recipes.toml"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"recipes.toml cannot be read ({first_line(error)}); correct it") from error
-    return document
+    return _read("recipes.toml", tomllib.loads)
 
 
 def tuned() -> dict[str, Any]:
     """Return the tuning results in perf/recipes.json, or an empty dict if the file does not exist.
 
     The result of each device type and recipe has the best learning rate and the test accuracy of
-    every learning rate that was tried. Raises ValueError for a file that is not JSON.
+    every learning rate that was tried.
     """
-    path = FOLDER / "recipes.json"
+    return _read("recipes.json", json.loads) if (FOLDER / "recipes.json").exists() else {}
+
+
+def _read(name: str, parse: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
     try:
-        return json.loads(read_text(path)) if path.exists() else {}
+        return parse(read_text(FOLDER / name))
     except (OSError, ValueError) as error:
-        problem = f"{path.name} cannot be read ({first_line(error)})"
-        raise ValueError(f"{problem}; restore it, or remove it to tune again") from error
+        raise ValueError(f"{name} cannot be read ({first_line(error)}); correct or restore it") from error

@@ -183,8 +183,8 @@ def test_other_options_leave_a_core_case(line: str, gpus: int, read: Read) -> No
 @pytest.mark.parametrize(("gpus", "found"), [(1, "1"), (2, "1, 2")])
 def test_laws_on_few_gpus_are_skipped_with_a_reason(gpus: int, found: str, read: Read) -> None:
     reason = f"a fit needs two world sizes above 1, found {found}; pass --world-sizes 1,2,4, which needs 4"
-    for cases in (test_scaling.weak_laws, test_scaling.strong_laws):
-        (case,) = cases(read(gpus=gpus))
+    for weak in (True, False):
+        (case,) = test_scaling.laws(read(gpus=gpus), weak=weak)
         assert reason in str(case)
 
 
