@@ -44,7 +44,7 @@ from ddpperf.specs import (
 from ddpperf.specs.common_fields import FaultKind
 from ddpperf.workers import pool
 from ddpperf.workers.channel import PROTOCOL, Message
-from ddpperf.workers.failures import Cause, RankFailure
+from ddpperf.workers.failures import Cause, RankFailure, SetFailure
 from ddpperf.workers.process_set import ProcessSet, SetOptions
 from tests.project import Finished, Project
 
@@ -113,6 +113,12 @@ def step_counters(spec: Spec, rank: int) -> dict[str, float]:
         counters |= {"loss_after_5_steps": 2.0, "cpu_seconds": step_seconds(spec, "")}
         counters |= {"gradient_bytes": 46_758_048.0} if spec.grouped else {}
     return counters
+
+
+def died(set_name: str) -> SetFailure:
+    """Return the failure of a process set whose rank 0 died."""
+    failure = RankFailure(rank=0, cause=Cause.DIED, what="exited with status 7", detail="")
+    return SetFailure(set_name, "at sample", [failure])
 
 
 class Canned:

@@ -8,9 +8,8 @@ import pytest
 
 from ddpperf.machine.hardware import hardware_key
 from ddpperf.specs import Spec
-from ddpperf.workers.failures import Cause, RankFailure, SetFailure
 from ddpperf.workers.interpreter import Found
-from tests.canned import CannedSuite, step_counters, step_seconds
+from tests.canned import CannedSuite, died, step_counters, step_seconds
 from tests.project import Finished
 
 STEP = """
@@ -175,8 +174,7 @@ def test_named_base_stands_for_the_stored_code(project: CannedSuite) -> None:
 def test_dying_rank_decides_by_its_side(project: CannedSuite, side: str, status: int, words: str) -> None:
     def dying(spec: Spec, name: str) -> float:
         if name.startswith(side):
-            failure = RankFailure(rank=0, cause=Cause.DIED, what="exited with status 7", detail="")
-            raise SetFailure(name, "at sample", [failure])
+            raise died(name)
         return step_seconds(spec, name)
 
     project.canned.seconds = dying

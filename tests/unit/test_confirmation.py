@@ -16,11 +16,10 @@ import pytest
 
 from ddpperf.machine.compiler import CACHE_VARIABLE
 from ddpperf.specs import AllReduceSpec, CopySpec, Spec, TrainingSpec
-from ddpperf.workers.failures import Cause, RankFailure, SetFailure
 from ddpperf.workers.interpreter import Found
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
-from tests.canned import CannedSuite, step_seconds
+from tests.canned import CannedSuite, died, step_seconds
 from tests.project import Finished, git
 
 STEPS = """
@@ -148,8 +147,7 @@ def test_slower_machine_alone_is_no_verdict(suite: CannedSuite, monkeypatch: pyt
 def test_failed_control_of_the_confirmation_is_no_verdict(suite: CannedSuite) -> None:
     def seconds(spec: Spec, name: str) -> float:
         if isinstance(spec, CopySpec) and name != FIRST:
-            failure = RankFailure(rank=0, cause=Cause.DIED, what="exited with status 7", detail="")
-            raise SetFailure(name, "at sample", [failure])
+            raise died(name)
         return paced()(spec, name)
 
     suite.canned.seconds = seconds

@@ -18,9 +18,8 @@ from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.results.record import warning
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec, EpochSpec, Spec, TrainingSpec
-from ddpperf.workers.failures import Cause, RankFailure, SetFailure
 from ddpperf.workers.interpreter import Side
-from tests.canned import CannedSuite, pool_of
+from tests.canned import CannedSuite, died, pool_of
 from tests.fake_measure import measuring
 
 REFUSALS = """
@@ -157,10 +156,9 @@ def test_wrong_use_of_measure_fails_the_test(canned_suite: CannedSuite) -> None:
 
 @pytest.mark.parametrize(("failed", "base_failed"), [("A1", True), ("B2", False)])
 def test_failed_rank_of_the_base_is_no_failure_of_the_candidate(failed: str, base_failed: bool) -> None:
-    died = RankFailure(rank=0, cause=Cause.DIED, what="exited with status 7", detail="")
     sides = Sides(base=Side(name="A"), candidate=Side(name="B"), spec_fields={})
     marks: list[str] = []
-    measure = measure_with(SetFailure(failed, "at open", [died]), sides, marks.append)
+    measure = measure_with(died(failed), sides, marks.append)
     side = "base" if base_failed else "candidate"
     with pytest.raises(pytest.fail.Exception, match=f"^the {side}'s rank 0 of set {failed} exited with"):
         measure(SPEC)
