@@ -39,13 +39,10 @@ CONFIRMATION_ROUNDS = 6  # on each process set beside the stored run's code, whe
 class ABJudge:
     """Compares base and candidate, and measures open tests again, at most twice.
 
-    sides: the interpreters, code and options of base and candidate.
     confirms: the comparison with a stored run whose findings this A/B run confirms; None for an A/B
     run that the user asked for. It says which tests are suspected, and how much each may change.
     same_work: for each test, the test that is measured in its place because its work is equal. Each
     test is measured by itself by default.
-    decision: the findings; None before the first measurement was compared.
-    problems: what this A/B run could not do.
     """
 
     def __init__(
@@ -57,8 +54,8 @@ class ABJudge:
         confirms: Comparison | None = None,
         same_work: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self.decision: Decision | None = None
-        self.problems: list[str] = []
+        self.decision: Decision | None = None  # None before the first measurement was compared
+        self.problems: list[str] = []  # what this A/B run could not do
         self._session = session
         self._sides = sides
         self._settings = settings

@@ -46,8 +46,6 @@ CLOCK = VirtualClock()
 class Measuring:
     """The measurements of all tests in the same worker processes.
 
-    pool: the worker processes, which start with the first measurement.
-    machine: properties of this machine, such as the bandwidth of its links.
     sides: base and candidate of an A/B run; None if only this environment is measured.
     order: the test ids in the order of the test files.
     """

@@ -47,19 +47,15 @@ VERDICT = "ddpperf::verdict"  # the JUnit case that stands for the whole run
 
 
 class RunOutputs:
-    """Decides the verdict when pytest ends, saves the run, prints its tables, and has the exit status.
-
-    verdict: None before the run has ended, and always None if no performance test was collected.
-    saved: whether everything was written and printed that the command line requests.
-    """
+    """Decides the verdict when pytest ends, saves the run, prints its tables, and has the exit status."""
 
     def __init__(self, config: pytest.Config) -> None:
         """Read which files the command line requests, and delete an earlier run's verdict.
 
         Raises Refused if a file cannot be written.
         """
-        self.verdict: Verdict | None = None
-        self.saved = True
+        self.verdict: Verdict | None = None  # None before the run ended, or if it measured nothing
+        self.saved = True  # whether everything was written and printed that the command line requests
         self._lines: list[str] = []
         self._signal = ""  # that interrupted the run
         self._config = config

@@ -46,16 +46,7 @@ from ddpperf.workers.process_set import SetOptions
 
 
 class Session:
-    """The state of one pytest run of the performance tests.
-
-    baseline: the stored run to compare with; None without --benchmark-compare, or if none was found.
-    compares: whether --benchmark-compare was given.
-    problems: sentences that say why the run can give no verdict.
-    passes: the first measurement of all tests, and later ones of some tests in new processes.
-    cleanup: releases what the run holds. It is closed when all processes have ended.
-    host: the machine and the git commit at the start of the run, as stored in the JSON file.
-    machine_findings: what may spoil the measurements, as the doctor found before the first one.
-    """
+    """The state of one pytest run of the performance tests."""
 
     def __init__(self, config: pytest.Config) -> None:
         """Read the options, perf/thresholds.toml and the stored run to compare with.
@@ -70,10 +61,10 @@ class Session:
         self.thresholds = HardwareThresholds(thresholds, self.storage.hardware_key)
         self.settings = settings["gpu" if self.options.device == "cuda" else "cpu"]
         self.collection, self.outcomes = Collection(config), Outcomes()
-        self.problems: list[str] = []
+        self.problems: list[str] = []  # why the run can give no verdict
         compare_with = config.getoption("benchmark_compare")
         self.compares = bool(compare_with)
-        self.baseline: Baseline | None = None
+        self.baseline: Baseline | None = None  # the stored run to compare with
         try:
             if compare_with:
                 self.baseline = self.storage.load(self.storage.find(compare_with))
@@ -84,12 +75,12 @@ class Session:
         if self.sides is not None and self.options.replicates is not None:
             self.settings = self.settings.with_sets(self.options.replicates)
         self.progress = ProgressLine()
-        self.passes: list[Measuring] = []
+        self.passes: list[Measuring] = []  # of all tests, then of some tests in new processes
         here = min(max(self.options.world_sizes), self.options.links.node)
         self.devices = Devices(self.gpus, here)
-        self.cleanup = ExitStack()
-        self.host: dict[str, Any] = {}
-        self.machine_findings: list[Finding] = []
+        self.cleanup = ExitStack()  # releases what the run holds, after all processes have ended
+        self.host: dict[str, Any] = {}  # the machine and the git commit at the start, as they are stored
+        self.machine_findings: list[Finding] = []  # what the doctor found before the first measurement
 
     @property
     def sides(self) -> Sides | None:
