@@ -10,6 +10,7 @@ import pytest
 
 from ddpperf.specs import (
     AllReduceSpec,
+    CustomStepSpec,
     EpochSpec,
     Model,
     RunSpec,
@@ -26,6 +27,7 @@ from tests.generated import SPECS
 
 TRAINING: dict[str, Any] = {"world_size": 4, "per_rank_batch_size": 128, "strategy": "ddp"}
 ALL_REDUCE: dict[str, Any] = {"world_size": 4, "nbytes": 4096}
+STEP = CustomStepSpec(world_size=4, per_rank_batch_size=8, function="my.steps:make")
 SAMPLER: dict[str, Any] = {"world_size": 3, "epoch_images": 10}
 
 
@@ -109,6 +111,8 @@ def test_one_device_drops_communication_and_delays() -> None:
         (EpochSpec(**TRAINING | {"strategy": "data_parallel"}), [[0]], False),
         (AllReduceSpec(**ALL_REDUCE), [[0, 1, 2, 3]], True),
         (SamplerSpec(**SAMPLER), [[0, 1, 2]], True),
+        (STEP, [[0, 1, 2, 3]], True),
+        (STEP.one_device(), [[0], [1], [2], [3], [4], [5]], False),
     ],
 )
 def test_ranks_of_a_larger_set_take_turns(spec: Spec, turns: list[list[int]], grouped: bool) -> None:
