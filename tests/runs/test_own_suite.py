@@ -99,7 +99,7 @@ def test_first_run_of_the_page_passes(repository: Repository) -> None:
     git(repository.root, "commit", "--quiet", "-m", "one")
     finished = repository.run("perf", "--benchmark-save=first")
     finished.assert_one_sentence(0, "PASS: 2 tests measured")
-    assert "STEP  batch 4 per rank, perf.step:make_step" in finished.output
+    assert "STEP  batch 4 per rank, make_step" in finished.output
     assert list(repository.root.glob("perf/baselines/*/0001_first.json"))
     measured = repository.measured()
     assert measured["test_step[2rank-b4-make_step]"]["metrics"]["efficiency"]["value"] > 0
