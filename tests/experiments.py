@@ -20,8 +20,9 @@ from ddpperf.specs import (
     TrainingSpec,
     from_json,
 )
+from perf.common.recipes import FOLDER  # before the copy of perf/ is imported, which has no common/
 from tests.canned import CannedSuite, step_counters, step_seconds
-from tests.project import REPOSITORY, Finished, Project
+from tests.project import Finished, Project
 
 IMAGES = 50  # of an epoch: no multiple of the batch, so that there is a rest to drop
 PARAMETERS = 78_002  # of resnet10_cifar
@@ -70,7 +71,7 @@ def with_defaults(stored: dict[str, Any]) -> dict[str, Any]:
 def with_experiments(project: Project) -> None:
     """Give the project this repository's experiments."""
     project.experiment.unlink()
-    for path in (*(REPOSITORY / "perf").glob("*.py"), *(REPOSITORY / "perf").glob("recipes.*")):
+    for path in (*FOLDER.glob("*.py"), *FOLDER.glob("recipes.*")):
         shutil.copy(path, project.root / "perf")
 
 
