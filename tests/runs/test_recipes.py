@@ -103,6 +103,13 @@ def test_recipe_that_does_not_fit_is_refused(options: Any) -> None:
         large.spec(dataclasses.replace(options(), data=data))
 
 
+def test_recipe_is_applied_to_another_ones_data(options: Any) -> None:
+    small, large = read_recipes("cpu")[0], largest_tuned("cpu")
+    read = options("--epoch-images", "128", "--model", "resnet18_cifar")
+    assert large.spec(read).model == "resnet18_cifar"
+    assert small.like(large.spec(read)) == small.spec(read)
+
+
 def test_rates_start_from_the_small_batchs_tuned_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     stored = {
         "cpu": {"16, warm-up + linear decay": {"rate": 0.8}},

@@ -79,3 +79,8 @@ def test_averages_pass_in_every_round(world_size: int, dtype: torch.dtype) -> No
         assert ranks.accepts(steps)
     ranks.ranks[1].buffers[0][2] *= 0.5
     assert not ranks.accepts(ranks.max_iterations + 1)
+
+
+@pytest.mark.parametrize(("world_size", "least"), [(2, 64), (8, 64), (6, 4)])
+def test_rounds_of_half_precision_are_long(world_size: int, least: int) -> None:
+    assert Ranks("bf16", world_size, torch.bfloat16).max_iterations >= least

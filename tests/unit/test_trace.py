@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from ddpperf.instruments.traced_steps import TracedSteps
 from ddpperf.measuring.trace_split import MARK, split_of, trace_of
 
 TRACES = Path(__file__).parents[1] / "traces"
@@ -110,3 +112,8 @@ def test_a_profile_begins_and_ends_with_an_idle_device(
     monkeypatch.setattr(torch.profiler.profile, "stop", lambda profiler: done.append("stopped"))
     trace_of(lambda: done.append("worked"), CPU, meet=lambda: done.append("met"))
     assert done == ["synchronized", "started", "met", "worked", "synchronized", "stopped"]
+
+
+def test_counters_are_medians_of_one_step() -> None:
+    traces = [{"comm_seconds": seconds} for seconds in (5.0, 90.0, 10.0)]
+    assert TracedSteps.finish(SimpleNamespace(traced=traces)) == {"comm_seconds": 2.0}  # type: ignore[arg-type]
