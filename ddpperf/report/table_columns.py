@@ -5,6 +5,7 @@ A test without an entry, such as a test of your own suite, has a table with all 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -258,6 +259,8 @@ def properties_of(spec: Spec, *, device: str, global_batch: bool = False) -> dic
             found["global batch"] = f"{spec.global_batch_size:,}"
     if isinstance(spec, RunSpec):
         found["epochs"] = str(spec.epochs)
+    if "buffer" in found:
+        found["buffer"] = re.sub(r"(?<=\d)(?=[KMG]?i?B)", " ", found["buffer"])  # 64 MiB
     return found
 
 

@@ -94,5 +94,5 @@ def test_damaged_tuning_results_are_refused(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(recipes, "FOLDER", tmp_path)
     assert recipes.tuned() == {}
     (tmp_path / "recipes.json").write_text('{"cpu": ')
-    with pytest.raises(ValueError, match=r"recipes.json cannot be read .*; restore it, or remove it to tune"):
+    with pytest.raises(ValueError, match=r"recipes.json cannot be read .*; correct or restore it"):
         recipes.tuned()

@@ -107,8 +107,8 @@ def test_experiment_is_a_table_with_what_varies_as_columns() -> None:
     lines = summary_lines(passed(**tests))
     assert "COLLECTIVES  2 GPUs, eager" in lines
     assert row(lines, "buffer") == ["buffer", "call ms", "IQR", "busbw GB/s"]
-    assert row(lines, "1KiB") == ["1KiB", "100.0", "0%", "-"]
-    assert row(lines, "1MiB") == ["1MiB", "50.00", "15%", "2.000"]
+    assert row(lines, "1 KiB") == ["1 KiB", "100.0", "0%", "-"]
+    assert row(lines, "1 MiB") == ["1 MiB", "50.00", "15%", "2.000"]
 
 
 def test_spread_is_the_median_of_the_sets() -> None:
@@ -117,7 +117,7 @@ def test_spread_is_the_median_of_the_sets() -> None:
     samples = run["benchmarks"][0]["extra_info"]["ddpperf"]["samples"]
     for name, rounds in ("A2", (0.2,) * 4), ("A3", (0.1, 0.1, 0.125, 0.125)):
         samples.append({**samples[0], "set": name, "seconds": [[seconds] for seconds in rounds]})
-    assert row(summary_lines(run), "1KiB")[2] == "0%"
+    assert row(summary_lines(run), "1 KiB")[2] == "0%"
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_interval_stands_beside_its_metric(low: float, high: float, text: str) -
     ends = {"latency_seconds_low": low * 1e-3, "latency_seconds_high": high * 1e-3}
     test = stored(*[0.1] * 4, metrics={"latency_seconds": 1e-3} | ends)
     title, headings, figures = summary_lines(passed(test_backend_model=test))[2:5]
-    assert title == "ALL_REDUCE MODEL  2 GPUs, 1KiB, eager"
+    assert title == "ALL_REDUCE MODEL  2 GPUs, 1 KiB, eager"
     assert headings.split() == ["call", "ms", "IQR", "latency", "ms"]
     assert figures.split("0%")[1].strip() == text
 
@@ -184,8 +184,8 @@ def compared(run: Json, **changes: Change) -> Json:
 def test_comparison_with_stored_times_has_ratio_and_finding(change: Change, cells: list[str]) -> None:
     lines = summary_lines(compared(calls(1024, 2048), _1024=change))
     assert row(lines, "buffer") == ["buffer", "call ms", "IQR", "ratio", "interval", "finding"]
-    assert row(lines, "1KiB")[3:] == cells
-    assert row(lines, "2KiB")[3:] == ["-", "-", "-"]
+    assert row(lines, "1 KiB")[3:] == cells
+    assert row(lines, "2 KiB")[3:] == ["-", "-", "-"]
     assert labelled(lines, "compared")[0].startswith("with 0001_x.json")
 
 
@@ -204,8 +204,8 @@ def test_confirmation_replaces_the_comparison_with_stored_times() -> None:
     rows = [ab_row("test_all_reduce[1024]", confirmed=True), ab_row("negative control", control="negative")]
     run["ddpperf"]["confirmed"] = {"base": SIDE, "candidate": SIDE, "rows": rows}
     lines = summary_lines(run)
-    assert row(lines, "1KiB")[3:] == ["1.100", "1.050 to 1.150", "worse, repeated"]
-    assert row(lines, "2KiB")[3:] == ["2.000", "limit 1.5", "slower"]
+    assert row(lines, "1 KiB")[3:] == ["1.100", "1.050 to 1.150", "worse, repeated"]
+    assert row(lines, "2 KiB")[3:] == ["2.000", "limit 1.5", "slower"]
     assert labelled(lines, "controls") == ["a copy of memory 1.100 times (1.050 to 1.150)"]
     assert "The largest change is 1.100 (1.050 to 1.150), of test_all_reduce[1024]." in lines
 
@@ -223,9 +223,9 @@ def test_ab_run_shows_base_and_candidate() -> None:
     lines = summary_lines(run)
     figures = ["ratio", "95% interval", "finding", "base", "candidate", "detectable"]
     assert row(lines, "buffer") == ["buffer", "metric", "outcome", *figures]
-    found = [re.split(r" {2,}", line)[1:3] for line in starting(lines, "1KiB")]
+    found = [re.split(r" {2,}", line)[1:3] for line in starting(lines, "1 KiB")]
     assert found == [["time", "passed"], ["peak_memory_bytes", "passed"]]
-    assert row(lines, "2KiB")[2:6] == ["failed", "1.100", "1.050 to 1.150", "unchanged"]
+    assert row(lines, "2 KiB")[2:6] == ["failed", "1.100", "1.050 to 1.150", "unchanged"]
     assert labelled(lines, "A/B")[:2] == [
         "base: /bin/python, torch 2.11",
         "candidate: /bin/python, torch 2.11, code in /other",
