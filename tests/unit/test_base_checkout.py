@@ -68,8 +68,14 @@ def test_a_commit_is_named_by_its_hash(repository: Path) -> None:
     assert commit(repository) == f"{short}+"
 
 
-def test_a_folder_without_git_has_no_commit(tmp_path: Path) -> None:
+def test_a_folder_without_git_has_no_commit(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert commit(tmp_path) == commit(tmp_path / "gone") == "nogit"
+    monkeypatch.setenv("PATH", "")
+    assert commit(repository) == "nogit"
+    with pytest.raises(OSError, match="'git'"):
+        check_out(repository, "123456789", place(repository))
 
 
 def test_commit_is_checked_out_beside_the_tree(repository: Path) -> None:

@@ -128,6 +128,14 @@ def test_sum_over_other_ranks_is_found(
         ranks.ranks[0].end_round(1)
 
 
+def test_shifted_elements_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(2, 100, monkeypatch)
+    ranks.round(1)
+    ranks.ranks[0].buffer.copy_(ranks.ranks[0].buffer.roll(1))
+    with pytest.raises(ArithmeticError, match="all_reduce is wrong: after 1 steps element"):
+        ranks.ranks[0].end_round(1)
+
+
 def test_a_large_result_is_checked_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "_CHECKED_AT_ONCE", 100)
     ranks = Ranks(2, 250, monkeypatch)

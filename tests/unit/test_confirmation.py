@@ -300,11 +300,15 @@ def test_lost_test_voids_the_verdict(suite: CannedSuite) -> None:
 # --- baselines that cannot be read
 
 
-def test_unknown_name_is_refused_at_the_start(suite: CannedSuite) -> None:
-    finished = suite.run("perf", "--benchmark-compare=9999")
-    finished.assert_one_sentence(
-        4, "ERROR: --benchmark-compare=9999 is neither a file nor the number or name"
-    )
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("9999", "is neither a file nor the number or name"), ("bad.json", "cannot be read (NaN")],
+)
+def test_what_cannot_be_compared_with_is_refused_at_the_start(
+    suite: CannedSuite, name: str, why: str
+) -> None:
+    (suite.root / "bad.json").write_text('{"ddpperf": {"schema": 2}, "mean": NaN}')
+    suite.run("perf", f"--benchmark-compare={name}").assert_one_sentence(4, "ERROR: ", f"{name} {why}")
     assert suite.canned.sampled == []
     assert len(suite.saved_runs()) == 1
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pynvml
 import pytest
 
@@ -57,6 +58,18 @@ def test_load_of_others_is_judged(
     finding = judged_load(cores, load, others)
     assert finding.level is level
     assert finding.text.startswith(text)
+
+
+def test_load_of_others_leaves_out_this_process_and_other_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = {os.getpid(): 100.0, 7: 50.0}
+    found = [
+        SimpleNamespace(pid=pid, info={"cpu_percent": percent, "cpu_affinity": [0]})
+        for pid, percent in used.items()
+    ]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(psutil, "cpu_percent", lambda percpu: [100.0, 50.0, 90.0])
+    monkeypatch.setattr(psutil, "process_iter", lambda attributes: found)
+    assert cpu_and_memory._used_cores() == (2, 0.5, {7: 0.5})
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,16 @@ def test_outputs_equal_torchvisions(name: Model, training: bool) -> None:
     assert all(torch.equal(state[key], value) for key, value in theirs.state_dict().items())
 
 
+@pytest.mark.parametrize("name", ["resnet18", "resnet50_cifar"])
+def test_gradients_equal_torchvisions(name: Model) -> None:
+    ours, theirs = MODELS[name](), torchvision_model(name)
+    ours.load_state_dict(theirs.state_dict(), strict=True)
+    for model in (ours, theirs):
+        model(IMAGES).square().mean().backward()
+    gradients = [[parameter.grad for parameter in model.parameters()] for model in (ours, theirs)]
+    assert all(map(torch.equal, *gradients))
+
+
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
 def test_initial_parameters_equal_torchvisions(name: Model) -> None:
     pytest.importorskip("torchvision")

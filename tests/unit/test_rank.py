@@ -240,8 +240,9 @@ def test_kernels_are_those_of_one_step(spec: TrainingSpec, monkeypatch: pytest.M
 def test_forming_a_group_is_a_counter(
     calls: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It counts until the group's first barrier, which completes the communicator."""
-    monkeypatch.setattr(dist, "barrier", lambda: time.sleep(0.2))
+    """It counts until the device has done the group's first barrier, which completes the communicator."""
+    monkeypatch.setattr(dist, "barrier", lambda: time.sleep(0.1))
+    monkeypatch.setattr(rank, "synchronize", lambda device: time.sleep(0.1))
     mine = Rank(0, folder=tmp_path)
     assert mine.setup("cpu", None)["port"] is None, "no port is open on one node"
     gc.unfreeze()
@@ -255,6 +256,15 @@ def test_forming_a_group_is_a_counter(
     mine.open(specs.to_json(SINGLE))
     assert mine.finish()["counters"] == {"loss": 0.5}, "one alone has none"
     mine.exit()
+
+
+def test_group_ends_when_all_ranks_have_done_their_work(
+    calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: calls.append("destroy"))
+    Rank(0).exit()
+    assert calls == ["barrier", "synchronize", "destroy"]
 
 
 def test_store_is_open_on_its_interface_alone() -> None:

@@ -143,6 +143,17 @@ def test_autocast_keeps_float32_parameters(
     assert step.training.scaler.is_enabled() == (precision == "fp16")
 
 
+def test_lower_precision_has_nearly_the_same_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS, "resnet18", small_image_model)
+    precisions: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
+    steps = [training_step(precision=precision) for precision in precisions]
+    for step in steps * (LOSS_STEPS + 1):
+        step.step()
+    losses = [step.training.loss.item() for step in steps]
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)
+    assert losses[2] == pytest.approx(losses[0], rel=0.01)
+
+
 def test_the_early_loss_follows_five_updates() -> None:
     step, losses = training_step(), []
     for _ in range(LOSS_STEPS + 2):

@@ -25,6 +25,24 @@ def test_a_delayed_step_takes_longer_by_the_delay(seconds: float) -> None:
     assert 2 * seconds <= fastest < 2 * seconds + 0.02
 
 
+def test_gpu_is_timed_between_two_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first is recorded before the steps, the second after them, and awaited before it is read."""
+    done: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            self.record = lambda stream: done.append(stream)
+            self.synchronize = lambda: done.append("await")
+
+        def elapsed_time(self, last: Event) -> float:
+            return 1500.0 if last is not self and done[-1] == "await" else 0.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"record on {device}")
+    assert seconds_of(lambda: done.append("step"), 2, torch.device("cuda", 0)) == 1.5, "milliseconds are read"
+    assert done == ["record on cuda:0", "step", "step", "record on cuda:0", "await"]
+
+
 @pytest.mark.skipif(
     not torch.cuda.is_available(), reason="device events are a GPU's; found none, run this on one"
 )

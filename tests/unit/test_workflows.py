@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -97,8 +99,15 @@ def test_gitlab_job_fits_its_schema(tmp_path: Path) -> None:
     lint("shellcheck", "--shell=bash", "-", text="\n".join(job["script"]) + "\n")
 
 
-def test_dockerfile_is_sound() -> None:
+def test_dockerfile_is_sound(pytestconfig: pytest.Config) -> None:
     lint("hadolint", "Dockerfile")
+    text = (REPOSITORY / "Dockerfile").read_text().replace("\\\n", "")
+    entry, given = (
+        json.loads(text.partition(f"\n{name} ")[2].splitlines()[0]) for name in ("ENTRYPOINT", "CMD")
+    )
+    assert entry[:3] == ["/ddpperf/.venv/bin/python", "-m", "pytest"]
+    parsed = pytestconfig._parser.parse([*entry[3:], *given], argparse.Namespace())
+    assert (parsed.file_or_dir, parsed.report) == (["perf/"], "/results/report.html")
 
 
 # --- shell
