@@ -110,7 +110,7 @@ def test_remedies(measure: Measure, spec: RunSpec, recipe: Recipe) -> None:
 
 @pytest.mark.specs(cases=partial(trainings, kind="report"))
 def test_report_training(measure: Measure, spec: RunSpec, recipe: Recipe) -> None:
-    """Which loss and accuracy do the trainings of the reports reach here?"""
+    """Which loss and accuracy do the trainings that course reports describe reach on this machine?"""
     runs = by_seed(measure, spec, recipe.seeds)
     learned(measure, runs)
     accuracies_of_reports(measure, recipe, runs)

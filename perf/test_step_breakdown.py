@@ -179,7 +179,7 @@ def least_waiting_parts(parts: Measured) -> dict[str, dict[str, float]]:
 def part_metrics(
     measure: Measure, parts: Mapping[str, Mapping[str, float]], name: str = "{}_seconds"
 ) -> None:
-    """Store a value of each part of a training step, such as its seconds on each process set.
+    """Store one metric for each part of a training step, such as forward_seconds.
 
     name: the metric's name, with {} for the name of the part.
     """

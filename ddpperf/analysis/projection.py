@@ -157,7 +157,7 @@ def project(
     *,
     hideable: float,
 ) -> Estimate:
-    """Project the extra step time compared with one device to N devices, in seconds.
+    """Predict t(N) - t(1), the extra time of a step on N devices, in seconds.
 
     The 95% interval covers the errors of the measured times and of the all-reduce model. `buckets`
     are the bytes of a step's gradient buckets. `hideable` is the seconds of the backward pass,

@@ -202,7 +202,7 @@ class Session:
         return self.passes[-1]
 
     def _started_sides(self, sides: Sides | None, sets: int) -> list[Side]:
-        """Return the interpreters and variables of the ranks, of base and candidate in an A/B run."""
+        """Return how to start the ranks: one Side, or in an A/B run the base and the candidate."""
         options = self.options
         common = {FUNCTIONS_VARIABLE: ",".join((options.model, *options.functions))}
         if options.data.path is not None:

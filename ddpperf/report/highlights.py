@@ -48,7 +48,7 @@ def _priced(cases: Sequence[Case]) -> Iterator[str]:
 
 
 def _scaling(cases: Sequence[Case]) -> Iterator[str]:
-    """Say what scaled worst, and how much of this step only waits for communication, by both methods."""
+    """Name the step with the lowest efficiency, and its exposed communication by difference and by trace."""
     scaled = [
         case
         for case in of_functions(cases, "test_weak_scaling", "test_strong_scaling")

@@ -213,7 +213,7 @@ class Launch:
         self._joined.setdefault(rank, []).append((hello, connection))
 
     def _require_equal(self, rank: int, host: str, hello: Message) -> None:
-        """Raise Refused if a rank is not in its place, or if its node differs from the controller's."""
+        """Raise Refused if a rank has a wrong local rank, or if its node differs from the controller's."""
         per_node, local = self._launcher.per_node, hello["local_rank"]
         if local != rank % per_node:
             what = f"the launcher started rank {rank} as local rank {local} on node {host}"

@@ -128,7 +128,7 @@ def _enough_rows(cases: Sequence[Case]) -> list[Cells]:
 
 
 def _about_enough(cases: Sequence[Case]) -> str:
-    """Say for which trainings one device is enough, by the first of the limits of efficiency.
+    """Name the trainings for which one device is enough, by EFFICIENCY_LIMITS[0].
 
     DataParallel is left out if there are other strategies, because it is nearly always slower.
     """
