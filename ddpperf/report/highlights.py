@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ddpperf.analysis.comm_split import AGREEMENT
-from ddpperf.report.questions.costs import EPOCH_COST
-from ddpperf.report.questions.question import answering
 from ddpperf.report.stored_cases import Case, ab_of, cases_of, of_functions, without_file
 from ddpperf.report.tables import interval
 from ddpperf.results import units
@@ -21,8 +19,7 @@ def highlights(document: Mapping[str, Any]) -> list[str]:
     header = document["ddpperf"]
     found = [*_changed(header)]
     if "against" not in header:
-        cases = cases_of(document)
-        found += [*_priced(cases), *_scaling(cases)]
+        found += _scaling(cases_of(document))
     return found
 
 
@@ -38,13 +35,6 @@ def _changed(header: Mapping[str, Any]) -> Iterator[str]:
         unchanged = all(row["finding"] == "unchanged" for row in rows)
         which = "No test changed. The largest ratio is" if unchanged else "The largest change is"
         yield f"{which} {most['ratio']:.3f} ({interval(most)}), of {without_file(most['test'])}."
-
-
-def _priced(cases: Sequence[Case]) -> Iterator[str]:
-    """Say what an epoch costs, if the run has a price for an hour of a device."""
-    priced = [case for case in answering(cases, EPOCH_COST) if case.hour_price is not None]
-    if priced:
-        yield EPOCH_COST.sentence(priced)
 
 
 def _scaling(cases: Sequence[Case]) -> Iterator[str]:

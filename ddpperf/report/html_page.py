@@ -15,7 +15,7 @@ from ddpperf.report.plots import pictures_of
 from ddpperf.report.plots.over_time import History
 from ddpperf.report.plots.picture import Picture
 from ddpperf.report.questions.communication import FORMULAS
-from ddpperf.report.questions.question import answering, table_rows
+from ddpperf.report.questions.question import answer
 from ddpperf.report.stored_cases import cases_of, metric_texts, without_file
 from ddpperf.report.summary import next_step, summary_facts, title
 from ddpperf.report.tables import tables_of
@@ -35,7 +35,6 @@ def page(document: Mapping[str, Any], history: History = ()) -> str:
     """
     header = document["ddpperf"]
     pictures = pictures_of(document, history)
-    answers = answering(cases_of(document), FORMULAS)
     sections = [
         {
             "table": table,
@@ -50,8 +49,7 @@ def page(document: Mapping[str, Any], history: History = ()) -> str:
         next_step=next_step(header),
         sentences=highlights(document),
         sections=sections,
-        formulas=table_rows(answers, FORMULAS) if answers else [],
-        about_formulas=FORMULAS.sentence(answers) if answers else "",
+        formulas=answer(cases_of(document), FORMULAS),
         pictures={picture.name: _embedded(picture) for picture in pictures if not picture.experiment},
         facts=[(label, sentences) for label, sentences in summary_facts(document) if sentences],
         metrics=[(without_file(case.test), metric_texts(case.metrics)) for case in cases_of(document)],

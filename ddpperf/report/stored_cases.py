@@ -14,7 +14,7 @@ from ddpperf.results.metrics import find_or_plain
 from ddpperf.results.record import NoteKind
 from ddpperf.results.samples import CANDIDATE, Measured
 from ddpperf.specs import RETIRED_FIELDS, RunSpec
-from ddpperf.verdict.stored_run_comparison import Change, Comparison
+from ddpperf.verdict.stored_run_comparison import Comparison
 
 SHOWN = ("worse", "suspect")  # findings that give a metric a row besides the test's primary metric
 DESCRIBED = ("GPUs", "ranks", "batch", "model", "execution", "strategy", "recipe")  # properties
@@ -29,32 +29,36 @@ SEED = "seed="  # how the names of references begin that train with other random
 class Case:
     """A measured test of a stored run.
 
-    measured: the test's own measurement; of an A/B run, that of the candidate. side: the side of an
-    A/B run whose measurements count, or "". properties: what the test measures, by name, such as
-    "batch". recipe: the name of the training recipe, or "". change: the comparison with a stored
-    run. ab: the stored row of an A/B run that a row of a table shows. hour_price: the price of an
-    hour of one device, or None.
+    stored: what the run stored of the test. header: what the run stored of itself. ab: the stored row
+    of an A/B run that a row of a table shows.
     """
 
     test: str
-    experiment: Experiment
-    stored: Mapping[str, Any]
-    measured: Measured
-    properties: Mapping[str, str]
-    recipe: str
-    side: str
-    change: Change | None
-    is_new: bool
-    outcome: str
-    warnings: Sequence[str]
+    stored: dict[str, Any]
+    header: Mapping[str, Any]
     ab: Mapping[str, Any] | None = None
-    hour_price: float | None = None
+
+    @cached_property
+    def measured(self) -> Measured:
+        """The test's own measurement; of an A/B run, that of the candidate."""
+        return self._of_candidate(self.stored)
+
+    @cached_property
+    def references(self) -> dict[str, Measured]:
+        """The other measurements that the metrics needed, by name."""
+        return {name: self._of_candidate(found) for name, found in self.stored["references"].items()}
+
+    def _of_candidate(self, stored: dict[str, Any]) -> Measured:
+        measured = Measured.from_json(stored)
+        sides = {sample.side for sample in measured.samples}
+        is_ab = "against" in self.header and len(sides) > 1
+        return measured.of(CANDIDATE) if is_ab and CANDIDATE in sides else measured
 
     @cached_property
     def metrics(self) -> dict[str, dict[str, Any]]:
         """The metrics by name, each with "value", "unit" and its values "by_set"."""
         found: dict[str, dict[str, Any]] = self.stored["metrics"]
-        if not self.side:
+        if "against" not in self.header:
             return found
         sets = {sample.set for sample in self.measured.samples}
         sides = {}
@@ -64,11 +68,38 @@ class Case:
                 sides[name] = metric | {"value": median(by_set.values()), "by_set": by_set}
         return sides
 
+    @property
+    def experiment(self) -> Experiment:
+        return experiment_of(self.test)
+
+    @property
+    def recipe(self) -> str:
+        """The name of the training recipe, or ""."""
+        found: str = self.header.get("recipes", {}).get(self.test, "")
+        return found
+
+    @property
+    def outcome(self) -> str:
+        found: str = self.header["outcomes"][self.test]["kind"]
+        return found
+
     @cached_property
-    def references(self) -> dict[str, Measured]:
-        """The other measurements that the metrics needed, by name."""
-        found = self.stored["references"].items()
-        return {name: _of_side(Measured.from_json(fields), self.side) for name, fields in found}
+    def properties(self) -> dict[str, str]:
+        """What the test measures, by name, such as "batch"; the kind of its experiment comes first."""
+        device = self.header["options"].get("device", "cpu")
+        found = {"kind": self.experiment.kind}
+        found |= properties_of(self.measured.spec, device=device, global_batch=self.experiment.global_batch)
+        if found.get("algorithm") == "backend":
+            found["algorithm"] = self.header["environment"].get("backend") or "backend"
+        if len(self.seeds) > 1 or self.recipe:
+            found |= {"seed": "", "seeds": str(len(self.seeds))}
+        if self.recipe:
+            found["recipe"] = self.recipe
+        return found
+
+    @cached_property
+    def warnings(self) -> list[str]:
+        return warnings_of(self.stored)
 
     @property
     def seeds(self) -> list[Measured]:
@@ -129,31 +160,10 @@ class Case:
 def cases_of(document: Mapping[str, Any]) -> list[Case]:
     """Return the measured tests of a stored run, in their order."""
     header = document["ddpperf"]
-    comparison = comparison_of(header)
     stored = {found["fullname"]: found["extra_info"]["ddpperf"] for found in document["benchmarks"]}
-    side = CANDIDATE if "against" in header else ""
-    cases = []
-    for test, outcome in header["outcomes"].items():
-        if test not in stored:
-            continue
-        recipe = header.get("recipes", {}).get(test, "")
-        measured, experiment = _of_side(Measured.from_json(stored[test]), side), experiment_of(test)
-        case = Case(
-            test=test,
-            experiment=experiment,
-            stored=stored[test],
-            measured=measured,
-            properties=_properties(measured, experiment, header, stored[test]["references"], recipe),
-            recipe=recipe,
-            side=side,
-            change=comparison.changes.get(test) if comparison is not None else None,
-            is_new=comparison is not None and test in comparison.new,
-            outcome=outcome["kind"],
-            warnings=warnings_of(stored[test]),
-            hour_price=header["options"].get("gpu_hour_price"),
-        )
-        cases.append(case)
-    return cases
+    return [
+        Case(test=test, stored=stored[test], header=header) for test in header["outcomes"] if test in stored
+    ]
 
 
 def rows_of(document: Mapping[str, Any]) -> list[Case]:
@@ -210,29 +220,3 @@ def curve_points(case: Case) -> Iterator[dict[str, Any]]:
                 figures = {name: max(ranks) for name, ranks in stored.items() if ranks}
                 if figures:
                     yield {"epoch": epoch, "seed": spec.seed, "process_set": sample.set} | figures
-
-
-def _of_side(measured: Measured, side: str) -> Measured:
-    sides = {sample.side for sample in measured.samples}
-    return measured.of(side) if side in sides and len(sides) > 1 else measured
-
-
-def _properties(
-    measured: Measured,
-    experiment: Experiment,
-    header: Mapping[str, Any],
-    references: Mapping[str, Any],
-    recipe: str,
-) -> dict[str, str]:
-    """Return the properties of a test by name; the kind of its experiment comes first."""
-    device = header["options"].get("device", "cpu")
-    found = {"kind": experiment.kind}
-    found |= properties_of(measured.spec, device=device, global_batch=experiment.global_batch)
-    if found.get("algorithm") == "backend":
-        found["algorithm"] = header["environment"].get("backend") or "backend"
-    seeds = sum(name.startswith(SEED) for name in references)
-    if seeds or recipe:
-        found |= {"seed": "", "seeds": str(seeds + 1)}
-    if recipe:
-        found["recipe"] = recipe
-    return found

@@ -18,8 +18,10 @@ from ddpperf.results import units
 from ddpperf.results.metrics import column as column_format
 from ddpperf.results.metrics import find_or_plain
 from ddpperf.results.outcomes import OutcomeKind
+from ddpperf.verdict.stored_run_comparison import Comparison
 
 ONLY_WHERE_IT_VARIES = ("memory format",)  # properties that no heading names
+COMPARISON_TEXTS = ("limit or interval", "95% interval", "finding")  # headings of columns without numbers
 NO_USE = 10.0  # an interval whose ends differ by this factor says nothing
 
 
@@ -63,32 +65,29 @@ def tables_of(document: Mapping[str, Any]) -> list[Table]:
 
     A warning has the same number in all tables.
     """
-    header = document["ddpperf"]
-    compared = comparison_of(header) is not None
+    comparison = comparison_of(document["ddpperf"])
     by_title: dict[str, list[Case]] = {}
     for case in rows_of(document):
         by_title.setdefault(case.experiment.title, []).append(case)
     numbers: dict[str, int] = {}
-    return [_table(cases, header, numbers, compared=compared) for cases in by_title.values()]
+    return [_table(cases, numbers, comparison) for cases in by_title.values()]
 
 
-def _table(
-    cases: Sequence[Case], header: Mapping[str, Any], numbers: dict[str, int], *, compared: bool
-) -> Table:
+def _table(cases: Sequence[Case], numbers: dict[str, int], comparison: Comparison | None) -> Table:
     """Return the table of an experiment. Warnings without a number are added to `numbers`."""
     properties, distinct = distinguished(cases)
-    usual = usual_properties(header)
+    usual = usual_properties(cases[0].header)
     common = [
         in_words(name, value)
         for name, value in properties.items()
         if usual.get(name) != value and name not in ONLY_WHERE_IT_VARIES
     ]
     figures: list[Column] = []
-    if "against" in header:
-        figures += _sides(cases)
+    if "against" in cases[0].header:
+        figures += _columns(list(map(_sides, cases)))
     else:
         figures += _times(cases)
-        figures += _comparison(cases) if compared else []
+        figures += _columns([_compared(case, comparison) for case in cases]) if comparison else []
         metrics = _metrics(cases)
         same = [column for column in metrics if len(cases) > 1 and len(set(column.cells)) == 1]
         common += [" ".join(filter(None, (column.heading, column.cells[0], column.unit))) for column in same]
@@ -163,38 +162,44 @@ def _times(cases: Sequence[Case]) -> list[Column]:
     return columns + ([Column(heading="IQR", cells=spreads)] if set(spreads) != {"-"} else [])
 
 
-def _comparison(cases: Sequence[Case]) -> list[Column]:
-    """Return columns that compare a run with a stored run, or with the code of the stored run."""
-    ratios, bounds, findings = zip(*map(_compared_texts, cases), strict=True)
+def _columns(rows: Sequence[Mapping[str, str]]) -> list[Column]:
+    """Return the columns of rows that hold a comparison's texts by heading."""
     return [
-        Column(heading="ratio", cells=ratios),
-        Column(heading="limit or interval", cells=bounds, is_text=True),
-        Column(heading="finding", cells=findings, is_text=True),
+        Column(
+            heading=name, cells=tuple(row.get(name, "-") for row in rows), is_text=name in COMPARISON_TEXTS
+        )
+        for name in dict.fromkeys(heading for row in rows for heading in row)
     ]
 
 
-def _compared_texts(case: Case) -> tuple[str, str, str]:
-    """Return the ratio of a test's times, its interval or limit, and what was found."""
+def _compared(case: Case, comparison: Comparison) -> dict[str, str]:
+    """Compare a test with a stored run, or with the code of the stored run."""
+    change = comparison.changes.get(case.test)
     if case.ab is not None:
-        return f"{case.ab['ratio']:.3f}", interval(case.ab), finding(case.ab)
-    if (change := case.change) is None:
-        return "-", "-", "new" if case.is_new else "-"
-    cpu = " (CPU)" if change.quantity == "CPU seconds" else ""
-    if not change.judged:
-        return f"{change.ratio:.3f}{cpu}", "-", "for information"
-    found = "slower" if change.slower else "suspect" if change.suspect else "not slower"
-    return f"{change.ratio:.3f}{cpu}", f"limit {change.limit:.4g}", found
+        texts = f"{case.ab['ratio']:.3f}", interval(case.ab), finding(case.ab)
+    elif change is None:
+        texts = "-", "-", "new" if case.test in comparison.new else "-"
+    else:
+        ratio = f"{change.ratio:.3f}{' (CPU)' if change.quantity == 'CPU seconds' else ''}"
+        found = "slower" if change.slower else "suspect" if change.suspect else "not slower"
+        texts = ratio, f"limit {change.limit:.4g}", found
+        texts = texts if change.judged else (ratio, "-", "for information")
+    return dict(zip(("ratio", "limit or interval", "finding"), texts, strict=True))
 
 
-def _sides(cases: Sequence[Case]) -> list[Column]:
-    """Return columns that compare base and candidate of an A/B run."""
-    rows = [ab_cells(case.ab) if case.ab is not None else {} for case in cases]
-    headings = dict.fromkeys(heading for row in rows for heading in row)
-    text = ("95% interval", "finding")
-    return [
-        Column(heading=name, cells=tuple(row.get(name, "-") for row in rows), is_text=name in text)
-        for name in headings
-    ]
+def _sides(case: Case) -> dict[str, str]:
+    """Compare base and candidate of an A/B run."""
+    if (row := case.ab) is None:
+        return {}
+    metric = find_or_plain(row["metric"])
+    return {
+        "ratio": f"{row['ratio']:.3f}",
+        "95% interval": interval(row),
+        "finding": finding(row),
+        "base": metric.format(row["base"]),
+        "candidate": metric.format(row["candidate"]),
+        "detectable": f"{row['detectable']:.1%}",
+    }
 
 
 def _metrics(cases: Sequence[Case]) -> list[Column]:
@@ -225,18 +230,6 @@ def _cell(case: Case, name: str, unit: str, text: Callable[[float], str]) -> str
     if unit and not 0 < low <= high < NO_USE * low:
         return "no usable fit"
     return f"{text(value)} ({text(low)} to {text(high)})"
-
-
-def ab_cells(row: Mapping[str, Any]) -> dict[str, str]:
-    """Return the texts of a stored row of an A/B run, by heading."""
-    return {
-        "ratio": f"{row['ratio']:.3f}",
-        "95% interval": interval(row),
-        "finding": finding(row),
-        "base": find_or_plain(row["metric"]).format(row["base"]),
-        "candidate": find_or_plain(row["metric"]).format(row["candidate"]),
-        "detectable": f"{row['detectable']:.1%}",
-    }
 
 
 def interval(row: Mapping[str, Any]) -> str:

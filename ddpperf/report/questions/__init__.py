@@ -23,7 +23,7 @@ from ddpperf.report.questions.costs import EPOCH_COST, TRAINING_COST, USAGE
 from ddpperf.report.questions.laws import LAWS
 from ddpperf.report.questions.parts import PARTS_SPEEDUP, STEP_PARTS
 from ddpperf.report.questions.precision import PRECISION, PRECISION_ACCURACY
-from ddpperf.report.questions.question import Question, answering, markdown_table, table_rows
+from ddpperf.report.questions.question import Question, answer, markdown_table
 from ddpperf.report.questions.speedup import BATCH_SIZE, ONE_DEVICE_ENOUGH, SCALING
 from ddpperf.report.stored_cases import cases_of
 
@@ -39,11 +39,10 @@ def report_tables(document: Mapping[str, Any]) -> str:
     cases = cases_of(document)
     parts, missing = [], []
     for question in QUESTIONS:
-        if found := answering(cases, question):
-            headings, *rows = table_rows(found, question)
-            table = markdown_table(headings, rows)
-            parts += [f"## {question.title}", "", *table, ""]
-            parts += [sentence, ""] if (sentence := question.sentence(found)) else []
+        if found := answer(cases, question):
+            (headings, *rows), sentence = found
+            parts += [f"## {question.title}", "", *markdown_table(headings, rows), ""]
+            parts += [sentence, ""] if sentence else []
         else:
             missing.append(f"- {question.title}: `python -m pytest perf/{question.file}`")
     if missing:

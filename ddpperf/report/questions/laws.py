@@ -59,12 +59,14 @@ def _law_rows(cases: Sequence[Case]) -> list[Cells]:
             measured = measured_speedups(case)
             for N in sorted({*measured, *PREDICTED_DEVICES}):
                 predicted = predicted_by(case, N)
+                error = predicted.value / measured[N] - 1 if predicted and N in measured else None
                 row = {
                     "training": training,
                     "serial fraction": _estimate(_fitted(case), units.percent),
                     "devices": str(N),
                     "measured speedup": units.factor(measured[N]) if N in measured else "not measured",
                     "predicted speedup": _estimate(predicted, units.factor),
+                    "error": NOTHING if error is None else units.change(error),
                     "predicted efficiency": _estimate(predicted, units.percent, 1 / N),
                 }
                 rows.append(row)
@@ -72,25 +74,14 @@ def _law_rows(cases: Sequence[Case]) -> list[Cells]:
 
 
 def _about_laws(cases: Sequence[Case]) -> str:
-    """State each law's prediction for the most devices, and its difference from the measurement."""
-    sentences, most = {}, PREDICTED_DEVICES[-1]
-    for training, (case, *_) in by_training(cases).items():
-        title, predicted = case.experiment.title, predicted_by(case, most)
-        if predicted is None:
-            reason = not_predictable(_fitted(case).value)
-            sentences[training] = f"{training}: {reason}, so nothing is predicted."
-            continue
-        errors = [
-            abs(fitted.value / speedup - 1)
-            for N, speedup in measured_speedups(case).items()
-            if (fitted := predicted_by(case, N)) is not None
-        ]
-        sentences[title] = (
-            f"{training}: {_estimate(predicted, units.factor)} is predicted on {most} devices, if the law "
-            f"holds there. It differs from the measured speedups by up to {max(errors):.1%}."
-        )
+    """Return why a law predicts nothing, and the warnings about its measurements."""
+    reasons = [
+        f"{training}: {reason}, so nothing is predicted."
+        for training, (case, *_) in by_training(cases).items()
+        if (reason := not_predictable(_fitted(case).value))
+    ]
     warnings = dict.fromkeys(warning for case in cases for warning in case.warnings)
-    return " ".join([*sentences.values(), *(f"Warning: {warning}." for warning in warnings)])
+    return " ".join([*reasons, *(f"Warning: {warning}." for warning in warnings)])
 
 
 LAWS = Question(

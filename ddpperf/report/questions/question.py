@@ -16,15 +16,6 @@ from ddpperf.specs import TrainingSpec
 ALWAYS = ("GPUs", "ranks", "batch", "global batch", "buffer", "order")
 NOTHING = "-"
 Cells = Mapping[str, str]
-Rows = Callable[[Sequence[Case]], Sequence[Cells]]
-
-
-def _no_cells(case: Case) -> Cells:
-    return {}
-
-
-def _no_sentence(cases: Sequence[Case]) -> str:
-    return ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +24,7 @@ class Question:
 
     tests: the test functions that answer it. needs: the metrics without which a test, such as one that
     failed early, answers nothing. file: the file of the tests, with the options that they need.
-    sentence: returns what the figures mean, or "" if they speak for themselves.
+    sentence: returns what no figure of the table says.
 
     The table has a row for each case. cells: returns texts of a case by heading. metrics: the metrics
     in the columns after them. per_epoch: whether the metrics, which are of one step, are multiplied by
@@ -44,24 +35,29 @@ class Question:
     tests: tuple[str, ...]
     needs: tuple[str, ...]
     file: str
-    sentence: Callable[[Sequence[Case]], str] = _no_sentence
-    cells: Callable[[Case], Cells] = _no_cells
+    sentence: Callable[[Sequence[Case]], str] | None = None
+    cells: Callable[[Case], Cells] | None = None
     metrics: tuple[str, ...] = ()
     per_epoch: bool = False
-    rows: Rows | None = None
+    rows: Callable[[Sequence[Case]], Sequence[Cells]] | None = None
 
 
-def answering(cases: Sequence[Case], question: Question) -> list[Case]:
-    """Return the cases that have figures for a question."""
-    found = of_functions(cases, *question.tests)
-    return [case for case in found if all(metric in case.metrics for metric in question.needs)]
+def answer(cases: Sequence[Case], question: Question) -> tuple[list[list[str]], str] | None:
+    """Return the rows of a question's table, the headings first, and its sentence, or "".
 
-
-def table_rows(cases: Sequence[Case], question: Question) -> list[list[str]]:
-    """Return the rows of a question's table as text; the first row has the headings."""
-    rows = question.rows(cases) if question.rows is not None else _row_per_case(cases, question)
+    Returns None if no case has figures for the question.
+    """
+    found = [
+        case
+        for case in of_functions(cases, *question.tests)
+        if all(metric in case.metrics for metric in question.needs)
+    ]
+    if not found:
+        return None
+    rows = question.rows(found) if question.rows is not None else _row_per_case(found, question)
     headings = list(dict.fromkeys(heading for row in rows for heading in row))
-    return [headings, *([row.get(heading, NOTHING) for heading in headings] for row in rows)]
+    cells = [[row.get(heading, NOTHING) for heading in headings] for row in rows]
+    return [headings, *cells], question.sentence(found) if question.sentence is not None else ""
 
 
 def _row_per_case(cases: Sequence[Case], question: Question) -> list[Cells]:
@@ -70,7 +66,8 @@ def _row_per_case(cases: Sequence[Case], question: Question) -> list[Cells]:
     for properties, case in zip(distinguishing(cases), cases, strict=True):
         steps = training_of(case).steps_per_epoch if question.per_epoch else 1
         figures = metric_cells(case, question.metrics, scale=steps)
-        rows.append({**properties, **question.cells(case), **figures})
+        cells = question.cells(case) if question.cells else {}
+        rows.append({**properties, **cells, **figures})
     return rows
 
 
@@ -99,12 +96,6 @@ def time_cell(case: Case) -> dict[str, str]:
 def training_of(case: Case) -> TrainingSpec:
     assert isinstance(case.measured.spec, TrainingSpec)
     return case.measured.spec
-
-
-def extreme(cases: Sequence[Case], metric: str, *, most: bool) -> tuple[float, Case]:
-    """Return the largest or smallest value of a metric, and its case."""
-    found = [(value, case) for case in cases if (value := case.value(metric)) is not None]
-    return (max if most else min)(found, key=lambda pair: pair[0])
 
 
 def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

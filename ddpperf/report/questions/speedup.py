@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from statistics import median
 
-from ddpperf.report.questions.question import NOTHING, Cells, Question, extreme, time_cell, training_of
+from ddpperf.report.questions.question import NOTHING, Cells, Question, time_cell, training_of
 from ddpperf.report.stored_cases import Case
 from ddpperf.report.table_columns import in_words
 from ddpperf.results import units
 
 # More devices are worth it up to such an efficiency; one at 50% takes twice the device time of one device.
 EFFICIENCY_LIMITS = (0.8, 0.5)
-MOST_NAMED = 3  # trainings in a sentence, the worst first
 
 
 def _epoch(case: Case) -> Cells:
@@ -39,19 +38,6 @@ def _scaled(case: Case) -> Cells:
     return {"global batch": f"{training_of(case).global_batch_size:,}"} | time_cell(case)
 
 
-def _about_scaling(cases: Sequence[Case]) -> str:
-    scaled = [case for case in cases if "efficiency" in case.metrics]
-    if not scaled:
-        return "One device was measured, so there is no speedup."
-    ends = []
-    for most, word in ((True, "best"), (False, "worst")):
-        value, case = extreme(scaled, "efficiency", most=most)
-        ends.append(
-            f"The {word} efficiency is {value:.1%} ({case.experiment.kind} scaling, {case.described()})."
-        )
-    return " ".join(dict.fromkeys(ends))
-
-
 SCALING = Question(
     title="Q2: time and speedup by batch size and devices",
     tests=("test_weak_scaling", "test_strong_scaling"),
@@ -59,7 +45,6 @@ SCALING = Question(
     needs=("images_per_second",),
     cells=_scaled,
     metrics=("epoch_seconds", "speedup", "efficiency"),
-    sentence=_about_scaling,
 )
 
 
@@ -110,6 +95,7 @@ def _enough_rows(cases: Sequence[Case]) -> list[Cells]:
         efficiencies = _efficiencies(found)
         speedups = {N: N * value for N, value in efficiencies.items()}
         fastest = max(speedups, key=speedups.__getitem__)
+        extra = [f"{1 / value - 1:+.0%} on {N}" for N, value in efficiencies.items() if N > 1]
         slower = [str(N) for N, speedup in speedups.items() if speedup < 1]
         rows.append(
             {
@@ -120,31 +106,12 @@ def _enough_rows(cases: Sequence[Case]) -> list[Cells]:
                     f"efficiency of {limit:.0%} up to": str(_worth(efficiencies, limit))
                     for limit in EFFICIENCY_LIMITS
                 },
+                "extra device time": ", ".join(extra),
                 "slower than one device": ", ".join(slower) or NOTHING,
                 "fastest": f"{fastest} ({units.factor(speedups[fastest])})",
             }
         )
     return rows
-
-
-def _about_enough(cases: Sequence[Case]) -> str:
-    """Name the trainings for which one device is enough, by EFFICIENCY_LIMITS[0].
-
-    DataParallel is left out if there are other strategies, because it is nearly always slower.
-    """
-    limit = EFFICIENCY_LIMITS[0]
-    cases = [case for case in cases if case.properties["strategy"] != "data_parallel"] or cases
-    worst: list[tuple[float, str]] = []
-    for training, found in by_training(cases).items():
-        _, (N, value) = list(_efficiencies(found).items())[:2]
-        speed = f"{abs(N * value - 1):.0%} {'faster' if N * value >= 1 else 'slower'}"
-        time = f"{abs(1 / value - 1):.0%} {'more' if value <= 1 else 'less'} device time"
-        worst.append((value, f"for {training}: {N} devices are {speed} and take {time}"))
-    worst.sort()
-    enough = [text for value, text in worst if value < limit][:MOST_NAMED]
-    if enough:
-        return f"Below an efficiency of {limit:.0%}, one device is enough {'; '.join(enough)}."
-    return f"All trainings have an efficiency of {limit:.0%} or more. It is least {worst[0][1]}."
 
 
 ONE_DEVICE_ENOUGH = Question(
@@ -153,5 +120,4 @@ ONE_DEVICE_ENOUGH = Question(
     file="test_scaling.py",
     needs=("efficiency",),
     rows=_enough_rows,
-    sentence=_about_enough,
 )
