@@ -189,7 +189,7 @@ def part_metrics(
 
 
 def compared_with_marks(measure: Measure, parts: Measured, seconds: Mapping[str, float]) -> None:
-    """Compare the sum of the parts with their step or epoch, and that with the one without marks.
+    """Compare the sum of the parts with the marked step or epoch, and the marked one with the unmarked one.
 
     seconds: the time of the step or epoch without marks, for each process set.
     """

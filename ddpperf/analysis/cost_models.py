@@ -62,7 +62,7 @@ def counts(algorithm: str, N: int, nbytes: float = 0) -> Counts:
 
 
 def counts_by_link(algorithm: str, N: int, node_size: int, nbytes: float = 0) -> tuple[Counts, Counts]:
-    """Return the counts of an all-reduce on N ranks on the links inside the nodes and between them.
+    """Return an all-reduce's counts for the links inside the nodes, and for the links between nodes.
 
     A node has `node_size` ranks. On one node, the counts are those of `counts`.
 
@@ -121,7 +121,7 @@ class CostModel:
 
 
 def _units(call: AllReduceSpec, node_size: int) -> dict[str, float]:
-    """Return how many of each of `UNITS` an all-reduce has, one after the other."""
+    """Return how many of each unit in `UNITS` an all-reduce needs in sequence."""
     S = call.nbytes
     inside, between = counts_by_link(call.algorithm, call.world_size, node_size, S)
     numbers = (inside.latency, inside.volume * S, between.latency, between.volume * S, inside.reduced * S)

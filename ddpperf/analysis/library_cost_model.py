@@ -30,7 +30,7 @@ def seconds_by(lines: Lines, nbytes: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class LibraryModel:
-    """The lines whose number best predicts the times of left-out buffer sizes.
+    """A cost model of one or more lines, as many as predict the times of left-out buffer sizes best.
 
     `latency` is the smallest start of a line. `byte_seconds` is the smallest slope. Their intervals
     use the residuals of all lines. `held_out_error` is the median of |predicted / measured - 1|

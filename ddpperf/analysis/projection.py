@@ -129,7 +129,7 @@ class AllReduces:
         return math.hypot(own, DOUBLING_ERROR * abs(math.log2(size / nearest)))
 
     def _measured_size(self, N: int) -> int:
-        """Return N, or a whole node if N has several nodes and all measured devices are on one."""
+        """Return N, but at most one node's devices if only all-reduces inside a node were measured."""
         return min(N, self.node) if max(self.models) <= self.node else N
 
     def _nearest(self, N: int) -> int:

@@ -49,7 +49,7 @@ def median_and_error(values: Sequence[float]) -> tuple[float, float]:
 
 
 def not_longer(times: Sequence[float], least: Sequence[float]) -> bool:
-    """Return whether the median of `times` exceeds that of `least` by no more than its error.
+    """Return whether the median of `times` is at most that of `least` plus the error of their difference.
 
     The error is twice the standard error of the difference of the two medians.
     """

@@ -115,7 +115,7 @@ def low_latency_all_reduce(  # type: ignore[no-untyped-def]
 
 
 def choose(count: int, N: int) -> tuple[int, int]:
-    """Return the faster number of phases, and the elements for each thread block.
+    """Return the faster number of phases, 1 or 2, and the number of elements per thread block.
 
     On two ranks, both numbers of phases send the same number of bytes, but one phase waits once.
     """

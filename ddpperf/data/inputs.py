@@ -15,7 +15,7 @@ from ddpperf.specs import RunSpec, TrainingSpec
 
 
 class Input:
-    """Source of training batches, which by itself returns the same batch at every step.
+    """Input that returns the same batch at every step, and base class of all other inputs.
 
     Call `begin` for each epoch, then `load` and `take` for each step.
     """

@@ -1,4 +1,4 @@
-"""Checks of CPU load, cores and memory, by what the kernel reports."""
+"""Checks of CPU load, cores and memory, from what the kernel reports."""
 
 from __future__ import annotations
 

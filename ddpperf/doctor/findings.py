@@ -49,7 +49,7 @@ def bad(text: str, advice: str) -> Finding:
 
 
 def finding_lines(findings: Sequence[Finding]) -> list[str]:
-    """Return one line for each finding, and more only if it is longer than WIDTH."""
+    """Return one line for each finding, or several lines if the finding is longer than WIDTH."""
     subject_width = max(len(finding.subject) for finding in findings)
     lines = []
     for finding in findings:

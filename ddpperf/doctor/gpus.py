@@ -1,4 +1,4 @@
-"""Checks of GPUs, their links, their settings and their other users, by what the driver reports."""
+"""Checks of GPUs, their links, their settings and their other users, from what the driver reports."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ RANGES |= {"GatherBackward": "scatter", "ScatterBackward": "gather", "BroadcastB
 
 
 def mark_parts(model: Any) -> None:
-    """Put the replicate, scatter and gather of a DataParallel model into ranges of the profiler."""
+    """Mark replicate, scatter and gather of a DataParallel model as ranges in the profiler's trace."""
     for part in ("replicate", "scatter", "gather"):
         setattr(model, part, _ranged(getattr(model, part), f"{RANGE}{part}"))
 

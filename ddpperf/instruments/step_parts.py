@@ -200,6 +200,6 @@ class PartedSteps(TrainingMeasurement):
 
 
 def _middle(rounds: list[dict[str, float]]) -> list[dict[str, float]]:
-    """Return the round whose parts have the median sum, or the two in the middle."""
+    """Return the round in which the sum of the parts is the median, or the two rounds in the middle."""
     ordered = sorted(rounds, key=lambda parts: sum(parts[part] for part in PARTS))
     return ordered[(len(ordered) - 1) // 2 : len(ordered) // 2 + 1]

@@ -32,7 +32,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def hour_price(text: str) -> float:
-    """Return the price of an hour of one device, in any currency; a parser prints the error."""
+    """Convert text to the price of one device for one hour, or raise argparse.ArgumentTypeError."""
     if not 0 < (price := float(text)) <= 999999:  # a NaN is refused, too
         raise argparse.ArgumentTypeError(f"takes a price above 0 and up to 999999, got {quoted(text)}")
     return price

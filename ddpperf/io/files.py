@@ -1,4 +1,4 @@
-"""Open files that others may have made, without waiting for a FIFO, and write files as a whole."""
+"""Open files of other users without waiting for a FIFO, and write files completely or not at all."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def temporary_file(folder: Path, content: str | bytes) -> Iterator[Path]:
 
 
 def require_replaceable(option: str, name: str, begins: bytes, what: str) -> None:
-    """Raise Refused if an output would replace something that is no earlier output of its kind.
+    """Raise Refused if an output would overwrite a file that is not an earlier output of the same kind.
 
     name: the output file, as the user wrote it. begins: the first bytes of such an output. what: its
     kind in the plural, such as "pages". An empty file may be replaced.

@@ -22,7 +22,7 @@ Joules = tuple[float, ...]  # by device
 
 
 def joules_now(handles: Sequence[Any]) -> Joules:
-    """Return the joules of GPUs since some moment, or nothing if one of them has no counter."""
+    """Return each GPU's energy counter in joules, or nothing if one of the GPUs has no counter."""
     found = [ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle) for handle in handles]
     known = tuple(millijoules / 1e3 for millijoules in found if millijoules is not None)
     return known if len(known) == len(found) else ()

@@ -60,7 +60,7 @@ def ask(function: Callable[..., Any], *arguments: Any) -> Any | None:
 
 
 def gpu_handles(gpus: Sequence[Gpu]) -> list[Any]:
-    """Return NVML's handles of GPUs; None, of which NVML knows nothing, for a GPU that was lost."""
+    """Return NVML's handle of each GPU, or None for a GPU that was lost."""
     return [ask(pynvml.nvmlDeviceGetHandleByUUID, gpu.uuid) for gpu in gpus]
 
 

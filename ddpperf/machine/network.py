@@ -43,7 +43,7 @@ def interfaces() -> list[Interface]:
 
 
 def find_interface(requested: str | None) -> Interface:
-    """Return the interface with this name or address; without a request, that of the default route.
+    """Return the interface with the requested name or address; for None, that of the default route.
 
     Raises Refused if there is no such interface.
     """

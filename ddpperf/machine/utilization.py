@@ -43,7 +43,7 @@ def gpu_now(handle: Any) -> dict[str, float | None]:
 
 
 def _watts(handle: Any) -> float | None:
-    """Return a GPU's power now. Without it, the power is averaged over a second on new GPUs."""
+    """Return a GPU's present power. If the driver lacks it, new GPUs report the mean over a second."""
     for value in ask(pynvml.nvmlDeviceGetFieldValues, handle, [pynvml.NVML_FI_DEV_POWER_INSTANT]) or ():
         if value.nvmlReturn == pynvml.NVML_SUCCESS and value.value.uiVal:
             return float(value.value.uiVal) / 1e3
@@ -97,7 +97,7 @@ class Sampler:
             self.failed = True
 
     def now(self) -> Values:
-        """Return the memory now, and the utilization: of CPUs since the last call.
+        """Return the present memory and utilization; that of CPUs is the mean since the last call.
 
         The first call begins: its utilization of CPUs means nothing.
         cpu_utilization: mean over the cores. rank_cpus: the number of cores that a rank kept busy.
@@ -125,7 +125,7 @@ class Sampler:
 
 
 def _total(ask_process: Callable[[psutil.Process], float], family: Sequence[psutil.Process]) -> float | None:
-    """Return the sum of the answers of those processes that still run, or None without one."""
+    """Return the sum of a value over the processes that still run, or None if none of them runs."""
     answers = []
     for process in family:
         with contextlib.suppress(psutil.Error):

@@ -1,4 +1,4 @@
-"""The judge of an A/B run: compares base and candidate, and measures open tests again.
+"""The judge of an A/B run, which measures suspected and undecided tests again.
 
 A test is open if it is suspected to be worse or undecided. Each repeated measurement takes new
 processes.
@@ -37,7 +37,7 @@ CONFIRMATION_ROUNDS = 6  # on each process set beside the stored run's code, whe
 
 
 class ABJudge:
-    """Compares base and candidate, and measures open tests again, at most twice.
+    """Compares base and candidate, and measures suspected and undecided tests again, at most twice.
 
     confirms: the comparison with a stored run whose findings this A/B run confirms; None for an A/B
     run that the user asked for. It says which tests are suspected, and how much each may change.
@@ -66,11 +66,11 @@ class ABJudge:
         self._torch: dict[str, str] = {}  # the version of torch, by side
 
     def judge(self, items: Sequence[pytest.Item]) -> None:
-        """Compare base and candidate in the first measurement, and measure open tests again."""
+        """Compare base and candidate, and measure suspected and undecided tests again."""
         self._late = self._look_again(items, self._compare(self._session.passes[0]))
 
     def confirm(self, items: Sequence[pytest.Item], tests: Sequence[str]) -> str:
-        """Measure tests in base and candidate, compare them, and measure open tests again.
+        """Measure tests in base and candidate, compare the two, and repeat suspected and undecided tests.
 
         Returns why not every test was measured; empty if all were.
         """
@@ -144,7 +144,7 @@ class ABJudge:
         return self.decision
 
     def _look(self, decision: Decision, measuring: Measuring) -> None:
-        """Decide open tests by their newest measurement."""
+        """Decide suspected and undecided tests by their newest measurement."""
         for test, measure in measuring.measures.items():
             if measure.record.measured is not None:
                 self._looks.setdefault(test, []).append(measure.record.to_json())
@@ -175,7 +175,7 @@ class ABJudge:
     # --- measuring again
 
     def _look_again(self, items: Sequence[pytest.Item], decision: Decision) -> str:
-        """Measure open tests again in new processes, at most twice.
+        """Measure suspected and undecided tests again in new processes, at most twice.
 
         The first repeat of an A/B run that the user asked for has no time limit until a test is worse.
         The first repeat of a confirmation has at least half of its seconds. Returns a sentence on the
@@ -215,7 +215,7 @@ class ABJudge:
         until: float,
         is_enough: Callable[[], bool] | None = None,
     ) -> int:
-        """Measure tests in the processes that have just begun, and return how many had no time left.
+        """Measure tests in the processes that have just begun, and return how many tests had no time left.
 
         until: the time.monotonic() value at which the measurements should have ended. After the first
         test, a test is left out if it would take longer. is_enough: whether the measurements so far

@@ -19,7 +19,7 @@ from ddpperf.workers.interpreter import Side, check_side
 
 
 def require_stored_code(baseline: Baseline, sides: Sides | None, here: Path) -> None:
-    """Raise Refused if the base runs other code than the stored run, or the candidate's code.
+    """Raise Refused if the base's code is not that of the stored run, or is that of the candidate.
 
     Other code is another version of torch, or another commit of a repository that has the stored
     run's commit.

@@ -169,7 +169,7 @@ def case_id(spec: Spec, options: Options) -> str:
 
 
 def _usual_labels(spec: Spec, options: Options) -> dict[str, str]:
-    """Return the labels that such a spec has with the default options."""
+    """Return the labels that a spec of the same kind has with the default options."""
     if isinstance(spec, AllReduceSpec):
         return USUAL | {"algorithm": "backend", "collective": "all_reduce"}
     if not isinstance(spec, TrainingSpec):

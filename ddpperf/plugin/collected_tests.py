@@ -87,7 +87,7 @@ class Collection:
         return set(self.tests) | named - self.deselected
 
     def _paths(self) -> list[str]:
-        """Return the paths of the command line in the form of test ids; the root is empty."""
+        """Return the paths of the command line, relative to the root as in test ids; "" is the root."""
         found = []
         for argument in self._config.args:
             path, *rest = argument.split("::", 1)

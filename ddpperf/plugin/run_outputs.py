@@ -47,7 +47,7 @@ VERDICT = "ddpperf::verdict"  # the JUnit case that stands for the whole run
 
 
 class RunOutputs:
-    """Decides the verdict when pytest ends, saves the run, prints its tables, and has the exit status."""
+    """Decides the verdict when pytest ends, saves the run, and prints its tables."""
 
     def __init__(self, config: pytest.Config) -> None:
         """Read which files the command line requests, and delete an earlier run's verdict.
@@ -173,7 +173,7 @@ class RunOutputs:
         return min(max(self._config.get_terminal_writer().fullwidth, 80), 200) if is_terminal else WIDTH
 
     def _save(self, session: Session, document: dict[str, Any]) -> None:
-        """Write the run as JSON and, on request, a copy, a baseline, the Markdown and the page."""
+        """Write the run as JSON and, on request, a copy, a baseline, a Markdown page and an HTML page."""
         storage, collection = session.storage, session.collection
         if collection.tests or collection.uncollected:
             commit = document["ddpperf"]["environment"]["commit"]

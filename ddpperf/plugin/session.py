@@ -146,7 +146,7 @@ class Session:
 
     @cached_property
     def launcher(self) -> Launcher | None:
-        """What starts the ranks; None if they start on this machine."""
+        """The launcher that starts the ranks, or None if pytest starts them on this machine."""
         options, images = self.options, self.options.data.path
         if options.launcher is None:
             return None

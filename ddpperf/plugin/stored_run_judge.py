@@ -94,7 +94,7 @@ class StoredRunJudge:
         return self._confirmation.confirm(items, in_order)
 
     def _same_work(self) -> dict[str, str]:
-        """Return for each measured test the test with equal work and the fewest references."""
+        """Return for each measured test the test with an equal spec that needs the fewest references."""
         specs = {test: measured.spec for test, measured in self._session.measured().items()}
         cheapest: dict[Spec, str] = {}
         for test in sorted(specs, key=lambda test: len(self._session.measures[test].record.references)):

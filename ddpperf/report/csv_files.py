@@ -62,7 +62,7 @@ def write_curves(path: Path, document: Mapping[str, Any]) -> Path:
 
 
 def _csv(document: Mapping[str, Any], names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return rows as CSV, each after the columns that name the stored run."""
+    """Return rows as CSV, in which the first columns of each row name the stored run."""
     header = document["ddpperf"]
     run = {
         "datetime": document.get("datetime", ""),

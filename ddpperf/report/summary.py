@@ -177,7 +177,7 @@ def _compared(comparison: Comparison) -> list[str]:
 
 
 def _largest(slowdowns: Mapping[str, float]) -> str:
-    """Return the tests with the largest slow-downs, as fractions, with their slow-downs."""
+    """Return the tests with the largest slow-downs, each with its slow-down, as text."""
     tests = sorted(slowdowns, key=lambda test: -slowdowns[test])[:MOST_NAMED]
     return ", ".join(f"{without_file(test)} ({slowdowns[test]:+.1%})" for test in tests)
 

@@ -265,7 +265,7 @@ def properties_of(spec: Spec, *, device: str, global_batch: bool = False) -> dic
 
 
 def usual_properties(header: Mapping[str, Any]) -> dict[str, str]:
-    """Return the properties that the options of a run give its measurements, by name."""
+    """Return the properties that measurements have by default under a run's options, by name."""
     options = header["options"]
     usual = {"input": "fixed", "result": "in place", "order": "set_epoch", "collective": "all_reduce"}
     usual["algorithm"] = header["environment"].get("backend") or "backend"

@@ -113,7 +113,7 @@ def find(name: str) -> Metric:
 
 
 def _by_name(name: str, heading: str = "", **decides: Any) -> Metric:
-    """Return the definition of a metric whose name says its unit, and its heading unless one is given."""
+    """Return the definition of a metric. Its unit and, if none is given, its heading follow from its name."""
     fitting = (kind for kind in _KINDS if re.fullmatch(kind[0], name))
     if (kind := next(fitting, None)) is None:
         raise KeyError(name)
@@ -160,7 +160,7 @@ def register(metric: Metric) -> None:
 
 
 def registered() -> tuple[Metric, ...]:
-    """Return the definitions of the metrics with an entry, among them all that decide something."""
+    """Return the definitions that are registered, among them those of all metrics that can fail a run."""
     return tuple(_METRICS.values())
 
 

@@ -37,7 +37,7 @@ _DAMAGED = (AttributeError, IndexError, KeyError, OverflowError, RecursionError,
 
 
 class NoBaseline(Exception):
-    """Raised when no stored run can be compared with; the message says why, and what to do."""
+    """Raised if there is no stored run to compare with; the message says why, and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +146,7 @@ class Storage:
     def _readable(
         self, paths: Iterable[Path], wanted: Callable[[Path, Any], bool] = lambda path, document: True
     ) -> Iterator[Baseline]:
-        """Yield the runs of one side that can be read, of the files and documents that are wanted."""
+        """Yield the runs at `paths` that can be read, are no A/B runs, and that `wanted` accepts."""
         for path in paths:
             with contextlib.suppress(NoBaseline):
                 document = read_document(path)

@@ -148,7 +148,7 @@ def _shown(comparison: Comparison, rows: Mapping[str, Row], *, stored_code: bool
 
 
 def _blind(comparison: Comparison, shown: Mapping[str, float], unconfirmed: str) -> list[str]:
-    """Return a sentence if less than 95% of the tests could notice a slow-down by their tolerance."""
+    """Return a sentence if less than 95% of the tests would notice a slow-down of their tolerance."""
     if not shown:
         return [f"no test of {comparison.baseline} was measured whose time can be judged on this machine"]
     blind = {test: least for test, least in shown.items() if least > comparison.changes[test].tolerance}

@@ -25,7 +25,7 @@ def is_launch_bound(measured: Measured) -> bool:
 
 
 def is_informational(spec: Spec, device: str) -> bool:
-    """Return whether the time of this work varies too much on this device to fail a run.
+    """Return whether the time of what a spec measures varies too much on this device to fail a run.
 
     On a CPU these are collectives of less than 16 MiB. On a GPU these are small all_reduces outside
     CUDA graphs. On both these are the listing of shards, whose microseconds vary by half, and steps

@@ -101,7 +101,7 @@ class Threshold:
     number: int
 
     def applies(self, test: str, spec: Spec) -> bool:
-        """Return whether this threshold applies to a test's measurement on its own hardware."""
+        """Return whether this threshold applies to a test with this spec, without regard to the hardware."""
         return test == self.test and all(
             hasattr(spec, name) and _same(getattr(spec, name), value) for name, value in self.where.items()
         )

@@ -69,7 +69,7 @@ class Settings:
             raise ValueError(f"screen_alpha must lie between {least} and 0.5, got {self.screen_alpha}")
 
     def look_alpha(self, gated: int, *, suspect: bool) -> float:
-        """Return the significance level of each repeated test, for each of `gated` metrics of a suite.
+        """Return the significance level of each repeated test of one metric, if a suite has `gated` metrics.
 
         `suspect` says whether the screening found the metric worse.
         """

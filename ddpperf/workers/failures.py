@@ -77,7 +77,7 @@ class SetFailure(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a rank of a hanging process set shows.
+    """The state and the output of one rank in a hanging process set.
 
     rank: its number, with its node if a launcher has started it, such as "3 on node b". state: of its
     process, such as "sleeping". printed: what it has printed since its last command.

@@ -114,7 +114,7 @@ class Found:
     why: str = ""
 
     def require_root(self) -> None:
-        """Raise Refused if the ranks import nothing from their source tree, or modules of another."""
+        """Raise Refused if the ranks import nothing from their source tree, or a module from another tree."""
         if self.root is None:
             return
         if not {str(self.root), str(self.root / "src")} & set(self.folders.values()):

@@ -94,7 +94,7 @@ class Launcher:
             self.key_file.write_text(self.key, encoding="utf-8")
 
     def commands(self, ranks: int, address: str) -> list[list[str]]:
-        """Return the commands that start the ranks: one per rank, one per node, or one in all."""
+        """Return the commands that start the ranks: one per rank, one per node, or one for all ranks."""
         words = shlex.split(SHORT_NAMES.get(self.template, self.template))
         used = set(re.findall(r"\{(\w+)\}", self.template))
         join = [sys.executable, "-P", str(JOIN), address, str(self.key_file), str(self.per_node)]

@@ -225,7 +225,7 @@ class Pool:
         progress: Callable[[int, float], None],
         recorders: Mapping[str, Recorder],
     ) -> list[dict[str, Seconds]]:
-        """Measure up to `rounds` rounds, and return the durations of each by the names of process sets.
+        """Measure up to `rounds` rounds, and return the durations of each round by process set.
 
         Measuring stops early when the rounds have taken `enough_seconds` in total. A spoiled round is
         measured again, by all process sets in the same order. This happens at most `rounds` times, and
@@ -339,7 +339,7 @@ def _sample(
 
 
 def _open(jobs: list[Job], progress: Progress) -> list[int]:
-    """Build and warm up a measurement on each process set, and return its most steps in a round."""
+    """Build and warm up a measurement on each process set, and return the most steps of its rounds."""
     for process_set, spec in jobs:  # before the first request, since a request may fail
         process_set.leave(unless=spec.world_size if spec.grouped else 0)
     _wait([made for made, spec in jobs if spec.grouped and made.join(spec.world_size)], progress)

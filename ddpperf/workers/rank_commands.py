@@ -309,7 +309,7 @@ def open_measurement(
 
 
 def _training(spec: specs.TrainingSpec, rank: int, device: torch.device) -> tuple[Measurement, MeasuredStep]:
-    """Build training steps, and the measurement that runs and observes them."""
+    """Build training steps, and the measurement that times, traces or counts them."""
     if isinstance(spec, specs.PartsSpec):
         marks = PartMarks(device)
         training = MeasuredStep(TrainingStep(spec, rank=rank, device=device, enter=marks.enter_part))

@@ -25,7 +25,7 @@ LOG_TAIL_LINES = 20
 
 
 class RankHandle:
-    """A rank: the connection to it, what it prints, and the process that this process started for it.
+    """A rank: the connection to it, what it prints, and the process that the controller started for it.
 
     where: " on node b" for a rank that a launcher has started (launcher.py). pid: the rank's process
     id, or None if it runs on another machine.

@@ -23,7 +23,7 @@ def by_rank(measured: Measured) -> dict[str, list[float]]:
 
 
 def sets_by_side(measured: Measured) -> dict[str, list[str]]:
-    """Return the names of the process sets of each side, by the end of a sentence about the side.
+    """Return the names of the process sets by side. A key is the end of a sentence about that side.
 
     The end is ", base" or ", candidate", and empty if there is only one side. Sets of two sides may
     not be summed up together.

@@ -148,7 +148,7 @@ def _rows(table: Sequence[dict[str, Any]], device: str) -> list[dict[str, Any]]:
 
 
 def _of_batch_size(row: dict[str, Any], size: int) -> dict[str, Any]:
-    """Return the row for one of its batch sizes, with the values that the row has for it."""
+    """Return the row with only one of its batch sizes, and with the row's values for this batch size."""
     found: dict[str, Any] = {"global_batch_size": size}
     for key, value in row.items():
         if not isinstance(value, dict) or not all(map(str.isdigit, value)):

@@ -22,7 +22,7 @@ def by_seed(measure: Measure, spec: RunSpec, count: int) -> list[Measured]:
 
 
 def references(measure: Measure, name: str, spec: RunSpec, runs: list[Measured]) -> list[Measured]:
-    """Measure another training with the seeds of some runs.
+    """Measure another training with the same random seeds as the given runs.
 
     The stored references are called "NAME, seed=N".
     """

@@ -22,7 +22,7 @@ LISTING_OPTIONS = ("collectonly", "setuponly", "showfixtures", "show_fixtures_pe
 
 
 def runs_tests(config: pytest.Config) -> bool:
-    """Return whether this process runs the collected tests: it does not only list them.
+    """Return whether this process runs the collected tests, and does not only list them.
 
     Workers of pytest-xdist run no performance tests.
     """

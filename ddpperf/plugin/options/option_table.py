@@ -1,4 +1,4 @@
-"""Declarations of all ddpperf options, and the functions that convert their texts.
+"""Declarations of all ddpperf options, and the functions that convert their texts to values.
 
 Each function returns a value, or raises ValueError with what the option takes. Values that only
 specs use, such as those of --model and --precision, are checked by the specs. docs/options.md is

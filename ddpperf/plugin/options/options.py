@@ -218,7 +218,7 @@ def _nodes(values: Mapping[str, Any], device: str, gpu_count: int) -> dict[str, 
 
 
 def default_world_sizes(on_node: int, nodes: int) -> tuple[int, ...]:
-    """Return 1, 2, 4, ... and all ranks of a node, and those of 2, 4, ... and all nodes."""
+    """Return the world sizes 1, 2, 4, ... up to one node, and those of 2, 4, ... up to all nodes."""
     inside = {2**exponent for exponent in range(on_node.bit_length())}
     whole = {on_node * 2**exponent for exponent in range(nodes.bit_length())} | {on_node * nodes}
     return tuple(sorted(inside | whole))
@@ -270,7 +270,7 @@ def _check_devices(options: Options, gpu_count: int) -> None:
 
 
 def _check_trainings(options: Options) -> None:
-    """Check that the training fields make trainings that are possible here, and change one of them."""
+    """Check that the given training fields are possible on this machine, and that each has an effect."""
     known = dataclasses.replace(options, data=Data(), requested_epoch_images=None)
     sizes = {"world_size": max(options.world_sizes)}
     try:
@@ -288,7 +288,7 @@ def _check_trainings(options: Options) -> None:
 
 
 def _require_change(option: str, given: Mapping[str, Value], steps: list[Any], device: str) -> None:
-    """Check that the training steps run here, and that one of them has the given fields of an option."""
+    """Check that the device can run the steps, and that each given field has its value in some step."""
     for step in steps:
         if reason := gpu_reason(step, device):
             raise Refused(f"{reason}; pass other --executions or another {option}")

@@ -52,7 +52,7 @@ class Picture:
 
 
 def label(case: Case, header: Mapping[str, Any], *, without: Sequence[str] = ()) -> str:
-    """Return the properties of a case in one line, without properties that the options give."""
+    """Return the properties of a case in one line, without the defaults under the run's options."""
     usual = usual_properties(header) | {"algorithm": ""}  # a legend compares algorithms
     found = dict(case.properties)
     if case.experiment.kind == "strong":  # whose global batch is constant

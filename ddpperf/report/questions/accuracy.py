@@ -15,7 +15,7 @@ COMPARED = {
 
 
 def accuracies(case: Case) -> dict[str, str]:
-    """Return the accuracies of a whole training by heading, their differences, and those of reports."""
+    """Return by heading the accuracies of a training, their differences, and what course reports state."""
     cells = metric_cells(case, ("train_accuracy", "test_accuracy"))
     if ends := case.interval("test_accuracy"):
         cells["95% interval"] = "{:.1%} to {:.1%}".format(*ends)

@@ -89,7 +89,7 @@ def metric_cells(case: Case, names: Sequence[str], *, scale: float = 1.0) -> dic
 
 
 def time_cell(case: Case) -> dict[str, str]:
-    """Return the time of a case's step, epoch or training, with this word as its heading."""
+    """Return the time of a case by its heading, such as step, epoch or training."""
     return {timed_work(case.measured.spec): units.seconds(case.seconds)}
 
 

@@ -49,7 +49,7 @@ SCALING = Question(
 
 
 def by_training(cases: Sequence[Case]) -> dict[str, list[Case]]:
-    """Return cases by the training that they share on all numbers of devices, in words."""
+    """Group cases that differ only in the number of devices, by the description of their training."""
     fields = [_without_devices(case) for case in cases]
     names = dict.fromkeys(name for of_case in fields for name in of_case)
     varying = {name for name in names if len({of_case.get(name, "") for of_case in fields}) > 1}
