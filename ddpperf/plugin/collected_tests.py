@@ -62,7 +62,7 @@ class Collection:
         self.deselected.update(item.nodeid for item in items if measures(item))
 
     def collect(self, items: Sequence[pytest.Item]) -> None:
-        """Store which tests this run measures, after plugins such as that of --lf removed theirs."""
+        """Store which tests this run measures, after plugins such as --lf have removed tests."""
         tests = {item.nodeid for item in items if measures(item)}
         self.tests = [test for test in self._in_files if test in tests]
         for item in items:

@@ -307,7 +307,7 @@ def _ratio(logarithm: float) -> float:
 
 
 def _usual_spreads(then: Measured, now: Measured, settings: DecisionSettings) -> tuple[float, float]:
-    """Return two spreads of a test's times between runs: that of similar tests, and that of most of its runs.
+    """Return a test's usual spreads between runs: one for the second limit, and one for the first limit.
 
     They differ for quiet collective calls in a CUDA graph: half of these calls differ by less than
     0.3% between runs, as training steps do, but one of 20 by 3.7%.
