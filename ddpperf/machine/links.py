@@ -68,7 +68,7 @@ def gpu_link(gpus: Sequence[Gpu]) -> LinkRate | None:
 
 
 def _are_joined(gpus: Sequence[Gpu]) -> bool:
-    """Return whether NVLinks lead from each GPU to all others, also through other GPUs."""
+    """Return whether NVLinks connect each GPU to all others, directly or through other GPUs."""
     reached = [gpus[0]]
     for known in reached:  # grows meanwhile
         reached += [gpu for gpu in gpus if gpu not in reached and _are_linked(gpu, known)]

@@ -84,7 +84,7 @@ class Session:
 
     @property
     def sides(self) -> Sides | None:
-        """Base and candidate of an A/B run; None in a run of this environment alone."""
+        """Base and candidate of an A/B run, or None in a run that is no A/B run."""
         return None if self.compares else self.options.sides
 
     @cached_property

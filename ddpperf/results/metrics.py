@@ -133,7 +133,7 @@ def find_or_plain(name: str, unit: str = "") -> Metric:
 
 
 def column(name: str, values: Sequence[float], unit: str) -> tuple[str, str, Callable[[float], str]]:
-    """Return a metric's heading, the unit that suits these values, and the function that prints one.
+    """Return a metric's heading, the unit that suits the values, and a function that prints a value.
 
     The returned unit is "" if each printed value names its unit. unit: the stored unit, which counts
     for a metric that another test suite registered.

@@ -1,4 +1,4 @@
-"""The verdict of an A/B run, which measures a base and a candidate version of the code in turn.
+"""The verdict of an A/B run, which alternates between a base and a candidate version of the code.
 
 `Decision` makes a row for each metric of each test. `ab_answer` sums up all rows.
 """

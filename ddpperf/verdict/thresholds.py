@@ -254,7 +254,7 @@ def _threshold(entry: dict[str, Any], number: int) -> Threshold:
 
 
 def _require_possible(where: Any, place: str) -> None:
-    """Raise ValueError unless some measurement spec can have all these field values."""
+    """Raise ValueError unless a measurement spec with all of the given field values is possible."""
     if not isinstance(where, dict):
         example = "where = { world_size = 4 }"
         raise ValueError(f"{place} has where = {quoted(where)}; write a table, such as {example}")

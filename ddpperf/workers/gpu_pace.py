@@ -79,7 +79,7 @@ class GpuPace:
 
 
 def create_and_destroy_context(gpu: int) -> bool:
-    """Create and destroy a CUDA context beside the current one, and return whether that succeeded."""
+    """Create and destroy a second CUDA context, and return whether that succeeded."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:

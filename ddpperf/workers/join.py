@@ -87,7 +87,7 @@ def _join(address: str, key_file: str, per_node: int, device: str, images: str, 
 
 
 def _prepared(controller: str, per_node: int, device: str, images: str) -> channel.Message:
-    """Pin this process to the rank's CPU cores, and return what the controller must know of it."""
+    """Pin this process to the rank's CPU cores, and return the facts that the controller needs."""
     rank, size, local_rank = place(os.environ, per_node)
     if (interface := interface_to(controller)) is None:
         raise Refused(f"no network interface leads to {controller}")
@@ -111,7 +111,7 @@ def _prepared(controller: str, per_node: int, device: str, images: str) -> chann
 
 
 def place(variables: Mapping[str, str], per_node: int) -> tuple[int, int, int]:
-    """Return the rank, the number of ranks and the rank within its node, as the launcher tells them."""
+    """Return the rank, the number of ranks and the local rank, from variables that the launcher sets."""
     for rank, size, local_rank in PLACES:
         if rank in variables and size in variables:
             number = int(variables[rank])

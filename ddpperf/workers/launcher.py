@@ -235,7 +235,7 @@ class Launch:
         raise self._failure(how, rank, "\n".join(self.words(rank)))
 
     def _failure(self, what: str, rank: int = 0, detail: str = "") -> SetFailure:
-        """Remember that the launcher has failed, and return the exception for it."""
+        """Record that the launcher has failed, and return the exception that reports it."""
         self._launcher.failures.append(what)
         failure = RankFailure(rank=rank, cause=Cause.DIED, what=what, detail=detail)
         return SetFailure(self._set_name, "at start", [failure])

@@ -81,7 +81,7 @@ def distinguishing(cases: Sequence[Case]) -> list[Cells]:
 
 
 def metric_cells(case: Case, names: Sequence[str], *, scale: float = 1.0) -> dict[str, str]:
-    """Return the texts of these metrics by heading, without metrics that the case lacks."""
+    """Return the values of the given metrics as text by heading, without metrics that the case lacks."""
     values = {find(name): case.value(name) for name in names}
     return {
         metric.heading: metric.format(scale * value) for metric, value in values.items() if value is not None
