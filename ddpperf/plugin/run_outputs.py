@@ -33,7 +33,7 @@ from ddpperf.plugin.options.benchmark_options import runs_tests
 from ddpperf.plugin.options.options import is_experiment
 from ddpperf.plugin.session import Session
 from ddpperf.plugin.stored_run_judge import StoredRunJudge
-from ddpperf.report.html_page import PAGE_BEGINS, write_page
+from ddpperf.report.html_page import PAGE_BEGINS, page
 from ddpperf.report.markdown_pages import VERDICT_BEGINS, markdown
 from ddpperf.report.questions import report_tables
 from ddpperf.report.summary import WIDTH, markup, summary_lines, verdict_lines
@@ -187,8 +187,8 @@ class RunOutputs:
         text = markdown(document, summary_lines(document))
         if self._verdict_file:
             self._write("the verdict", partial(write_atomically, self._verdict_file, text))
-        if page := self._page:
-            self._write("the page", lambda: write_page(page, document, storage.kept()))
+        if path := self._page:
+            self._write("the page", lambda: write_atomically(path, page(document, storage.kept())))
         if step_summary := os.environ.get("GITHUB_STEP_SUMMARY"):
             self._write("the step's summary", partial(_append, Path(step_summary), text))
 

@@ -18,10 +18,10 @@ from typing import Any
 
 from ddpperf.errors import Refused, first_line
 from ddpperf.io.command import Parser, hour_price, print_lines, refused
-from ddpperf.io.files import require_replaceable
-from ddpperf.report.csv_files import CSV_BEGINS, CURVES_BEGINS, write_csv, write_curves
-from ddpperf.report.html_page import PAGE_BEGINS, write_page
-from ddpperf.report.markdown_pages import RESULTS_BEGIN, write_results
+from ddpperf.io.files import require_replaceable, write_atomically
+from ddpperf.report.csv_files import CSV_BEGINS, CURVES_BEGINS, curves_csv, metrics_csv
+from ddpperf.report.html_page import PAGE_BEGINS, page
+from ddpperf.report.markdown_pages import RESULTS_BEGIN, results_page
 from ddpperf.report.plots import write_plots
 from ddpperf.report.questions import report_tables
 from ddpperf.report.summary import summary_lines, verdict_lines
@@ -46,8 +46,8 @@ PATHS = (
 )
 
 
-# The first bytes of a kind of file, its name in the plural, and the function that writes such a file
-Output = tuple[bytes, str, Callable[[Path], Path]]
+# The first bytes of a kind of file, its name in the plural, and the function that makes its text
+Output = tuple[bytes, str, Callable[[], str]]
 
 
 def compared(document: dict[str, Any], run: Path, with_run: Path, root: Path) -> dict[str, Any]:
@@ -113,18 +113,18 @@ def _made(given: argparse.Namespace) -> list[str]:
         header["options"]["gpu_hour_price"] = given.gpu_hour_price
     kept = Storage(root=Path.cwd(), hardware_key=header["hardware_key"]).kept
     lines = report_tables(document).splitlines() if given.tables else []
-    page: Output = (PAGE_BEGINS, "pages", lambda path: write_page(path, document, kept()))
+    shown: Output = (PAGE_BEGINS, "pages", lambda: page(document, kept()))
     if given.output is not None and given.output.suffix == ".md":
-        page = (RESULTS_BEGIN.encode(), "pages", lambda path: write_results(path, document))
+        shown = (RESULTS_BEGIN.encode(), "pages", lambda: results_page(document))
     outputs: tuple[tuple[str, Path | None, Output], ...] = (
-        ("-o", given.output, page),
-        ("--csv", given.csv, (CSV_BEGINS, "exports", lambda path: write_csv(path, document))),
-        ("--curves", given.curves, (CURVES_BEGINS, "exports", lambda path: write_curves(path, document))),
+        ("-o", given.output, shown),
+        ("--csv", given.csv, (CSV_BEGINS, "exports", lambda: metrics_csv(document))),
+        ("--curves", given.curves, (CURVES_BEGINS, "exports", lambda: curves_csv(document))),
     )
-    for option, path, (begins, what, write) in outputs:
+    for option, path, (begins, what, text) in outputs:
         if path is not None:
             require_replaceable(option, str(path), begins, what)
-            lines.append(f"saved {write(path)}")
+            lines.append(f"saved {write_atomically(path, text())}")
     if given.plots is not None:
         lines.append(f"saved {write_plots(given.plots, document, kept())}")
     return lines or [*summary_lines(document), *verdict_lines(document["ddpperf"])]

@@ -5,12 +5,10 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from ddpperf.errors import Refused
-from ddpperf.io.files import write_atomically
 from ddpperf.report.stored_cases import BY_EPOCH, cases_of, curve_points
 from ddpperf.report.table_columns import timed_work
 from ddpperf.results import metrics
@@ -44,13 +42,13 @@ def _rows(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             }
 
 
-def write_csv(path: Path, document: Mapping[str, Any]) -> Path:
-    """Write all metrics of a stored run as CSV, with one line for each test and metric."""
-    return write_atomically(path, _csv(document, FIELDS, _rows(document)))
+def metrics_csv(document: Mapping[str, Any]) -> str:
+    """Return all metrics of a stored run as CSV, with one line for each test and metric."""
+    return _csv(document, FIELDS, _rows(document))
 
 
-def write_curves(path: Path, document: Mapping[str, Any]) -> Path:
-    """Write the figures of all trainings of a stored run as CSV, with one line for each epoch and seed.
+def curves_csv(document: Mapping[str, Any]) -> str:
+    """Return the figures of all trainings of a stored run as CSV, with one line for each epoch and seed.
 
     Raises Refused for a run without whole trainings.
     """
@@ -58,7 +56,7 @@ def write_curves(path: Path, document: Mapping[str, Any]) -> Path:
     if not rows:
         where = "measure some with python -m pytest perf/test_large_batch.py"
         raise Refused(f"--curves writes whole trainings, and the run holds none; {where}")
-    return write_atomically(path, _csv(document, ["epoch", "seed", "process_set", "test", *BY_EPOCH], rows))
+    return _csv(document, ["epoch", "seed", "process_set", "test", *BY_EPOCH], rows)
 
 
 def _csv(document: Mapping[str, Any], names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:

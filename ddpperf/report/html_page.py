@@ -5,10 +5,8 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-from ddpperf.io.files import write_atomically
 from ddpperf.io.terminal_text import printable
 from ddpperf.report.highlights import highlights
 from ddpperf.report.plots import pictures_of
@@ -21,11 +19,6 @@ from ddpperf.report.summary import next_step, summary_facts, title
 from ddpperf.report.tables import tables_of
 
 PAGE_BEGINS = b"<!doctype html>\n<!-- made by ddpperf -->\n"
-
-
-def write_page(path: Path, document: Mapping[str, Any], history: History = ()) -> Path:
-    """Write the HTML page of a stored run; raise OSError if the file cannot be written."""
-    return write_atomically(path, printable(page(document, history)))
 
 
 def page(document: Mapping[str, Any], history: History = ()) -> str:
@@ -56,7 +49,7 @@ def page(document: Mapping[str, Any], history: History = ()) -> str:
         environment=sorted((name, str(value)) for name, value in header["environment"].items()),
         command_line=header["options"].get("command_line", ""),
     )
-    return html
+    return printable(html)
 
 
 def _embedded(picture: Picture) -> dict[str, str]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from ddpperf.io.files import write_atomically
 from ddpperf.io.terminal_text import harmless
 from ddpperf.report.stored_cases import metric_texts, without_file
 from ddpperf.report.summary import summary_lines, verdict_lines
@@ -46,11 +44,6 @@ def results_page(document: Mapping[str, Any]) -> str:
         *_fenced(lines),
     ]
     return harmless("\n".join(page)) + "\n"
-
-
-def write_results(path: Path, document: Mapping[str, Any]) -> Path:
-    """Write the Markdown page of results; raise OSError if the file cannot be written."""
-    return write_atomically(path, results_page(document))
 
 
 def _metrics(document: Mapping[str, Any]) -> list[str]:

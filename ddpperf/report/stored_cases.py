@@ -13,7 +13,7 @@ from ddpperf.report.table_columns import Experiment, experiment_of, function_of,
 from ddpperf.results.metrics import find_or_plain
 from ddpperf.results.record import NoteKind
 from ddpperf.results.samples import CANDIDATE, Measured
-from ddpperf.specs import RETIRED_FIELDS, RunSpec
+from ddpperf.specs import RETIRED_FIELDS, RunSpec, TrainingSpec
 from ddpperf.verdict.stored_run_comparison import Comparison
 
 SHOWN = ("worse", "suspect")  # findings that give a metric a row besides the test's primary metric
@@ -97,6 +97,14 @@ class Case:
             found["recipe"] = self.recipe
         return found
 
+    @property
+    def constant_batch(self) -> dict[str, str]:
+        """The batch size that all numbers of devices share: in strong scaling, that of all ranks."""
+        spec = self.measured.spec
+        if self.experiment.kind != "strong" or not isinstance(spec, TrainingSpec):
+            return {}
+        return {"batch": "", "global batch": f"{spec.global_batch_size:,}"}
+
     @cached_property
     def warnings(self) -> list[str]:
         return warnings_of(self.stored)
@@ -144,12 +152,6 @@ class Case:
         """Return the ends of a metric's 95% interval, or None if they are not stored."""
         low, high = (self.value(f"{metric}_{end}") for end in ("low", "high"))
         return None if low is None or high is None else (low, high)
-
-    def reported(self, metric: str) -> dict[str, float]:
-        """Return the values of a metric that course reports state for the same training, by report."""
-        prefix = f"reported_{metric}_"
-        names = (name for name in self.metrics if name.startswith(prefix))
-        return {name.removeprefix(prefix): self.metrics[name]["value"] for name in names}
 
     def described(self) -> str:
         """Return the devices, the batch size and what else the test trains, as text."""

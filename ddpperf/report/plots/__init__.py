@@ -58,10 +58,10 @@ def pictures_of(document: Mapping[str, Any], history: History = ()) -> list[Pict
     with rc_context(STYLE):
         for name, tests, draw, description in DRAWN:
             chosen = of_functions(cases, *tests)
-            figure = draw(chosen, header) if chosen else None
+            figure = draw(chosen) if chosen else None
             if figure is not None:
                 title = chosen[0].experiment.title
                 drawn.append(Picture(name=name, experiment=title, description=description, figure=figure))
-        drawn += [utilization(case, header) for case in of_functions(cases, *WHOLE_TRAININGS)]
+        drawn += [utilization(case) for case in of_functions(cases, *WHOLE_TRAININGS)]
         drawn += [ab_ratios(header), kept_runs(history)]
     return [picture for picture in drawn if picture is not None]

@@ -36,7 +36,7 @@ def _stacked(bars: Bars, names: Sequence[str], what: str) -> Figure | None:
     return figure
 
 
-def communication(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
+def communication(cases: Sequence[Case]) -> Figure | None:
     names = ("compute alone", "compute and communication overlap", "exposed communication")
     bars: Bars = []
     for case in cases:
@@ -46,19 +46,18 @@ def communication(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | 
         if exposed is not None and whole is not None and compute is not None:
             hidden = whole - exposed
             parts = (compute - hidden, hidden, exposed)
-            bars.append((label(case, header), dict(zip(names, parts, strict=True))))
+            bars.append((label(case), dict(zip(names, parts, strict=True))))
     return _stacked(bars, names, "profiled step")
 
 
-def step_parts(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
+def step_parts(cases: Sequence[Case]) -> Figure | None:
     names = {
         part.replace("_", " "): f"{part}_seconds"
         for part in PARTS
         if any(f"{part}_seconds" in case.metrics for case in cases)
     }
     bars = [
-        (label(case, header), {name: case.value(metric) or 0.0 for name, metric in names.items()})
-        for case in cases
+        (label(case), {name: case.value(metric) or 0.0 for name, metric in names.items()}) for case in cases
     ]
     return _stacked(bars, [*names], "step")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddpperf.analysis.bandwidth import all_reduce_busbw
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 Points = list[tuple[float, float, Case]]  # x, y, and the case that was measured
 
 
-def _series(
-    cases: Sequence[Case], header: Mapping[str, Any], y: str, without: Sequence[str]
-) -> dict[str, Points]:
+def _series(cases: Sequence[Case], y: str, without: Sequence[str]) -> dict[str, Points]:
     """Return the points of each line by its label.
 
     The horizontal axis has the world size, or the bytes of a collective. y: a metric. without: the
@@ -34,14 +32,15 @@ def _series(
         spec = case.measured.spec
         at = spec.nbytes if isinstance(spec, AllReduceSpec) else spec.world_size
         if (value := case.value(y)) is not None:
-            name = label(case, header, without=without)
+            name = label(case, without=without)
             series.setdefault(name, []).append((float(at), value, case))
     return {name: sorted(points, key=lambda point: point[:2]) for name, points in series.items()}
 
 
-def scaling(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
+def scaling(cases: Sequence[Case]) -> Figure | None:
+    header = cases[0].header
     x = "GPUs" if header["options"].get("device") == "cuda" else "ranks"
-    series = _series(cases, header, "speedup", [x])
+    series = _series(cases, "speedup", [x])
     if not series:
         return None
     figure, axes = line_frame(lines=len(series))
@@ -74,7 +73,7 @@ def _half_width(case: Case) -> float:
     return (high - low) / 2
 
 
-def law(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
+def law(cases: Sequence[Case]) -> Figure | None:
     """Draw measured speedups, and the fitted law with its 95% interval up to 32 devices."""
     drawn = [case for case in cases if measured_speedups(case)]
     if not drawn:
@@ -83,7 +82,7 @@ def law(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
     most = max([PREDICTED_DEVICES[-1], *(max(measured_speedups(case)) for case in drawn)])
     axes.plot([1, most], [1, most], color="gray", linestyle="--", label="ideal")
     for number, case in enumerate(drawn):
-        look, name = line_look(number), label(case, header, without=("GPUs", "ranks"))
+        look, name = line_look(number), label(case, without=("GPUs", "ranks"))
         points = measured_speedups(case)
         axes.plot(list(points), list(points.values()), **look | {"linestyle": ""}, label=f"{name}, measured")
         _draw_prediction(axes, case, most, label=f"{name}, fitted", **look | {"marker": ""})
@@ -111,9 +110,9 @@ def _draw_prediction(axes: Axes, case: Case, most: float, **look: Any) -> None:
         axes.fill_between(curve, low, high, color=look["color"], alpha=0.15)
 
 
-def all_reduce(cases: Sequence[Case], header: Mapping[str, Any]) -> Figure | None:
+def all_reduce(cases: Sequence[Case]) -> Figure | None:
     measured = of_functions(cases, "test_all_reduce")
-    calls = _series(measured, header, "busbw_bytes_per_second", ("buffer", "collective"))
+    calls = _series(measured, "busbw_bytes_per_second", ("buffer", "collective"))
     if not calls:
         return None
     figure, axes = line_frame(lines=len(calls))

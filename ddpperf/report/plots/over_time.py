@@ -41,7 +41,7 @@ PANELS: tuple[tuple[str, dict[str, str], float], ...] = (
 History = Sequence[tuple[str, Mapping[str, float]]]  # name and step seconds by test, oldest first
 
 
-def curves(cases: Sequence[Case], header: Mapping[str, Any], of: str) -> Figure | None:
+def curves(cases: Sequence[Case], of: str) -> Figure | None:
     """Draw the loss or the accuracy of trainings by epoch, in a panel for each training.
 
     of: "loss" or "accuracy". A panel has lines for the training images and for the test images: the
@@ -64,7 +64,7 @@ def curves(cases: Sequence[Case], header: Mapping[str, Any], of: str) -> Figure 
         _curve(axes, case, f"train_{of}", "training images", color=COLOURS[0], linestyle="--", **look)
         _curve(axes, case, f"test_{of}", "test images", color=COLOURS[1], linestyle="-", **look)
         batch = "" if case.recipe else f"batch {spec.global_batch_size:,}"
-        name = ", ".join(filter(None, (batch, label(case, header, without=("model", "input", "batch")))))
+        name = ", ".join(filter(None, (batch, label(case, without=("model", "input", "batch")))))
         axes.set_title("\n".join(wrap(name, 36)), fontsize=6)
         if of == "loss":
             axes.set_yscale("log")
@@ -75,11 +75,9 @@ def curves(cases: Sequence[Case], header: Mapping[str, Any], of: str) -> Figure 
             axes.set_ylim(0, 1)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
         axes.tick_params(labelsize=6)
-        axes.grid(alpha=0.3)
     figure.supxlabel("epoch", fontsize=8)
     figure.supylabel(f"{of} (band: range over seeds)", fontsize=8)
-    lines, names = panels[0].get_legend_handles_labels()
-    figure.legend(lines, names, fontsize=7, frameon=False, loc="outside upper left", ncols=2)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=2)
     return figure
 
 
@@ -95,7 +93,7 @@ def _curve(axes: Axes, case: Case, name: str, what: str, **look: Any) -> None:
     axes.fill_between(epochs, low, high, color=look["color"], alpha=0.2, linewidth=0)
 
 
-def utilization(case: Case, header: Mapping[str, Any]) -> Picture | None:
+def utilization(case: Case) -> Picture | None:
     usage = case.measured.samples[0].usage
     if usage is None or len(usage.seconds) < 2:
         return None
@@ -117,10 +115,9 @@ def utilization(case: Case, header: Mapping[str, Any]) -> Picture | None:
             axes.axvline(ended, color="gray", linewidth=0.5, linestyle=":")
         known = [value * scale for _, row in lines for value in row if value is not None]
         axes.set(ylabel=unit, ylim=(0, 1.08 * max(known, default=1.0) or 1.0))
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=6, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+        axes.legend(fontsize=6, loc="center left", bbox_to_anchor=(1.0, 0.5))
     places[-1].set_xlabel("seconds since the start of the training (dotted lines: ends of epochs)")
-    figure.suptitle(label(case, header) or case.experiment.title, fontsize=8)
+    figure.suptitle(label(case) or case.experiment.title, fontsize=8)
     test = without_file(case.test)
     return Picture(
         name=f"utilization-{re.sub(r'[^A-Za-z0-9.]+', '-', test).strip('-')}",
@@ -147,6 +144,7 @@ def kept_runs(history: History) -> Picture | None:
     ratios = [[seconds.get(test, math.nan) / usual[test] for _, seconds in history] for test in tests]
     figure = new_figure(max(LEAST_HEIGHT, 1.2 + ROW_HEIGHT * (len(tests) // 2)))
     axes = figure.subplots()
+    axes.grid(False)
     image = axes.imshow(ratios, aspect="auto", cmap="cividis", vmin=0.8, vmax=1.25, interpolation="none")
     axes.set_yticks(range(len(tests)), [without_file(test) for test in tests], fontsize=5)
     axes.set_xticks(range(len(history)), [name for name, _ in history], rotation=90, fontsize=6)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddpperf.report.stored_cases import Case
-from ddpperf.report.table_columns import in_words, properties_of, usual_properties
+from ddpperf.report.table_columns import in_words, usual_properties
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,12 +20,16 @@ MARKERS = "osD^vPX*"
 LINES = ("-", "--", ":", "-.")
 WIDTH, ROW_HEIGHT, LEGEND_HEIGHT, LEAST_HEIGHT = 7.5, 0.32, 0.16, 2.6  # inches
 NOT_IN_LABELS = ("epochs", "seed", "seeds", "memory format")
-STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "ddpperf", "font.size": 9}
+STYLE: dict[Any, Any] = {
+    **{"svg.fonttype": "none", "svg.hashsalt": "ddpperf", "font.size": 9},
+    **{"axes.grid": True, "grid.alpha": 0.3, "axes.axisbelow": True},
+    **{"legend.fontsize": 7, "legend.frameon": False},
+}
 FORMS: dict[str, dict[str, Any]] = {
     "png": {"dpi": 150},
     "svg": {"metadata": {"Date": None}},  # so that equal runs give equal files
 }
-Draw = Callable[[Sequence[Case], Mapping[str, Any]], "Figure | None"]
+Draw = Callable[[Sequence[Case]], "Figure | None"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +55,10 @@ class Picture:
         return file.getvalue()
 
 
-def label(case: Case, header: Mapping[str, Any], *, without: Sequence[str] = ()) -> str:
+def label(case: Case, *, without: Sequence[str] = ()) -> str:
     """Return the properties of a case in one line, without the defaults under the run's options."""
-    usual = usual_properties(header) | {"algorithm": ""}  # a legend compares algorithms
-    found = dict(case.properties)
-    if case.experiment.kind == "strong":  # whose global batch is constant
-        device = header["options"].get("device", "cpu")
-        own = properties_of(case.measured.spec, device=device, global_batch=True)
-        found |= {"batch": "", "global batch": own["global batch"]}
+    usual = usual_properties(case.header) | {"algorithm": ""}  # a legend compares algorithms
+    found = case.properties | case.constant_batch
     if case.recipe:
         found = {name: found.get(name, "") for name in ("GPUs", "ranks", "recipe")}
     return ", ".join(
@@ -98,14 +98,9 @@ def row_frame(names: Sequence[str], what: str) -> tuple[Figure, Axes]:
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlabel(what)
-    axes.grid(alpha=0.3)
-    axes.set_axisbelow(True)
     return figure, axes
 
 
 def legend(figure: Figure, axes: Axes) -> None:
-    """Put a grid into the axes, and their legend below the figure, where it hides nothing."""
-    axes.grid(alpha=0.3)
-    axes.set_axisbelow(True)
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, fontsize=7, frameon=False, loc="outside lower left", ncols=1)
+    """Put the legend of the axes below the figure, where it hides nothing."""
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ddpperf.report.questions.accuracy import ACCURACY, SET_EPOCH
+from ddpperf.report.questions.accuracy import ACCURACY, PRECISION, PRECISION_ACCURACY, SET_EPOCH
 from ddpperf.report.questions.communication import (
     BANDWIDTH,
     COMMUNICATION,
@@ -21,10 +21,8 @@ from ddpperf.report.questions.communication import (
 )
 from ddpperf.report.questions.costs import EPOCH_COST, TRAINING_COST, USAGE
 from ddpperf.report.questions.laws import LAWS
-from ddpperf.report.questions.parts import PARTS_SPEEDUP, STEP_PARTS
-from ddpperf.report.questions.precision import PRECISION, PRECISION_ACCURACY
 from ddpperf.report.questions.question import Question, answer, markdown_table
-from ddpperf.report.questions.speedup import BATCH_SIZE, ONE_DEVICE_ENOUGH, SCALING
+from ddpperf.report.questions.speedup import BATCH_SIZE, ONE_DEVICE_ENOUGH, PARTS_SPEEDUP, SCALING, STEP_PARTS
 from ddpperf.report.stored_cases import cases_of
 
 QUESTIONS: tuple[Question, ...] = (

@@ -1,8 +1,10 @@
-"""Accuracy of whole trainings, and the sampler's set_epoch."""
+"""Accuracy of whole trainings, mixed precision, and the sampler's set_epoch."""
 
 from __future__ import annotations
 
-from ddpperf.report.questions.question import Question, metric_cells
+from collections.abc import Sequence
+
+from ddpperf.report.questions.question import Cells, Question, metric_cells, time_cell
 from ddpperf.report.stored_cases import Case
 from ddpperf.report.table_columns import SAMPLER, WHOLE_TRAININGS
 from ddpperf.results import units
@@ -12,6 +14,7 @@ COMPARED = {
     "accuracy_over_as_it_is": "as it is",
     "accuracy_over_fp32": "fp32",
 }
+SPEED = ("images_per_second", "speedup_over_fp32", "speedup_over_tf32")
 
 
 def accuracies(case: Case) -> dict[str, str]:
@@ -24,10 +27,7 @@ def accuracies(case: Case) -> dict[str, str]:
             cells[f"points over {other}"] = units.points(difference)
             if ends := case.interval(metric):
                 cells[f"points over {other}"] += f" ({' to '.join(map(units.points, ends))})"
-    for metric in ("train_accuracy", "test_accuracy"):
-        if stated := [f"{report}: {units.percent(value)}" for report, value in case.reported(metric).items()]:
-            cells[f"{metric.replace('_', ' ')} in reports"] = ", ".join(stated)
-    return cells
+    return cells | metric_cells(case, [name for name in case.metrics if name.startswith("reported_")])
 
 
 ACCURACY = Question(
@@ -46,4 +46,46 @@ SET_EPOCH = Question(
     file="test_sampler.py",
     needs=("repeated_places",),
     metrics=SAMPLER,
+)
+
+
+def _about_precision(cases: Sequence[Case]) -> str:
+    """State the speedups of a 16-bit format over fp32 and tf32, which older runs did not store."""
+    seconds: dict[str, dict[str, float]] = {}  # by batch size and precision, of the first case's training
+    for case in cases:
+        others = {"batch": "", "precision": ""}
+        if {**case.properties, **others} == {**cases[0].properties, **others}:
+            by_precision = seconds.setdefault(case.properties["batch"], {})
+            by_precision[case.properties["precision"]] = case.seconds
+    name = "fp16" if any("fp16" in found for found in seconds.values()) else "bf16"
+    return " ".join(
+        f"At batch {batch} {name} is {found[base] / found[name]:.2f} times as fast as {base}."
+        for base in ("fp32", "tf32")
+        for batch, found in seconds.items()
+        if base in found and name in found
+    )
+
+
+PRECISION = Question(
+    title="Mixed precision: time of a step",
+    tests=("test_precision",),
+    file="test_precision.py",
+    needs=("images_per_second",),
+    cells=time_cell,
+    metrics=(*SPEED, "loss_after_5_steps"),
+    sentence=_about_precision,
+)
+
+
+def _trained(case: Case) -> Cells:
+    return time_cell(case) | accuracies(case)
+
+
+PRECISION_ACCURACY = Question(
+    title="Mixed precision: accuracy",
+    tests=("test_precision_accuracy",),
+    file="test_precision.py",
+    needs=("train_accuracy",),
+    cells=_trained,
+    metrics=(*SPEED, "skipped_steps"),
 )

@@ -1,4 +1,4 @@
-"""Time and speedup by batch size and number of devices, and when one device is enough."""
+"""Time and speedup of steps and their parts, and when one device is enough."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from statistics import median
 
+from ddpperf.analysis.scaling import strong_speedup, weak_speedup
 from ddpperf.report.questions.question import NOTHING, Cells, Question, time_cell, training_of
 from ddpperf.report.stored_cases import Case
 from ddpperf.report.table_columns import in_words
 from ddpperf.results import units
+from ddpperf.specs import PARTS
 
 # More devices are worth it up to such an efficiency; one at 50% takes twice the device time of one device.
 EFFICIENCY_LIMITS = (0.8, 0.5)
@@ -66,9 +68,7 @@ def by_training(cases: Sequence[Case]) -> dict[str, list[Case]]:
 
 def _without_devices(case: Case) -> dict[str, str]:
     """Return the properties of a training that are the same on all numbers of devices."""
-    experiment, properties = case.experiment, dict(case.properties)
-    if experiment.kind == "strong":  # whose global batch is constant
-        properties |= {"batch": "", "global batch": f"{training_of(case).global_batch_size:,}"}
+    experiment, properties = case.experiment, case.properties | case.constant_batch
     found = {"kind": f"{experiment.kind} scaling" if experiment.kind else experiment.title}
     found |= {name: properties.get(name, "") for name in ("batch", "global batch")}
     return found | {
@@ -120,4 +120,58 @@ ONE_DEVICE_ENOUGH = Question(
     file="test_scaling.py",
     needs=("efficiency",),
     rows=_enough_rows,
+)
+
+
+def _step(case: Case) -> Cells:
+    return {"step": units.seconds(case.value("step_seconds") or case.seconds)}
+
+
+STEP_PARTS = Question(
+    title="Parts of a step",
+    tests=("test_step_breakdown", "test_epoch_breakdown"),
+    file="test_step_breakdown.py",
+    needs=("forward_seconds",),
+    cells=_step,
+    metrics=tuple(f"{part}_seconds" for part in PARTS),
+)
+
+
+def _part_speedups(cases: Sequence[Case]) -> list[Cells]:
+    """Return a row for each step part of a training, with its time on one and on several devices."""
+    sizes = sorted({training_of(case).world_size for case in cases})
+    devices = "GPUs" if "GPUs" in cases[0].properties else "ranks"
+    headings = [f"1 {devices[:-1]}", *(f"{N} {devices}" for N in sizes), *(f"speedup on {N}" for N in sizes)]
+    rows: list[Cells] = []
+    for training, scaled in by_training(cases).items():
+        by_size = {training_of(case).world_size: case for case in scaled}
+        first, found = scaled[0], [by_size.get(N) for N in sizes]
+        law = weak_speedup if first.experiment.kind == "weak" else strong_speedup
+        sums = [0.0] * (1 + len(sizes))
+        for part in PARTS:
+            seconds = [first.value(f"{part}_seconds_on_one_device")]
+            seconds += [case.value(f"{part}_seconds") if case else None for case in found]
+            speedups = [case.value(f"{part}_speedup") if case else None for case in found]
+            if any(seconds):
+                cells = zip(headings, _part_cells(seconds, speedups), strict=True)
+                rows.append({"training": training, "part": part.replace("_", " "), **dict(cells)})
+            sums = [total + (value or 0.0) for total, value in zip(sums, seconds, strict=True)]
+        t1, *many = sums
+        whole = [law(t1, tN, N) if tN else None for N, tN in zip(sizes, many, strict=True)]
+        cells = zip(headings, _part_cells([total or None for total in sums], whole), strict=True)
+        rows.append({"training": training, "part": "all parts", **dict(cells)})
+    return rows
+
+
+def _part_cells(seconds: Sequence[float | None], speedups: Sequence[float | None]) -> list[str]:
+    cells = [NOTHING if value is None else units.seconds(value) for value in seconds]
+    return cells + [NOTHING if value is None else units.factor(value) for value in speedups]
+
+
+PARTS_SPEEDUP = Question(
+    title="Speedup of the parts of a step",
+    tests=("test_weak_parts_speedup", "test_strong_parts_speedup"),
+    file="test_step_breakdown.py",
+    needs=("forward_speedup",),
+    rows=_part_speedups,
 )
