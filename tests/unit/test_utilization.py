@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -134,6 +135,15 @@ def test_early_end_of_sampling_gives_no_usage(monkeypatch: pytest.MonkeyPatch) -
         wait_for(lambda: recorder._sampler and recorder._sampler.failed)
     assert len(recorder._sampler.samples) == 1
     assert recorder.usage() is None
+
+
+def test_samples_come_ten_times_a_second_and_end_with_the_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, [fake := training()])
+    with (sampler := sampler_of(gpus=[fake, fake])).sampling():
+        time.sleep(0.65)
+    assert "ddpperf-sampler" not in {thread.name for thread in threading.enumerate()}
+    assert 2 <= len(sampler.samples) <= 6
+    assert all(values["gpu_utilization"] == [0.97, 0.97] for _, values in sampler.samples)
 
 
 def test_costly_samples_become_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
