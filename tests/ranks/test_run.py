@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from ddpperf.data.sampler import EpochBatches
 from ddpperf.machine.compiler import compiler_reason
 from ddpperf.measuring.compile_and_capture import forget_compiled
 from ddpperf.specs import RunSpec
+from ddpperf.training import whole_training
 from ddpperf.training.evaluation import Evaluation
 from ddpperf.training.models import build
 from ddpperf.training.schedules import rates_of
@@ -89,6 +91,20 @@ def test_a_run_depends_on_its_seed_only(fields: dict[str, Any]) -> None:
     other = run_of(**fields, seed=1)
     other.step()
     assert learned(other) != learned(once)
+
+
+def test_training_ends_when_the_device_is_done_and_before_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, now = run_of(epochs=1), [0.0]
+
+    def takes(seconds: float, result: Any) -> Any:
+        now[0] += seconds
+        return result
+
+    monkeypatch.setattr(whole_training, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(whole_training, "synchronize", lambda device: takes(1, None))
+    monkeypatch.setattr(run, "evaluation", lambda *_: takes(10, (0.5, 0.5)))
+    run.step()
+    assert [run.history[0][name] for name in TIMES] == [1, 11]
 
 
 def test_a_nan_loss_stops_the_run() -> None:

@@ -241,6 +241,8 @@ def test_forming_a_group_is_a_counter(
     calls: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It counts until the device has done the group's first barrier, which completes the communicator."""
+    monkeypatch.setattr(dist, "FileStore", lambda *_: time.sleep(0.1))
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **how: None)
     monkeypatch.setattr(dist, "barrier", lambda: time.sleep(0.1))
     monkeypatch.setattr(rank, "synchronize", lambda device: time.sleep(0.1))
     mine = Rank(0, folder=tmp_path)
@@ -252,7 +254,7 @@ def test_forming_a_group_is_a_counter(
     mine.open(specs.to_json(dataclasses.replace(SINGLE, strategy="ddp")))
     counters = mine.finish()["counters"]
     assert counters.keys() == {"loss", "communicator_seconds"}
-    assert 0.2 < counters["communicator_seconds"] <= took
+    assert 0.3 < counters["communicator_seconds"] <= took
     mine.open(specs.to_json(SINGLE))
     assert mine.finish()["counters"] == {"loss": 0.5}, "one alone has none"
     mine.exit()

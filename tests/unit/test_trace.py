@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from ddpperf.instruments import traced_steps
 from ddpperf.instruments.traced_steps import TracedSteps
 from ddpperf.measuring.trace_split import MARK, split_of, trace_of
 
@@ -117,3 +119,19 @@ def test_a_profile_begins_and_ends_with_an_idle_device(
 def test_counters_are_medians_of_one_step() -> None:
     traces = [{"comm_seconds": seconds} for seconds in (5.0, 90.0, 10.0)]
     assert TracedSteps.finish(SimpleNamespace(traced=traces)) == {"comm_seconds": 2.0}  # type: ignore[arg-type]
+
+
+def test_ranks_meet_before_each_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a rank's trace would begin with its wait for a later rank."""
+    meetings: list[object] = []
+
+    def traced(*_: object, meet: object, **how: object) -> list[object]:
+        meetings.append(meet)
+        return []
+
+    monkeypatch.setattr(traced_steps, "trace_of", traced)
+    for grouped in (False, True):
+        spec = SimpleNamespace(grouped=grouped, strategy="")
+        training: Any = SimpleNamespace(training=SimpleNamespace(device=CPU, spec=spec))
+        TracedSteps(training).step()
+    assert meetings == [None, dist.barrier]
