@@ -41,7 +41,7 @@ from ddpperf.specs import (
     Spec,
     TrainingSpec,
 )
-from ddpperf.specs.common_fields import FaultKind
+from ddpperf.specs.spec import FaultKind
 from ddpperf.workers import pool
 from ddpperf.workers.channel import PROTOCOL, Message
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure

@@ -15,7 +15,7 @@ from statistics import mean, median
 from ddpperf.errors import first_line
 from ddpperf.results.samples import BASE, CANDIDATE, Measured
 from ddpperf.specs import CopySpec, EpochSpec, RunSpec, Spec, TrainingSpec
-from ddpperf.specs.common_fields import MOST_DELAY_SECONDS
+from ddpperf.specs.spec import MOST_DELAY_SECONDS
 from ddpperf.verdict.estimates import Control, MetricEstimates
 from ddpperf.verdict.stored_run_comparison import Change, Comparison
 from ddpperf.workers.failures import SetFailure

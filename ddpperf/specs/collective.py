@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, get_args
 
-from ddpperf.specs.common_fields import MOST_RANKS, Positive, Rule, Rules, Spec
+from ddpperf.specs.spec import MOST_RANKS, Positive, Rule, Rules, Spec
 
 OwnAlgorithm = Literal["gather_broadcast", "ring", "recursive_doubling", "halving_doubling", "tree"]
 # Algorithms that work in memory which all GPUs of the node have mapped:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from ddpperf.errors import CannotTrain, first_line
 from ddpperf.specs.collective import Call, CallExecution
-from ddpperf.specs.common_fields import Function, Positive, Spec
+from ddpperf.specs.spec import Function, Positive, Spec
 
 # An environment variable of the ranks with the functions that the ranks may import, joined by commas. A
 # rank imports no other module that a message names.

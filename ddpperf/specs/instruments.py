@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import ClassVar, TypeVar
 
-from ddpperf.specs.common_fields import Rule, Rules
+from ddpperf.specs.spec import Rule, Rules
 from ddpperf.specs.training import DDP_STRATEGIES, DELAYED_HOOKS, GROUPED_STRATEGIES, EpochSpec, TrainingSpec
 
 # The parts of a training step. Only a step with a DataLoader has the part loading.

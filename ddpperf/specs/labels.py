@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddpperf.specs.collective import AllReduceSpec, Call, CopySpec, format_bytes
-from ddpperf.specs.common_fields import Spec
 from ddpperf.specs.custom import CustomStepSpec
 from ddpperf.specs.recipe import RunSpec
 from ddpperf.specs.shard import SamplerSpec
+from ddpperf.specs.spec import Spec
 from ddpperf.specs.training import TrainingSpec
 
 # The words of fields that differ from their defaults. The value of the field is argument 0.

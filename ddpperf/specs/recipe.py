@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from ddpperf.specs.common_fields import Fraction, Positive, Rule, Rules
+from ddpperf.specs.spec import Fraction, Positive, Rule, Rules
 from ddpperf.specs.training import TrainingSpec
 
 OptimizerName = Literal["sgd", "lars", "lamb", "muon"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from ddpperf.specs.common_fields import Spec
+from ddpperf.specs.spec import Spec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from ddpperf.errors import quoted
-from ddpperf.specs.common_fields import Delay, Function, Positive, Rule, Rules, Spec
 from ddpperf.specs.shard import Shard
+from ddpperf.specs.spec import Delay, Function, Positive, Rule, Rules, Spec
 
 Strategy = Literal["single", "ddp", "own_ddp", "data_parallel", "fsdp", "zero1"]
 Execution = Literal["eager", "compile", "graph", "compile+graph"]

@@ -19,7 +19,7 @@ import pytest
 
 from ddpperf.instruments.kernels import other_kernels
 from ddpperf.specs import AllReduceSpec, CopySpec, Fault, Spec, TrainingSpec, to_json
-from ddpperf.specs.common_fields import FaultCommand, FaultKind
+from ddpperf.specs.spec import FaultCommand, FaultKind
 from ddpperf.workers.failures import Cause, SetFailure
 from ddpperf.workers.interpreter import Side, rank_environment
 from ddpperf.workers.pool import Pool

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ddpperf.machine.utilization import Recorder
 from ddpperf.specs import AllReduceSpec, EpochSpec, Fault, RunSpec, SamplerSpec, Spec, TrainingSpec
-from ddpperf.specs.common_fields import FaultCommand
+from ddpperf.specs.spec import FaultCommand
 from ddpperf.workers import pool as pool_module
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import Side

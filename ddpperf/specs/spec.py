@@ -1,14 +1,15 @@
-"""The fields that every measurement spec has, and the check of their values."""
+"""The base class of all measurement specs: its fields, the check of their values, and their JSON."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
-from ddpperf.errors import quoted
+from ddpperf.errors import first_line, quoted, short
 
 _types: Any = cache(partial(get_type_hints, include_extras=True))
 
@@ -17,6 +18,8 @@ FaultCommand = Literal["open", "sample", "finish", "close"]
 MOST_DELAY_SECONDS = 10.0
 MOST_RANKS = 2**16
 MOST_INT = 2**53  # every smaller whole number is a float, too
+# Fields of stored specs that this version no longer has. They are ignored when a spec is read.
+RETIRED_FIELDS = ("cutout",)
 # Types of fields with limits that `Spec` checks: the least and the largest int, the largest float, or
 # the pattern of a text and its name.
 Positive = Annotated[int, 1]
@@ -193,3 +196,33 @@ class Spec:
         size: the number of ranks in the process set.
         """
         return [list(range(self.world_size))]
+
+
+def to_json(spec: Spec) -> dict[str, Any]:
+    """Return a measurement spec as a JSON object, with its kind of measurement as "measurement".
+
+    A field with its default value is omitted, so that the older code of an A/B run's base can read
+    the object although it does not know the field.
+    """
+    changed = spec.changed_fields
+    if spec.fault is not None:
+        changed["fault"] = dataclasses.asdict(spec.fault)
+    return {"measurement": spec.measurement, **changed}
+
+
+def from_json(fields: dict[str, Any]) -> Spec:
+    """Return the measurement spec for a JSON object that `to_json` made, without retired fields.
+
+    Raises ValueError for any other JSON object.
+    """
+    values = {name: value for name, value in fields.items() if name not in RETIRED_FIELDS}
+    name = values.pop("measurement", None)
+    if name not in tuple(Spec.kinds):
+        raise ValueError(f"measurement is {quoted(name)}; it must be one of {', '.join(Spec.kinds)}")
+    try:
+        if values.get("fault") is not None:
+            values["fault"] = Fault(**values["fault"])
+        return Spec.kinds[name](**values)
+    except TypeError as error:
+        found = f"{short(', '.join(values))} ({first_line(error)})"
+        raise ValueError(f"{name} has other fields than these: {found}") from error
