@@ -362,6 +362,9 @@ def one_link_metrics(measure: Measure, world_size: int, models: Mapping[str, Cos
 
 
 def unit_seconds(models: Mapping[str, CostModel], unit: str) -> dict[str, Estimate]:
-    """Return the seconds of a unit in each process set's model, or nothing if a model lacks it."""
+    """Return the seconds that each process set's cost model assigns to a unit, such as one message.
+
+    Returns an empty dict if the model of a process set does not have this unit.
+    """
     found = per_set(lambda model: model.unit_seconds.get(unit), models)
     return found if all(found.values()) else {}

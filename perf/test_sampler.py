@@ -16,11 +16,12 @@ COUNTED = ("missing_images", "repeated_images", "repeated_places")
 
 
 def samplers(options: Options, *, set_epoch: bool) -> Iterator[Case]:
-    """Yield a sampler whose set_epoch is called, with and without drop_last, or one without set_epoch.
+    """Yield the specs of DistributedSamplers, for each world size.
 
-    The number of images is odd, so that it does not divide over an even number of ranks. It is at
-    least 64 per rank, so that two shuffled orders do not agree by chance. The core suite has the
-    samplers of all ranks.
+    set_epoch: whether set_epoch is called before each epoch. If it is, samplers with and without
+    drop_last are yielded, else only those without. The number of images is odd, so that it does not
+    divide over an even number of ranks. It is at least 64 per rank, so that two shuffled orders do
+    not agree by chance. The core suite has the samplers of all ranks.
     """
     for N in options.world_sizes:
         images = max(options.epoch_images, 64 * N) | 1

@@ -99,11 +99,12 @@ class AllReduces:
         return seconds_by([(max(0.0, start + shift), slope * factor) for start, slope in lines], nbytes)
 
     def sending(self, buckets: Sequence[float], N: int) -> tuple[float, float]:
-        """Return the seconds to all-reduce a step's gradient buckets on measured links and on the network.
+        """Predict the seconds of a step's all-reduces on N devices: on measured links, and on --node-link.
 
-        Beyond one node, N is a multiple of `node`. If only one node was measured, a ring joins the
-        nodes, in which each device of a node sums its own part of the buffer. Raises Undetermined
-        if neither several nodes were measured nor the network is known.
+        buckets: the bytes of each gradient bucket. Beyond one node, N is a multiple of `node`. If
+        only one node was measured, a ring joins the nodes, in which each device of a node sums its
+        own part of the buffer. Raises Undetermined if neither several nodes were measured nor the
+        network is known.
         """
         size, assumed = self._measured_size(N), 0.0
         if size != N:

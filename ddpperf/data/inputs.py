@@ -30,7 +30,7 @@ class Input:
         """Do the CPU's work for an epoch while the device still computes the epoch before."""
 
     def load(self, arrived: Callable[[], None] = lambda: None) -> None:
-        """Do the CPU's work for the next training batch.
+        """Prepare the next training batch on the CPU, and start to copy it to the device.
 
         arrived: called when a batch that the CPU had to wait for is in the CPU's memory, before the
         batch is copied to the device.

@@ -210,7 +210,10 @@ def metric_texts(stored: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def curve_points(case: Case) -> Iterator[dict[str, Any]]:
-    """Yield the stored figures of BY_EPOCH by name, for each epoch, random seed and process set."""
+    """Yield the loss, the accuracy and the other values of BY_EPOCH for each epoch of a training.
+
+    Each dict is one epoch with one random seed in one process set.
+    """
     for measured in case.seeds:
         spec = measured.spec
         if not isinstance(spec, RunSpec):

@@ -240,7 +240,7 @@ class Decision:
         ]
 
     def _learn_noise(self, group: Sequence[MetricEstimates]) -> None:
-        """Store the usual noise of a metric in similar tests, which later measurements use, too."""
+        """Store the usual noise of a metric in each class of similar tests, for later measurements."""
         logs = LogEstimates(np.log([entry.base for entry in group]), np.log([e.candidate for e in group]))
         by_class = _noise_by_class(group, logs)
         self._class_noise |= {(entry.test, entry.metric): by_class[entry.noise_class] for entry in group}

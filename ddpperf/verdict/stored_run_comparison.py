@@ -181,7 +181,7 @@ def _change(fields: Mapping[str, Any]) -> Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """A stored run to compare with, and the data from which the limits of time ratios follow.
+    """A stored run to compare with, and what the limits for the growth of a step time depend on.
 
     `device` is "cpu" or "cuda". `limit` is the ratio above which any test is slower. If it is None,
     each test has its own limit, from how much its runs in `history` (oldest first) differ.
@@ -307,10 +307,11 @@ def _ratio(logarithm: float) -> float:
 
 
 def _usual_spreads(then: Measured, now: Measured, settings: DecisionSettings) -> tuple[float, float]:
-    """Return a test's usual spreads between runs: one for the second limit, and one for the first limit.
+    """Return how much a test's time usually differs between runs, once for each of the two limits.
 
-    They differ for quiet collective calls in a CUDA graph: half of these calls differ by less than
-    0.3% between runs, as training steps do, but one of 20 by 3.7%.
+    The first value is for the limit of "slower", the second for that of "suspected". They differ
+    for quiet collective calls in a CUDA graph: half of these calls differ by less than 0.3% between
+    runs, as training steps do, but one of 20 by 3.7%.
     """
     quiet = all(_spread_of(run.all_step_seconds()) < settings.quiet_iqr for run in (then, now))
     steps = settings.run_spread if quiet else settings.noisy_run_spread

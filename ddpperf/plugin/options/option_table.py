@@ -137,7 +137,7 @@ class Option:
     repeated: bool = False  # whether the option may be given several times
 
     def value_of(self, text: str) -> Any:
-        """Return the value of a text. Raises Refused if the option does not take it."""
+        """Parse the text that was given for this option. Raises Refused if it is invalid."""
         try:
             return self.convert(text)
         except ValueError as error:
