@@ -36,7 +36,7 @@ from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
 from ddpperf.specs import EpochSpec, Execution, Model, TrainingSpec, is_custom_model
-from ddpperf.specs.training import CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, DDP_OPTIONS
+from ddpperf.specs.training_step import CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, DDP_OPTIONS
 from perf.common.by_set import per_set, sets_by_side
 from perf.common.step_metrics import cost_metrics, training_metrics
 from perf.common.step_specs import (

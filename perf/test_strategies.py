@@ -11,7 +11,7 @@ from ddpperf.plugin.cases import Case, case, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import TrainingSpec
-from ddpperf.specs.training import DDP_OPTIONS, NOT_CAPTURED
+from ddpperf.specs.training_step import DDP_OPTIONS, NOT_CAPTURED
 from perf.common.step_metrics import speedup_over, training_metrics
 from perf.common.step_specs import step_case
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ddpperf.specs import RunSpec, TrainingSpec
-from ddpperf.specs.training import DATA_VARIABLE
+from ddpperf.specs.training_step import DATA_VARIABLE
 
 IMAGE_SHAPE = (3, 32, 32)
 NUM_CLASSES = 10

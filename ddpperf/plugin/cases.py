@@ -18,7 +18,7 @@ from ddpperf.plugin.options.ab_sides import changed
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import AllReduceSpec, RunSpec, Spec, TrainingSpec
 from ddpperf.specs.labels import UNNAMED, labels, training_labels
-from ddpperf.specs.training import gpu_reason
+from ddpperf.specs.training_step import gpu_reason
 
 Case = Spec | ParameterSet
 

@@ -36,7 +36,7 @@ from ddpperf.results.record import Record
 from ddpperf.results.samples import CANDIDATE, Measured
 from ddpperf.results.stored_runs import Baseline, NoBaseline, Storage
 from ddpperf.specs import FUNCTIONS_VARIABLE
-from ddpperf.specs.training import DATA_VARIABLE
+from ddpperf.specs.training_step import DATA_VARIABLE
 from ddpperf.verdict.thresholds import HardwareThresholds, read_threshold_file
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import LOOPBACK, Side

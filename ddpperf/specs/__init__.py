@@ -17,10 +17,9 @@ from ddpperf.specs.instruments import (
     TraceSpec,
     measured_as,
 )
-from ddpperf.specs.recipe import RunSpec
 from ddpperf.specs.shard import SamplerSpec
 from ddpperf.specs.spec import RETIRED_FIELDS, Fault, Spec, from_json, to_json
-from ddpperf.specs.training import (
+from ddpperf.specs.training_step import (
     EpochSpec,
     Execution,
     Input,
@@ -29,3 +28,4 @@ from ddpperf.specs.training import (
     TrainingSpec,
     is_custom_model,
 )
+from ddpperf.specs.whole_training import RunSpec

@@ -6,7 +6,13 @@ from dataclasses import dataclass, fields
 from typing import ClassVar, TypeVar
 
 from ddpperf.specs.spec import Rule, Rules
-from ddpperf.specs.training import DDP_STRATEGIES, DELAYED_HOOKS, GROUPED_STRATEGIES, EpochSpec, TrainingSpec
+from ddpperf.specs.training_step import (
+    DDP_STRATEGIES,
+    DELAYED_HOOKS,
+    GROUPED_STRATEGIES,
+    EpochSpec,
+    TrainingSpec,
+)
 
 # The parts of a training step. Only a step with a DataLoader has the part loading.
 PARTS = ("loading", "data", "forward", "backward", "gradient_sync", "optimizer")

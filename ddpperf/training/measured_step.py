@@ -13,7 +13,7 @@ import torch
 from ddpperf.measuring import clock
 from ddpperf.measuring.compile_and_capture import capture
 from ddpperf.measuring.repeated_work import Measurement
-from ddpperf.specs.training import EQUAL_STRATEGIES
+from ddpperf.specs.training_step import EQUAL_STRATEGIES
 from ddpperf.training.step import TrainingStep
 from ddpperf.training.strategies import gradient_bytes, require_equal_parameters
 

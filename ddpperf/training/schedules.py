@@ -16,7 +16,7 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
 from ddpperf.specs import RunSpec, TrainingSpec
-from ddpperf.specs.recipe import ScheduleName
+from ddpperf.specs.whole_training import ScheduleName
 
 PEAK_RATE = 0.01  # learning rate of a measured step, which has no training recipe
 LEAST_RATE = 1e-3  # fraction of the peak rate at which a linear decay ends and a warm-up begins

@@ -13,7 +13,7 @@ from torch import Tensor
 from ddpperf.data.inputs import Input
 from ddpperf.measuring.compile_and_capture import compiled
 from ddpperf.specs import RunSpec, TrainingSpec
-from ddpperf.specs.training import gpu_reason
+from ddpperf.specs.training_step import gpu_reason
 from ddpperf.training.model_and_data import model_and_data
 from ddpperf.training.models import Loss
 from ddpperf.training.optimizers import optimizer_of

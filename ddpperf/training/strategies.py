@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ddpperf.specs import TrainingSpec, is_custom_model
-from ddpperf.specs.training import DDP_STRATEGIES
+from ddpperf.specs.training_step import DDP_STRATEGIES
 from ddpperf.training import comm_hooks
 from ddpperf.training.model_and_data import model_and_data
 from ddpperf.training.models import trained_parameters

@@ -18,7 +18,7 @@ from ddpperf.errors import first_line
 from ddpperf.io.files import read_text
 from ddpperf.plugin.options.options import CIFAR_CLASSES, Options
 from ddpperf.specs import RunSpec
-from ddpperf.specs.recipe import SGD_ONLY
+from ddpperf.specs.whole_training import SGD_ONLY
 
 FOLDER = Path(__file__).parents[1]
 # From the ratio of two batch sizes to the ratio of their learning rates (Goyal et al. 2017, Krizhevsky 2014)

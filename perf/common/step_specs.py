@@ -17,7 +17,7 @@ from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import Execution, Model, TrainingSpec, measured_as
 from ddpperf.specs.instruments import Kind
-from ddpperf.specs.training import CAPTURED_EXECUTIONS
+from ddpperf.specs.training_step import CAPTURED_EXECUTIONS
 
 RESNET50: tuple[Model, ...] = ("resnet50", "resnet50_cifar")  # with the stem for ImageNet and for CIFAR
 RESNET50_BATCH = 128  # images per rank

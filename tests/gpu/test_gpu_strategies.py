@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddpperf.specs import TrainingSpec
-from ddpperf.specs.training import EQUAL_STRATEGIES
+from ddpperf.specs.training_step import EQUAL_STRATEGIES
 from ddpperf.training import model_and_data, own_ddp
 from ddpperf.training.measured_step import CAPTURE_WARMUP, MeasuredStep
 from ddpperf.training.step import TrainingStep

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ddpperf.instruments.bucket_replay import BucketReplay
 from ddpperf.specs import BucketReplaySpec
-from ddpperf.specs.training import CommHook
+from ddpperf.specs.training_step import CommHook
 
 TYPES: dict[CommHook, torch.dtype] = {
     "none": torch.float32,

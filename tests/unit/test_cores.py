@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ddpperf.machine import cores, gpu_description
 from ddpperf.machine.cores import MIN_CORES, Nodes, Pinning, Plan, numa_nodes, share_cores
 from ddpperf.specs import EpochSpec
-from ddpperf.specs.training import Strategy
+from ddpperf.specs.training_step import Strategy
 from tests.fake_nvml import healthy, install
 from tests.generated import BOUNDED
 

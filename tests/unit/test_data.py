@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ddpperf.data.images import NUM_CLASSES, load_images, synthetic_images
 from ddpperf.data.sampler import EpochBatches
 from ddpperf.specs import EpochSpec, RunSpec
-from ddpperf.specs.training import DATA_VARIABLE, Strategy
+from ddpperf.specs.training_step import DATA_VARIABLE, Strategy
 from tests.generated import BOUNDED
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ddpperf.specs import EpochSpec
-from ddpperf.specs.training import DATA_VARIABLE
+from ddpperf.specs.training_step import DATA_VARIABLE
 from ddpperf.training.epoch import TrainingEpoch
 from ddpperf.training.measured_step import MeasuredStep
 from ddpperf.training.models import MODELS, Loss

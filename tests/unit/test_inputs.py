@@ -19,7 +19,7 @@ from ddpperf.data.images import MEAN, STD, Images, normalized
 from ddpperf.data.inputs import DeviceInput, Input, LoaderInput
 from ddpperf.data.sampler import EpochBatches
 from ddpperf.specs import EpochSpec
-from ddpperf.specs.training import DATA_VARIABLE
+from ddpperf.specs.training_step import DATA_VARIABLE
 from tests.project import wait_until
 
 CPU = torch.device("cpu")

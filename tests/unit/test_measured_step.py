@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ddpperf.data.images import Images, synthetic_images
 from ddpperf.specs import EpochSpec, TrainingSpec
-from ddpperf.specs.training import DATA_VARIABLE, CommHook, Strategy
+from ddpperf.specs.training_step import DATA_VARIABLE, CommHook, Strategy
 from ddpperf.training import model_and_data
 from ddpperf.training.epoch import TrainingEpoch
 from ddpperf.training.measured_step import MeasuredStep, sent_bytes

@@ -22,7 +22,7 @@ from ddpperf.specs import (
     TraceSpec,
     TrainingSpec,
 )
-from ddpperf.specs.training import MOST_BUCKET_CAP_MB, gpu_reason
+from ddpperf.specs.training_step import MOST_BUCKET_CAP_MB, gpu_reason
 from ddpperf.training.step import TrainingStep
 
 TRAINING: dict[str, Any] = {"world_size": 4, "per_rank_batch_size": 128, "strategy": "ddp"}

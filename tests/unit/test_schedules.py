@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ddpperf.specs.recipe import ScheduleName
+from ddpperf.specs.whole_training import ScheduleName
 from ddpperf.training.schedules import Schedule, scheduled_rates
 from perf.common.recipes import SCALES
 

@@ -21,7 +21,7 @@ from ddpperf.specs import (
     from_json,
     to_json,
 )
-from ddpperf.specs.training import DDP_OPTIONS
+from ddpperf.specs.training_step import DDP_OPTIONS
 from ddpperf.training.models import MODELS
 from tests.generated import SPECS
 

@@ -16,7 +16,7 @@ from ddpperf.data.augmentation import Batch
 from ddpperf.data.images import normalized, synthetic_images
 from ddpperf.data.sampler import EpochBatches
 from ddpperf.specs import Precision, TrainingSpec
-from ddpperf.specs.training import MemoryFormat, Strategy
+from ddpperf.specs.training_step import MemoryFormat, Strategy
 from ddpperf.training.measured_step import LOSS_STEPS, MeasuredStep
 from ddpperf.training.models import MODELS
 from ddpperf.training.step import TrainingStep

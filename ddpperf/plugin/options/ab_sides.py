@@ -14,7 +14,7 @@ from ddpperf.io.secret_values import shown_value
 from ddpperf.plugin.options.option_table import Value
 from ddpperf.results.samples import BASE, CANDIDATE
 from ddpperf.specs import Spec, TrainingSpec
-from ddpperf.specs.training import (
+from ddpperf.specs.training_step import (
     COMPILED_EXECUTIONS,
     DDP_OPTIONS,
     GROUPED_STRATEGIES,

@@ -26,7 +26,7 @@ from ddpperf.errors import Refused, quoted
 from ddpperf.io.secret_values import shown_word
 from ddpperf.specs import Execution, Model, Precision
 from ddpperf.specs.collective import FLOAT32_BYTES
-from ddpperf.specs.training import GROUPED_STRATEGIES
+from ddpperf.specs.training_step import GROUPED_STRATEGIES
 from ddpperf.verdict.two_stage_test import MOST_SETS
 from ddpperf.workers.launcher import launcher
 

@@ -26,7 +26,7 @@ from ddpperf.plugin.options.benchmark_options import check_root, slower_ratio
 from ddpperf.plugin.options.option_table import OLD_OPTIONS, OPTIONS, Value
 from ddpperf.results.samples import BASE, CANDIDATE
 from ddpperf.specs import EpochSpec, Execution, Input, Precision, RunSpec, TrainingSpec, is_custom_model
-from ddpperf.specs.training import SHARDED_STRATEGIES, gpu_reason
+from ddpperf.specs.training_step import SHARDED_STRATEGIES, gpu_reason
 from ddpperf.workers.interpreter import Side
 
 GPU_INDUCTOR = "combo_kernels"  # joins small kernels, which makes a step at batch size 32 8% faster

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from ddpperf.specs.spec import Fraction, Positive, Rule, Rules
-from ddpperf.specs.training import TrainingSpec
+from ddpperf.specs.training_step import TrainingSpec
 
 OptimizerName = Literal["sgd", "lars", "lamb", "muon"]
 ScheduleName = Literal["constant", "step", "multistep", "cosine", "linear", "cyclic", "one_cycle"]
