@@ -28,7 +28,7 @@ from ddpperf.plugin.run_outputs import RunOutputs
 from ddpperf.plugin.session import Session
 from ddpperf.plugin.stored_run_judge import StoredRunJudge
 from ddpperf.specs import Spec
-from ddpperf.verdict.exit_status import exit_status
+from ddpperf.verdict.run_verdict import exit_status
 
 SESSION, OUTPUTS = pytest.StashKey[Session](), pytest.StashKey[RunOutputs]()
 JUDGE = pytest.StashKey[ABJudge | StoredRunJudge]()

@@ -28,7 +28,7 @@ from ddpperf.results.outcomes import Outcome, OutcomeKind
 from ddpperf.results.units import counted
 from ddpperf.verdict.ab import Decision, ab_answer
 from ddpperf.verdict.estimates import MetricEstimates, estimates_of
-from ddpperf.verdict.exit_status import Answer
+from ddpperf.verdict.run_verdict import Answer
 from ddpperf.verdict.settings import DecisionSettings
 from ddpperf.verdict.stored_run_comparison import Comparison
 from ddpperf.verdict.two_stage_test import LOOKS, Finding

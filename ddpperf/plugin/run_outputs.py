@@ -39,7 +39,7 @@ from ddpperf.report.questions import report_tables
 from ddpperf.report.summary import WIDTH, markup, summary_lines, verdict_lines
 from ddpperf.results.outcomes import Status, Verdict
 from ddpperf.results.stored_runs import SCHEMA, is_baseline, to_json
-from ddpperf.verdict.exit_status import decide
+from ddpperf.verdict.run_verdict import decide
 
 # Fields of Options that are stored elsewhere, or not at all.
 NOT_STORED = ("given", "data", "sides")

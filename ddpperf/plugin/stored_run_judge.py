@@ -25,7 +25,7 @@ from ddpperf.results.samples import Measured
 from ddpperf.results.stored_runs import Baseline
 from ddpperf.specs import Spec
 from ddpperf.verdict.confirmed_comparison import answer_of
-from ddpperf.verdict.exit_status import Answer
+from ddpperf.verdict.run_verdict import Answer
 from ddpperf.verdict.stored_run_comparison import Comparison, Controls, Reference, compare, negative_control
 from ddpperf.workers.pool import Pool
 

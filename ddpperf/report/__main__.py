@@ -33,7 +33,7 @@ from ddpperf.results.stored_runs import (
     read_document,
 )
 from ddpperf.verdict.confirmed_comparison import answer_of
-from ddpperf.verdict.exit_status import decide
+from ddpperf.verdict.run_verdict import decide
 from ddpperf.verdict.stored_run_comparison import Controls, Reference, compare, negative_control
 from ddpperf.verdict.thresholds import read_threshold_file
 

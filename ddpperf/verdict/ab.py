@@ -13,7 +13,7 @@ from statistics import geometric_mean, median
 import numpy as np
 
 from ddpperf.verdict.estimates import Control, MetricEstimates
-from ddpperf.verdict.exit_status import Answer
+from ddpperf.verdict.run_verdict import Answer
 from ddpperf.verdict.settings import DecisionSettings
 from ddpperf.verdict.two_stage_test import (
     MOST_SETS,

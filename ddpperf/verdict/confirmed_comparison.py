@@ -9,7 +9,7 @@ from statistics import median
 
 from ddpperf.results import units
 from ddpperf.verdict.ab import MOST_UNDECIDED, Decision, Row, control_problems, times, worse_tests
-from ddpperf.verdict.exit_status import Answer
+from ddpperf.verdict.run_verdict import Answer
 from ddpperf.verdict.stored_run_comparison import Change, Comparison, Controls
 
 

@@ -15,7 +15,7 @@ from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec, CollectiveSpec, EpochSpec, SamplerSpec, Spec, TrainingSpec
 from ddpperf.verdict.ab import MOST_ADVISED, Decision, Row, ab_answer, control_problems
 from ddpperf.verdict.estimates import Control, MetricEstimates, estimates_of
-from ddpperf.verdict.exit_status import decide
+from ddpperf.verdict.run_verdict import decide
 from ddpperf.verdict.settings import read_decision
 from ddpperf.verdict.two_stage_test import Finding
 from tests.generated import BOUNDED

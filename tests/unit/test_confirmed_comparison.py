@@ -11,7 +11,7 @@ from ddpperf.results.outcomes import Outcome, OutcomeKind, Status
 from ddpperf.verdict.ab import Decision, Row
 from ddpperf.verdict.confirmed_comparison import answer_of
 from ddpperf.verdict.estimates import Control, MetricEstimates
-from ddpperf.verdict.exit_status import Answer, decide
+from ddpperf.verdict.run_verdict import Answer, decide
 from ddpperf.verdict.settings import read_decision
 from ddpperf.verdict.stored_run_comparison import Change, Comparison, Controls
 from ddpperf.verdict.two_stage_test import Finding

@@ -19,7 +19,7 @@ from ddpperf.specs import AllReduceSpec, Spec, TrainingSpec
 from ddpperf.verdict.ab import Decision
 from ddpperf.verdict.confirmed_comparison import answer_of
 from ddpperf.verdict.estimates import Control, MetricEstimates
-from ddpperf.verdict.exit_status import Answer, decide
+from ddpperf.verdict.run_verdict import Answer, decide
 from ddpperf.verdict.settings import read_decision
 from ddpperf.verdict.stored_run_comparison import Comparison, Reference, compare
 from ddpperf.verdict.two_stage_test import LOOKS, Settings

@@ -13,8 +13,8 @@ from ddpperf.report.summary import summary_lines
 from ddpperf.results.outcomes import Outcome, OutcomeKind, Status
 from ddpperf.specs import AllReduceSpec, CallExecution, TrainingSpec
 from ddpperf.verdict.confirmed_comparison import answer_of
-from ddpperf.verdict.exit_status import decide
 from ddpperf.verdict.run_history import Spread, bounds
+from ddpperf.verdict.run_verdict import decide
 from ddpperf.verdict.stored_run_comparison import Change, Comparison
 from tests import stored
 from tests.stored import GPU, QUIET, compared

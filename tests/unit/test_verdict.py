@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ddpperf.results.outcomes import Outcome, OutcomeKind, Status
 from ddpperf.verdict.confirmed_comparison import answer_of
-from ddpperf.verdict.exit_status import decide, exit_status
+from ddpperf.verdict.run_verdict import decide, exit_status
 from ddpperf.verdict.stored_run_comparison import Change, Comparison, Controls
 from tests.generated import BOUNDED, seconds
 
