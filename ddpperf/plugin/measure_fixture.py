@@ -13,7 +13,7 @@ from ddpperf.errors import Refused
 from ddpperf.instruments.kernels import other_kernels
 from ddpperf.io.terminal_text import harmless
 from ddpperf.machine.hardware import Machine
-from ddpperf.plugin.devices import Devices
+from ddpperf.plugin.device_guard import Devices
 from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.results import metrics
 from ddpperf.results.record import Note, Record, info, warning

@@ -25,7 +25,7 @@ from ddpperf.machine.links import rates_to_json
 from ddpperf.machine.network import find_interface
 from ddpperf.plugin.base_checkout import require_stored_code
 from ddpperf.plugin.collected_tests import Collection, Outcomes
-from ddpperf.plugin.devices import Devices
+from ddpperf.plugin.device_guard import Devices
 from ddpperf.plugin.interrupts import ignore_interrupts
 from ddpperf.plugin.measure_fixture import Measure, Measuring
 from ddpperf.plugin.options.ab_sides import Sides

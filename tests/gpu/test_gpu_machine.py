@@ -17,7 +17,7 @@ from ddpperf.doctor.findings import Level
 from ddpperf.doctor.gpus import other_users
 from ddpperf.machine.gpu_description import gpu_handles, visible_gpus
 from ddpperf.machine.links import PCIE_LANE_RATES, gpu_link
-from ddpperf.plugin.devices import Devices
+from ddpperf.plugin.device_guard import Devices
 from ddpperf.specs import RunSpec
 from ddpperf.workers.gpu_pace import GpuPace
 from ddpperf.workers.pool import Pool

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from ddpperf.plugin.devices import Devices
+from ddpperf.plugin.device_guard import Devices
 from ddpperf.results.samples import Measured
 from ddpperf.results.usage import Usage
 from ddpperf.specs import AllReduceSpec, EpochSpec, Fault, RunSpec, Spec, TrainingSpec

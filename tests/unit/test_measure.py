@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ddpperf.machine import hardware
-from ddpperf.plugin.devices import Devices
+from ddpperf.plugin.device_guard import Devices
 from ddpperf.plugin.measure_fixture import Measure, Measuring, VirtualClock
 from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.results.record import warning

@@ -11,7 +11,7 @@ from ddpperf.machine.cores import Pinning
 from ddpperf.machine.hardware import Links, Machine
 from ddpperf.machine.network import Interface
 from ddpperf.plugin.cases import machine_reason
-from ddpperf.plugin.devices import Devices
+from ddpperf.plugin.device_guard import Devices
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.report.summary import next_step, summary_lines
 from ddpperf.results.samples import Measured, Sample

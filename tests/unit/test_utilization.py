@@ -17,7 +17,7 @@ import pytest
 
 from ddpperf.machine import utilization
 from ddpperf.machine.utilization import Recorder, Sampler, gpu_now
-from ddpperf.plugin.devices import Devices
+from ddpperf.plugin.device_guard import Devices
 from ddpperf.results.usage import MOST_POINTS, Usage, averaged
 from ddpperf.specs import AllReduceSpec, EpochSpec, TrainingSpec
 from tests.fake_nvml import install, refuses, training
