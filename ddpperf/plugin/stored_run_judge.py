@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from ddpperf.errors import Refused
-from ddpperf.machine.hardware import differences
 from ddpperf.plugin.ab_judge import ABJudge
 from ddpperf.plugin.base_checkout import stored_sides
 from ddpperf.plugin.control_steps import copied, positive_control
@@ -28,6 +27,8 @@ from ddpperf.verdict.confirmed_comparison import answer_of
 from ddpperf.verdict.run_verdict import Answer
 from ddpperf.verdict.stored_run_comparison import Comparison, Controls, Reference, compare, negative_control
 from ddpperf.workers.pool import Pool
+
+INCOMPARABLE = {"commit", "gpus", "pinning", "hostname", "links", "nodes"}  # facts of an environment
 
 
 class StoredRunJudge:
@@ -124,3 +125,16 @@ class StoredRunJudge:
         if self._confirmation is not None and self._confirmation.decision is not None:
             fields["confirmed"] = self._confirmation.sides_json()
         return fields
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the differences between the environments of two stored runs, except for the commit."""
+    found = []
+    for name in sorted(then.keys() & now.keys() - INCOMPARABLE):
+        pair = (then[name], now[name])
+        before, after = pair if all(isinstance(one, dict) for one in pair) else ({name: one} for one in pair)
+        for key in sorted(before.keys() | after.keys()):
+            was, is_now = before.get(key, "not set"), after.get(key, "not set")
+            if was != is_now:
+                found.append(f"{key} was {was}, is {is_now}")
+    return found

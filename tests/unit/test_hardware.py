@@ -18,6 +18,7 @@ import torch
 from ddpperf.machine import hardware
 from ddpperf.machine.gpu_description import Gpu, first_unmapped, select_visible, visible_gpus
 from ddpperf.machine.hardware import Machine, computes_bf16, core_count, cpu_model, hardware_key
+from ddpperf.plugin.stored_run_judge import differences
 from ddpperf.specs import AllReduceSpec
 from tests.fake_nvml import healthy
 
@@ -161,7 +162,7 @@ def test_environment_names_what_changes_times(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.setenv("SECRET_TOKEN", "hidden")
     after = hardware.environment("cpu", [], tmp_path)
-    found = hardware.differences(before, after)
+    found = differences(before, after)
     assert "OMP_NUM_THREADS was not set, is 7" in found
     assert [line for line in found if line.startswith(f"{tmp_path}/usercustomize.py was not set, is ")]
     assert "hidden" not in str(after)
@@ -170,9 +171,9 @@ def test_environment_names_what_changes_times(tmp_path: Path, monkeypatch: pytes
 def test_differences_leave_out_what_changes_no_time() -> None:
     then = {"commit": "one", "hostname": "a", "torch": "2.11.0", "variables": {"OMP_A": "1", "OMP_B": "2"}}
     now = {"commit": "two", "hostname": "b", "torch": "2.12.0", "variables": {"OMP_A": "1", "OMP_C": "3"}}
-    assert hardware.differences(then, now | {"new": 1}) == [
+    assert differences(then, now | {"new": 1}) == [
         "torch was 2.11.0, is 2.12.0",
         "OMP_B was 2, is not set",
         "OMP_C was not set, is 3",
     ]
-    assert hardware.differences(then, then) == []
+    assert differences(then, then) == []
