@@ -86,6 +86,8 @@ def test_commit_is_checked_out_beside_the_tree(repository: Path) -> None:
     assert (repository / "mine.py").read_text() == "not committed"
     assert worktrees(repository) == 2
     assert git(repository, "status", "--porcelain") == "M mine.py", "the worktree's folder is ignored"
+    shutil.rmtree(folder)  # somebody has deleted the files
+    assert check_out(repository, old(repository), folder) == folder
     (folder / "built").write_text("by a rank")
     remove_worktree(repository, folder)
     assert not folder.exists()
