@@ -76,6 +76,14 @@ def test_projection_is_compared_with_the_same_excess() -> None:
     compare(measure, {"A1": Estimate(value=9e-3, low=0.0, high=1.0)}, on_4, on_8)
     assert measure.metrics["plain_excess_seconds"]["value"] == 4e-3
     assert measure.metrics["projection_error"]["value"] == pytest.approx(9 / 8 - 1)
+    faster = measure_on(Machine())
+    compare(
+        faster,
+        {"A1": Estimate(value=9e-3, low=0.0, high=1.0)},
+        on_4,
+        {"A1": on_8["A1"]._replace(seconds=0.0)},
+    )
+    assert list(faster.metrics) == ["plain_excess_seconds"], "without an excess there is no error of it"
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
