@@ -16,14 +16,13 @@ from ddpperf.errors import Refused
 from ddpperf.io.terminal_text import harmless
 from ddpperf.machine import hardware
 from ddpperf.plugin.ab_judge import ABJudge
-from ddpperf.plugin.cases import parameters
+from ddpperf.plugin.cases import parameters, sides_reason
 from ddpperf.plugin.collected_tests import spec_of
 from ddpperf.plugin.interrupts import interrupt_once
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.benchmark_options import check_measuring_options, runs_tests
 from ddpperf.plugin.options.option_table import add_options
 from ddpperf.plugin.options.options import is_experiment
-from ddpperf.plugin.options.slow_checks import lacking_side
 from ddpperf.plugin.run_outputs import RunOutputs
 from ddpperf.plugin.session import Session
 from ddpperf.plugin.stored_run_judge import StoredRunJudge
@@ -128,16 +127,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if runs_tests(config):
             check_measuring_options(config)
         _prepare(config)
-        functions = [
-            (item, function)
-            for item in session.items
-            if isinstance(spec := spec_of(item), Spec)
-            for function in spec.functions
-        ]
-        ours.use_functions(function for _, function in functions)
-        for item, function in functions:
-            if side := lacking_side(ours.options, function):
-                reason = f"the {side} lacks {function}, so there is nothing to compare"
+        measured = [(item, spec) for item in session.items if isinstance(spec := spec_of(item), Spec)]
+        ours.check_sides(function for _, spec in measured for function in spec.functions)
+        for item, spec in measured:
+            if reason := sides_reason(spec, ours.options):
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 

@@ -80,7 +80,6 @@ def stored_sides(baseline: Baseline, here: Path, options: Options, cleanup: Exit
     base = Side(name=BASE, python=python, root=root)
     stored = {function for measured in baseline.measured.values() for function in measured.spec.functions}
     found = check_side(base, f"the code of {name}", options.device, [options.model, *sorted(stored)])
-    found.require_root()
     if found.torch != torch:
         raise Refused(f"{name} measured torch {torch}, and {base.python} has {found.torch} today")
     return Sides(base=base, candidate=Side(name=CANDIDATE), spec_fields={}, found={BASE: found})

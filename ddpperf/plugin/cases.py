@@ -16,6 +16,7 @@ from ddpperf.machine.compiler import compiler_reason, triton_reason
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.options.ab_sides import changed
 from ddpperf.plugin.options.options import Options
+from ddpperf.plugin.options.slow_checks import lacking_side
 from ddpperf.specs import AllReduceSpec, RunSpec, Spec, TrainingSpec
 from ddpperf.specs.labels import UNNAMED, labels, training_labels
 from ddpperf.specs.training_step import gpu_reason
@@ -92,14 +93,22 @@ def _skips(spec: Spec, options: Options, machine: Machine) -> list[pytest.MarkDe
         return [pytest.mark.skip(reason=reason)]
     if (sides := options.sides) is None:
         return []
-    if _needs_torchvision(spec) and not sides.torchvision:
-        return [pytest.mark.skip(reason="it needs torchvision, which the base or the candidate lacks")]
     try:
         reason = machine_reason(changed(spec, sides.spec_fields), machine)
     except ValueError as error:
         reason = str(error)
     skip = pytest.mark.skip(reason=f"the candidate cannot measure it: {reason}")
     return [skip, pytest.mark.candidate_cannot] if reason else []
+
+
+def sides_reason(spec: Spec, options: Options) -> str:
+    """Return what the base or the candidate lacks for a spec, once both are checked, or ""."""
+    for function in spec.functions:
+        if side := lacking_side(options, function):
+            return f"the {side} lacks {function}, so there is nothing to compare"
+    if _needs_torchvision(spec) and options.sides is not None and not options.sides.torchvision:
+        return "it needs torchvision, which the base or the candidate lacks"
+    return ""
 
 
 def machine_reason(spec: Spec, machine: Machine) -> str:

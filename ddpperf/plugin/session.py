@@ -30,7 +30,7 @@ from ddpperf.plugin.interrupts import ignore_interrupts
 from ddpperf.plugin.measure_fixture import Measure, Measuring
 from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.plugin.options.options import Options, read_options
-from ddpperf.plugin.options.slow_checks import prepare, with_functions
+from ddpperf.plugin.options.slow_checks import check_sides, prepare
 from ddpperf.plugin.progress import ProgressLine
 from ddpperf.results.record import Record
 from ddpperf.results.samples import CANDIDATE, Measured
@@ -101,7 +101,7 @@ class Session:
     # --- collecting
 
     def prepare(self) -> None:
-        """Check images, interpreters and models once, before the first measurement.
+        """Check images and models once, before cases are made of them.
 
         Raises Refused if something cannot be measured.
         """
@@ -109,18 +109,18 @@ class Session:
             return
         self.host = self._host()  # now: the commit at the beginning is the one that is stored
         self.options = prepare(self.options, self.storage.root)
-        if self.baseline is not None:
-            require_stored_code(self.baseline, self.options.sides, self.storage.root)
 
     def _host(self) -> dict[str, Any]:
         return hardware.environment(self.options.device, self.gpus, self.storage.root)
 
-    def use_functions(self, functions: Iterable[str]) -> None:
-        """Let the ranks import the user's functions that the collected tests measure.
+    def check_sides(self, functions: Iterable[str]) -> None:
+        """Check the interpreters and the code of an A/B run, before the first measurement.
 
-        Raises Refused if a side of an A/B run would load nothing from its source tree.
+        functions: of the user, which the collected tests measure. Raises Refused if ranks cannot run.
         """
-        self.options = with_functions(self.options, functions)
+        self.options = check_sides(self.options, functions)
+        if self.baseline is not None:
+            require_stored_code(self.baseline, self.options.sides, self.storage.root)
 
     # --- measuring
 

@@ -97,14 +97,12 @@ class Side:
 class Found:
     """What a side's ranks can import, as start_rank.py reports it.
 
-    requested: the options that name the side. folders: the folder on the path from which each module
-    was imported. foreign: modules of the current folder, although the root comes first on the path.
-    missing, why: the first module that cannot be imported, and the error.
+    folders: the folder on the path from which each module was imported. foreign: modules of the current
+    folder, although the root comes first on the path. missing, why: the first module that cannot be
+    imported, and the error.
     """
 
     python: str
-    root: Path | None = None
-    requested: str = ""
     torch: str = ""
     cuda: str | None = None
     folders: Mapping[str, str] = field(default_factory=dict)
@@ -113,23 +111,33 @@ class Found:
     missing: str = ""
     why: str = ""
 
-    def require_root(self) -> None:
-        """Raise Refused if the ranks import nothing from their source tree, or a module from another tree."""
-        if self.root is None:
-            return
-        if not {str(self.root), str(self.root / "src")} & set(self.folders.values()):
+    def problem(self, root: Path | None, device: str) -> str:
+        """Return why ranks cannot run or would not load the source tree `root`, or an empty string."""
+        if release(self.python) < release(MIN_PYTHON):
+            return f"is Python {self.python}, ddpperf needs {MIN_PYTHON} or newer; name a newer interpreter"
+        if self.torch and release(self.torch) < release(MIN_TORCH):
+            return f"has torch {self.torch}, ddpperf needs {MIN_TORCH} or newer; install one there"
+        if self.missing:
+            return f"cannot import {self.missing}, as its ranks must ({self.why}); install it there"
+        if device == "cuda" and self.cuda is None:
+            return f"has torch {self.torch} without CUDA; install one with CUDA, or pass --device cpu"
+        if root is None:
+            return ""
+        if not {str(root), str(root / "src")} & set(self.folders.values()):
             places = ", ".join(f"{name} from {folder}" for name, folder in self.folders.items())
             advice = "name a checkout that has one of them, or merge the performance tests there first"
-            raise Refused(f"{self.requested} holds nothing that a rank loads, found {places}; {advice}")
-        if self.foreign and self.folders.get("ddpperf") != str(self.root):
+            return f"holds nothing that a rank loads, found {places}; {advice}"
+        if self.foreign and self.folders.get("ddpperf") != str(root):
             found = f"its ranks would load {self.foreign[0]} of the current folder"
-            raise Refused(f"{self.requested} lacks a module: {found}; move it to the root or to src/")
+            return f"lacks a module: {found}; move it to the root or to src/"
+        return ""
 
 
 def check_side(side: Side, requested: str, device: str, functions: Sequence[str]) -> Found:
     """Check that ranks can start with the interpreter and the code of the base or the candidate.
 
-    Raises Refused if they cannot. requested: the options that name the side. functions: the models
+    Raises Refused if they cannot, or if they would import nothing from their source tree, or modules of
+    the current folder. requested: the options that name the side. functions: the models
     and other functions of the user that the ranks import.
     """
     try:
@@ -141,22 +149,13 @@ def check_side(side: Side, requested: str, device: str, functions: Sequence[str]
         why = f"did not import torch and the model within {PROBE_SECONDS} s; try it by itself"
         raise Refused(f"{requested} {why}") from error
     try:
-        found = Found(root=side.root, requested=requested, **json.loads(ended.stdout.splitlines()[-1]))
+        found = Found(**json.loads(ended.stdout.splitlines()[-1]))
     except (IndexError, TypeError, ValueError):
         errors = [f" ({line[:200]})" for line in ended.stderr.splitlines() if line.strip()]
         what = f"ended with status {ended.returncode}{''.join(errors[-1:])} before it had imported torch"
         advice = f"name a Python {MIN_PYTHON} or newer that can import them by itself"
         raise Refused(f"{requested} {what} and the model; {advice}") from None
-    problem = ""
-    if release(found.python) < release(MIN_PYTHON):
-        problem = f"is Python {found.python}, ddpperf needs {MIN_PYTHON} or newer; name a newer interpreter"
-    elif found.torch and release(found.torch) < release(MIN_TORCH):
-        problem = f"has torch {found.torch}, ddpperf needs {MIN_TORCH} or newer; install one there"
-    elif found.missing:
-        problem = f"cannot import {found.missing}, as its ranks must ({found.why}); install it there"
-    elif device == "cuda" and found.cuda is None:
-        problem = f"has torch {found.torch} without CUDA; install one with CUDA, or pass --device cpu"
-    if problem:
+    if problem := found.problem(side.root, device):
         raise Refused(f"{requested} {problem}")
     return found
 

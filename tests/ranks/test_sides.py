@@ -16,7 +16,7 @@ import pytest
 
 from ddpperf.errors import Refused
 from ddpperf.plugin.options.ab_sides import Sides
-from ddpperf.plugin.options.slow_checks import check_sides, lacking_side, with_functions
+from ddpperf.plugin.options.slow_checks import check_sides, lacking_side
 from ddpperf.workers import interpreter as probing_module
 from ddpperf.workers.interpreter import Side, check_side
 from tests.command_line import reader
@@ -81,7 +81,7 @@ def read(
         line: str, device: str = "cpu", model: str = "resnet18", functions: Sequence[str] = ()
     ) -> Sides | None:
         arguments = ["--rootdir", str(at), "--device", device, "--model", model, *shlex.split(line)]
-        return with_functions(check_sides(reader(pytestconfig)(*arguments, gpus=2)), functions).sides
+        return check_sides(reader(pytestconfig)(*arguments, gpus=2), functions).sides
 
     yield read
     marked.assert_nothing_left()

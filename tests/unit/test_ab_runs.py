@@ -8,7 +8,7 @@ import pytest
 
 from ddpperf.machine.hardware import hardware_key
 from ddpperf.specs import Spec
-from ddpperf.workers.interpreter import Found
+from ddpperf.workers.interpreter import Found, Side
 from tests.canned import CannedSuite, died, step_counters, step_seconds
 from tests.project import Finished
 
@@ -72,6 +72,41 @@ def test_slower_candidate_fails_on_fresh_sets(project: CannedSuite) -> None:
     assert [len(names) for names in sets] == [6, 6]
     assert not sets[0] & sets[1]
     assert "is worse: its time is 1." in (project.root / "junit.xml").read_text()
+
+
+LACKED = """
+import pytest
+from ddpperf.specs import CustomStepSpec, TrainingSpec
+
+SPECS = [TrainingSpec(world_size=1, per_rank_batch_size=8, strategy="single", model="torchvision:alexnet")]
+SPECS += [CustomStepSpec(world_size=1, per_rank_batch_size=8, function=f) for f in ("new:f", "old:f")]
+
+@pytest.mark.parametrize("spec", SPECS, ids=["images", "new", "old"])
+def test_it(measure, spec):
+    measure(spec)
+"""
+
+
+def test_tests_of_what_a_side_lacks_are_skipped(
+    project: CannedSuite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A side is tried once, with the functions that it must have."""
+    tried: list[list[str]] = []
+
+    def check(side: Side, requested: str, device: str, functions: list[str]) -> Found:
+        tried.append(functions)
+        return Found(python="", torch="2.11.0", torchvision=False)
+
+    monkeypatch.setattr("ddpperf.plugin.options.slow_checks.check_side", check)
+    (project.root / "new.py").touch()
+    project.experiment.write_text(LACKED)
+    project.canned.seconds = lambda spec, name: 0.01
+    run(project, "--candidate", "other")
+    (document,) = project.saved_runs()
+    outcomes = document["ddpperf"]["outcomes"]
+    assert [outcome["kind"] for outcome in outcomes.values()] == ["skipped", "skipped", "passed"]
+    assert outcomes["perf/test_it.py::test_it[new]"]["reason"].startswith("the candidate lacks new:f")
+    assert [functions[1:] for functions in tried] == [["old:f"]]
 
 
 TWO_STEPS = """

@@ -11,7 +11,7 @@ import pytest
 from ddpperf.machine import hardware
 from ddpperf.machine.compiler import compiler_problem, compiler_reason
 from ddpperf.machine.hardware import Machine
-from ddpperf.plugin.cases import case, if_valid, machine_reason, parameters
+from ddpperf.plugin.cases import case, if_valid, machine_reason, parameters, sides_reason
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.specs import AllReduceSpec, PartsSpec, Spec, TrainingSpec
@@ -88,23 +88,16 @@ def test_candidate_that_cannot_measure_is_marked(
     assert reason.startswith("the candidate cannot measure it: it maps the memory of all GPUs")
 
 
-@pytest.mark.parametrize(
-    ("lacking", "value"),
-    [
-        ("importlib.util.find_spec", lambda _: None),
-        (f"{Sides.__module__}.Sides.torchvision", False),
-    ],
-)
-def test_dataloader_needs_torchvision(
-    pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch, lacking: str, value: Any
-) -> None:
+def test_dataloader_needs_torchvision(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
     options = reader(pytestconfig)("--rootdir=/", "--candidate=A=1")
-    monkeypatch.setattr(lacking, value)
-    epoch = options.epoch(**TRAINING, input="dataloader")
-    marker = pytest.mark.specs(cases=lambda _: [epoch, options.step(**TRAINING)]).mark
-    loaded, plain = parameters("test_it", marker, options, Machine())
-    assert [mark.kwargs["reason"][:20] for mark in loaded.marks] == ["it needs torchvision"]
-    assert not plain.marks
+    loaded, plain = options.epoch(**TRAINING, input="dataloader"), options.step(**TRAINING)
+    assert sides_reason(loaded, options) == ""
+    monkeypatch.setattr(Sides, "torchvision", False)
+    reason = "it needs torchvision, which the base or the candidate lacks"
+    assert (sides_reason(loaded, options), sides_reason(plain, options)) == (reason, "")
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    reason = "it needs torchvision, which is not installed"
+    assert (machine_reason(loaded, Machine()), machine_reason(plain, Machine())) == (reason, "")
 
 
 def test_fastest_all_reduce_needs_another_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:

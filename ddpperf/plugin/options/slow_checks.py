@@ -1,4 +1,4 @@
-"""Slow checks before a test run, of the interpreters, the images and the model."""
+"""Slow checks before a test run, of the images, the model and the interpreters."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ MODEL_SECONDS = 120
 
 
 def prepare(options: Options, root: Path) -> Options:
-    """Run all slow checks of the options, and return the options with the decoded data set."""
+    """Check the images and the model, and return the options with the decoded data set."""
     if (folder := options.worker_logs) is not None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             where = f"--worker-logs {folder} cannot be made"
             raise Refused(f"{where} ({error.strerror}); name another folder") from error
-    options = check_sides(options)
     cached = root / ".ddpperf" / "data"
     data = cache.prepare(options.data_source, cached, lambda line: print_lines([f"ddpperf: {line}"]))
     ranks, count = max(options.world_sizes), options.requested_epoch_images
@@ -43,36 +42,23 @@ def prepare(options: Options, root: Path) -> Options:
     return dataclasses.replace(options, data=data)
 
 
-def check_sides(options: Options, functions: Iterable[str] = ()) -> Options:
+def check_sides(options: Options, functions: Iterable[str]) -> Options:
     """Check that the interpreters of base and candidate can run ranks.
 
-    torch, a custom model and other functions of the user are imported in each interpreter, which
-    takes seconds. Returns the options with the found versions.
+    torch, a custom model and the functions that the collected tests measure are imported in each
+    interpreter, which takes seconds. Returns the options with the functions and the found versions.
     """
+    known = sorted({function for function in functions if not lacking_side(options, function)})
+    options = dataclasses.replace(options, functions=tuple(known))
     if (sides := options.sides) is None:
         return options
-    imported = [options.model, *functions]
+    imported = [options.model, *known]
     found = {
         side.name: check_side(side, options_of_side(side), options.device, imported)
         for side in (sides.base, sides.candidate)
         if is_elsewhere(side)
     }
     return dataclasses.replace(options, sides=dataclasses.replace(sides, found=found))
-
-
-def with_functions(options: Options, functions: Iterable[str]) -> Options:
-    """Return the options with the custom functions that the collected tests measure.
-
-    Raises Refused if the ranks of a side of an A/B run would load nothing from its source tree, or
-    modules of the current folder.
-    """
-    known = sorted({function for function in functions if not lacking_side(options, function)})
-    options = dataclasses.replace(options, functions=tuple(known))
-    if known:
-        options = check_sides(options, known)
-    for found in options.sides.found.values() if options.sides is not None else ():
-        found.require_root()
-    return options
 
 
 def lacking_side(options: Options, function: str) -> str:
