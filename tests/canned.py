@@ -41,11 +41,11 @@ from ddpperf.specs import (
     Spec,
     TrainingSpec,
 )
-from ddpperf.specs.spec import FaultKind
 from ddpperf.workers import pool
 from ddpperf.workers.channel import PROTOCOL, Message
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure
 from ddpperf.workers.process_set import ProcessSet, SetOptions
+from tests.faults import PURPOSE
 from tests.project import Finished, Project
 
 INNER_OPTIONS = "--capture=sys --import-mode=importlib " + " ".join(
@@ -62,10 +62,10 @@ ENVIRONMENT: Message = {
     "backend": "gloo",
     "threads": 1,
 }
-FAILURES: dict[FaultKind, tuple[Cause, str]] = {
+FAILURES = {  # of steps of tests/faults.py
     "kill": (Cause.DIED, "was killed by SIGKILL"),
-    "exit": (Cause.DIED, "exited with status 0"),
-    "raise": (Cause.RAISED, "raised RuntimeError: injected into rank {rank} at {command}"),
+    "leave": (Cause.DIED, "exited with status 0"),
+    "raises": (Cause.RAISED, f"raised RuntimeError: {PURPOSE}"),
     "hang": (Cause.HUNG, "did not answer within {deadline:g} s"),
 }
 
@@ -129,6 +129,7 @@ class Canned:
     fraction the rounds of a set differ from each other. sampled: the names of the sets, in the
     order in which they were told to sample. asked: the ranks that each of these samples was asked
     of, and whether the sample has an untimed step. setup: what ranks answer to "setup".
+    fails_at: the command at which a failing step of tests/faults.py fails.
     ended: the commands that end a measurement and the names of their sets, in order; "answer"
     stands for the answer to a command.
     """
@@ -141,6 +142,7 @@ class Canned:
         self.sampled: list[str] = []
         self.asked: list[tuple[list[int], bool]] = []
         self.setup: Message = {"port": None, "environment": ENVIRONMENT, PROTOCOL: True}
+        self.fails_at = "sample"
         self.ended: list[str] = []
 
     def round_seconds(self, spec: Spec, set_name: str, rank: int, round_number: int) -> float:
@@ -172,7 +174,7 @@ class CannedSet(ProcessSet):
             self.canned.ended.append(f"answer {self.name}")
         if command == "open":
             self.spec = specs.from_json(arguments["spec"])
-        if command in ("open", "sample", "finish", "close"):
+        if command == self.canned.fails_at:
             self._fail(command, deadline_seconds or self.options.deadline_seconds)
         if command == "sample":
             self.rounds += 1
@@ -197,18 +199,13 @@ class CannedSet(ProcessSet):
                 return {}
 
     def _fail(self, command: str, deadline_seconds: float) -> None:
-        """Do what the spec's fault says, as the ranks would."""
-        fault = self.spec.fault
-        if fault is None or fault.command != command:
-            return
-        cause, what = FAILURES[fault.kind]
-        failure = RankFailure(
-            rank=fault.rank,
-            cause=cause,
-            what=what.format(rank=fault.rank, command=command, deadline=deadline_seconds),
-            detail="",
-        )
-        raise self._failure(command, [failure])
+        """Fail as the ranks would, if the spec's step is one of tests/faults.py."""
+        kind = getattr(self.spec, "function", "").removeprefix("tests.faults:")
+        if kind in FAILURES:
+            cause, what = FAILURES[kind]
+            what = what.format(deadline=deadline_seconds)
+            failure = RankFailure(rank=self.spec.world_size - 1, cause=cause, what=what)
+            raise self._failure(command, [failure])
 
 
 @contextlib.contextmanager

@@ -14,8 +14,10 @@ import torch.distributed as dist
 
 from ddpperf.machine.compiler import compiler_problem
 from ddpperf.machine.git import KEPT_VARIABLES
+from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
+from tests import faults
 from tests.canned import Canned, CannedSuite, canned_sets
 from tests.namespaces import namespaces_reason
 from tests.project import Marked, Project
@@ -94,7 +96,8 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
             patch.setenv("TMPDIR", str(mine.folder))
             patch.setattr(tempfile, "tempdir", str(mine.folder))
             hangs = tmp_path_factory.mktemp("hangs")
-            pool = Pool(SetOptions(size=2, device="cpu", rounds=2, deadline_seconds=60, hang_folder=hangs))
+            options = SetOptions(size=2, device="cpu", rounds=2, deadline_seconds=60, hang_folder=hangs)
+            pool = Pool(options, sides=(Side(environment=faults.ALLOWED),))
             pool.live_sets()
         with pool:
             assert len(mine.processes()) >= 2, "the ranks are known by their temporary folder"

@@ -28,7 +28,7 @@ UNWANTED = ("PYTEST_", "GITHUB_", "CUDA_VISIBLE", "TORCHINDUCTOR_")
 
 # A small experiment: one all_reduce of 1 KiB on two ranks.
 ALL_REDUCE = """
-from ddpperf.specs import AllReduceSpec, Fault
+from ddpperf.specs import AllReduceSpec
 
 def test_all_reduce(measure):
     measure(AllReduceSpec(world_size=2, nbytes=1024))

@@ -152,7 +152,6 @@ class Session:
             return None
         launcher = Launcher(
             template=options.launcher,
-            nodes=options.nodes,
             per_node=options.links.node if options.nodes > 1 else max(options.world_sizes),
             device=options.device,
             interface=options.interface or find_interface(LOOPBACK),
@@ -276,7 +275,7 @@ class Session:
         rates = {world_size: self.machine.link(world_size) for world_size in self.machine.world_sizes}
         if links := rates_to_json(rates):
             environment["links"] = links  # the rates that utilizations of this run refer to
-        if self.launcher is not None and self.launcher.nodes > 1:
+        if self.launcher is not None and self.options.nodes > 1:
             here = {"link": self.launcher.interface.link, "ranks": self.launcher.per_node}
             environment["nodes"] = [node | here for node in self.launcher.hosts]
         return environment

@@ -18,7 +18,7 @@ from ddpperf.specs.instruments import (
     measured_as,
 )
 from ddpperf.specs.shard import SamplerSpec
-from ddpperf.specs.spec import RETIRED_FIELDS, Fault, Spec, from_json, to_json
+from ddpperf.specs.spec import RETIRED_FIELDS, Spec, from_json, to_json
 from ddpperf.specs.training_step import (
     EpochSpec,
     Execution,

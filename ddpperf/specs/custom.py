@@ -53,7 +53,7 @@ class CustomStepSpec(Spec):
 
         Its seconds are the single-device step time t(1) of a speedup.
         """
-        return replace(self, world_size=1, delay_seconds=0.0, fault=None)
+        return replace(self, world_size=1, delay_seconds=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,8 +81,8 @@ Kind = TypeVar("Kind", TraceSpec, PartsSpec, EpochPartsSpec, BucketReplaySpec, M
 def measured_as(kind: type[Kind], spec: TrainingSpec) -> Kind:
     """Return a measurement spec of the given class for the same training as `spec`.
 
-    The new spec has no added delay and no fault. Raises ValueError if the rules of its class refuse
+    The new spec has no added delay. Raises ValueError if the rules of its class refuse
     the training.
     """
     training = {field.name: getattr(spec, field.name) for field in fields(TrainingSpec)}
-    return kind(**training | {"delay_seconds": 0.0, "fault": None})
+    return kind(**training | {"delay_seconds": 0.0})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -13,13 +12,11 @@ from ddpperf.errors import first_line, quoted, short
 
 _types: Any = cache(partial(get_type_hints, include_extras=True))
 
-FaultKind = Literal["raise", "hang", "kill", "exit"]
-FaultCommand = Literal["open", "sample", "finish", "close"]
 MOST_DELAY_SECONDS = 10.0
 MOST_RANKS = 2**16
 MOST_INT = 2**53  # every smaller whole number is a float, too
 # Fields of stored specs that this version no longer has. They are ignored when a spec is read.
-RETIRED_FIELDS = ("cutout",)
+RETIRED_FIELDS = ("cutout", "fault")
 # Types of fields with limits that `Spec` checks: the least and the largest int, the largest float, or
 # the pattern of a text and its name.
 Positive = Annotated[int, 1]
@@ -55,22 +52,8 @@ Rules = tuple[Rule, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fault:
-    """A failure that one rank causes on purpose, so that the handling of failures can be tested.
-
-    kind: "raise" raises an exception, "hang" waits for ever, "kill" sends SIGKILL to the rank
-    itself, and "exit" exits with status 0.
-    command: the command sent to the rank ("open", "sample", "finish" or "close") that fails.
-    """
-
-    kind: FaultKind
-    rank: int
-    command: FaultCommand = "sample"
-
-
-@dataclass(frozen=True, kw_only=True)
 class Spec:
-    """Base class of all measurement specs: number of ranks, added delay, and fault to inject.
+    """Base class of all measurement specs: number of ranks and added delay.
 
     kinds: the classes of all measurement specs, by measurement.
     measurement: the name by which the ranks find the measurement.
@@ -96,7 +79,6 @@ class Spec:
 
     world_size: Ranks
     delay_seconds: Delay = 0.0
-    fault: Fault | None = None
 
     def __init_subclass__(cls) -> None:
         if "measurement" in vars(cls):
@@ -204,10 +186,7 @@ def to_json(spec: Spec) -> dict[str, Any]:
     A field with its default value is omitted, so that the older code of an A/B run's base can read
     the object although it does not know the field.
     """
-    changed = spec.changed_fields
-    if spec.fault is not None:
-        changed["fault"] = dataclasses.asdict(spec.fault)
-    return {"measurement": spec.measurement, **changed}
+    return {"measurement": spec.measurement, **spec.changed_fields}
 
 
 def from_json(fields: dict[str, Any]) -> Spec:
@@ -220,8 +199,6 @@ def from_json(fields: dict[str, Any]) -> Spec:
     if name not in tuple(Spec.kinds):
         raise ValueError(f"measurement is {quoted(name)}; it must be one of {', '.join(Spec.kinds)}")
     try:
-        if values.get("fault") is not None:
-            values["fault"] = Fault(**values["fault"])
         return Spec.kinds[name](**values)
     except TypeError as error:
         found = f"{short(', '.join(values))} ({first_line(error)})"

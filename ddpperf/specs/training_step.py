@@ -229,7 +229,7 @@ class TrainingSpec(Spec):
 
         Its seconds are the single-device step time t(1) of a speedup.
         """
-        alone: dict[str, Any] = {"world_size": 1, "strategy": "single", "delay_seconds": 0.0, "fault": None}
+        alone: dict[str, Any] = {"world_size": 1, "strategy": "single", "delay_seconds": 0.0}
         return dataclasses.replace(self, **PLAIN_DDP | alone)
 
     def no_sync(self) -> Self:

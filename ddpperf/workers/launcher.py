@@ -71,7 +71,6 @@ class Launcher:
     """
 
     template: str
-    nodes: int
     per_node: int
     device: str
     interface: Interface

@@ -69,7 +69,6 @@ class Pool:
         self._progress = progress
         self._check_round = check_round
         self._recorder = recorder
-        self._fewest_mapped: dict[str, int] = {}  # each process set's smallest world size that mapped memory
         self._remembered: dict[tuple[Spec, Spec | None, tuple[str, ...]], Measured] = {}
 
     def __enter__(self) -> Pool:
@@ -276,12 +275,11 @@ class Pool:
         Torch before 2.15 counts mappings per process. A rank that was not in the smaller group
         would wait in a larger group forever (pytorch issue 196082).
         """
-        known = self._fewest_mapped
         for process_set in self._sets.values():
-            if known.get(process_set.name, size) < size:
+            if process_set.fewest_mapped < size:
                 process_set.close()
-        live = [process_set.name for process_set in self.live_sets(ranks=ranks)]
-        self._fewest_mapped |= {name: min(size, known.get(name, size)) for name in live}
+        for process_set in self.live_sets(ranks=ranks):
+            process_set.fewest_mapped = min(size, process_set.fewest_mapped)
 
     def environment(self) -> dict[str, object]:
         """Return the versions of Python and torch in the ranks, or an empty dict without ranks."""

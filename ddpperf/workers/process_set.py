@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ddpperf.errors import short
 from ddpperf.io.private_folders import PrivateFolder
+from ddpperf.specs.spec import MOST_RANKS
 from ddpperf.workers.channel import PROTOCOL, Message, SlowMessage, receive, socket_of
 from ddpperf.workers.failures import COLLECTIVE, FREE_SPACE, Cause, RankFailure, SetFailure, explain_hang
 from ddpperf.workers.interpreter import Side, rank_environment
@@ -66,6 +67,7 @@ class ProcessSet:
     If one rank fails, all ranks are killed. After any other exception, the caller kills them. `spawn`
     starts the ranks and `wait_ready` waits until all have their devices, so that several process sets
     start side by side. environment: the versions of Python and torch in rank 0, once they are ready.
+    fewest_mapped: the smallest world size that has mapped GPU memory, or MOST_RANKS.
     """
 
     def __init__(self, name: str, side: Side, options: SetOptions) -> None:
@@ -75,6 +77,7 @@ class ProcessSet:
         self.ranks: list[RankHandle] = []
         self.alive = True
         self.environment: Message = {}
+        self.fewest_mapped = MOST_RANKS
         self._folder = PrivateFolder()  # for temporary files
         self._launch: Launch | None = None
         self._network: Message = {}  # where ranks on several nodes find each other

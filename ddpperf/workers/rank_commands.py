@@ -7,7 +7,6 @@ import gc
 import json
 import os
 import platform
-import signal
 import socket
 import time
 from collections.abc import Callable
@@ -184,7 +183,6 @@ class Rank:
         """Build the measurement that a measurement spec describes, and warm it up."""
         self._drop_measurement()
         described = specs.from_json(spec)
-        inject(described.fault, self.rank, "open")
         if self.device.type == "cuda":
             default = torch.cuda.default_stream(self.device)
             torch.cuda.set_stream(self.graph_stream if described.captured else default)
@@ -209,7 +207,6 @@ class Rank:
         """
         assert self.opened is not None
         spec, measurement, step = self.opened.spec, self.opened.measurement, self.opened.step
-        inject(spec.fault, self.rank, "sample")
         if self.pace is not None and spec.captured and not spec.repeats:
             self.pace.restore()  # in an epoch or a training, new kernels may have been loaded
         measurement.start_round()
@@ -236,7 +233,6 @@ class Rank:
         """
         assert self.opened is not None
         spec = self.opened.spec
-        inject(spec.fault, self.rank, "finish")
         counters: dict[str, float] = {}
         if self.pace is not None and spec.captured:
             counters["graph_slowdown"] = self.pace.slowdown()  # before other work runs
@@ -249,7 +245,6 @@ class Rank:
         """Free the measurement's memory; return a digest of a training step's kernels if asked, or ""."""
         assert self.opened is not None
         training, kernel_digest = self.opened.training, ""
-        inject(self.opened.spec.fault, self.rank, "close")
         if kernels and training is not None:
             training.begin_epoch()  # the first step of an epoch always runs the same kernels
             kernel_digest = digest(kernel_names(training.step, self.device))
@@ -324,20 +319,3 @@ def _training(spec: specs.TrainingSpec, rank: int, device: torch.device) -> tupl
     kind = SeparateReplicas if is_separate else TrainingStep
     training = MeasuredStep(kind(spec, rank=rank, device=device))
     return (TracedSteps(training) if isinstance(spec, specs.TraceSpec) else training), training
-
-
-def inject(fault: specs.Fault | None, rank: int, command: str) -> None:
-    """Make this rank fail on purpose, if the fault is for this rank and this command."""
-    if fault is None or (fault.rank, fault.command) != (rank, command):
-        return
-    print(f"injected into rank {rank} at {command}: {fault.kind}", flush=True)
-    match fault.kind:
-        case "raise":
-            raise RuntimeError(f"injected into rank {rank} at {command}")
-        case "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        case "exit":
-            os._exit(0)  # sys.exit would also end the process group, where gloo's threads may abort
-        case "hang":
-            while True:
-                time.sleep(60)

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
+from tests import faults
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -41,5 +43,6 @@ def exact_gpus() -> Iterator[Pool]:
 
 def _pool(rounds: int) -> Iterator[Pool]:
     size = min(2, torch.cuda.device_count())
-    with Pool(SetOptions(size=size, device="cuda", rounds=rounds, deadline_seconds=120)) as pool:
+    options = SetOptions(size=size, device="cuda", rounds=rounds, deadline_seconds=120)
+    with Pool(options, sides=(Side(environment=faults.ALLOWED),)) as pool:
         yield pool

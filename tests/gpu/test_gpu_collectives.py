@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import replace
 
 import pytest
 import torch
 
 from ddpperf.collectives.calls import AllReduce
-from ddpperf.specs import AllReduceSpec, CallExecution, CollectiveSpec, Fault, TrainingSpec
+from ddpperf.specs import AllReduceSpec, CallExecution, CollectiveSpec, TrainingSpec
 from ddpperf.specs.collective import ONE_KERNEL, OWN_ALGORITHMS, SYMMETRIC, Algorithm, CollectiveKind
 from ddpperf.workers.failures import SetFailure
+from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
+from tests import faults
+from tests.faults import failing
 from tests.gpu.shared import GPU, two_gpus
 
 NBYTES = 2**18 - 16
@@ -99,7 +101,7 @@ def test_symmetric_memory_survives_changes_of_group(gpus: Pool, algorithm: Algor
     assert measured() == first
     killed = r"^rank 1 of set A\d+ was killed by SIGKILL \(at sample\)\n"
     with pytest.raises(SetFailure, match=killed):
-        gpus.measure(AllReduceSpec(world_size=2, nbytes=1024, fault=Fault(kind="kill", rank=1)))
+        gpus.measure(failing("kill"))
     assert measured() != first
 
 
@@ -108,15 +110,15 @@ def test_symmetric_memory_survives_changes_of_group(gpus: Pool, algorithm: Algor
 def test_hang_names_the_late_rank_and_the_collective() -> None:
     options = SetOptions(size=2, device="cuda", rounds=1, deadline_seconds=DEADLINE_SECONDS)
     spec = AllReduceSpec(world_size=2, nbytes=2**20)
-    with Pool(options) as pool:
+    with Pool(options, sides=(Side(environment=faults.ALLOWED),)) as pool:
         pool.measure(spec)
         (live,) = pool.live_sets()
         began = time.monotonic()
         with pytest.raises(SetFailure, match=r"did not answer within 15 s \(at sample\)") as caught:
-            pool.measure(replace(spec, fault=Fault(kind="hang", rank=1)))
+            pool.measure(failing("hang"))
         assert time.monotonic() - began < DEADLINE_SECONDS + 4
         assert not live.alive
     print(failure := str(caught.value))
     assert re.search(r"\nrank 0: (sleeping|running), waits in \w+ number \d+, at ", failure)
-    assert re.search(r"\nrank 1: sleeping, waits in no collective, at .* in inject\n", failure)
+    assert re.search(r"\nrank 1: sleeping, waits in no collective, at .* in sleep_for_ever\n", failure)
     assert re.search(r"\nrank 1 is late for \w+ number \d+\n", failure)

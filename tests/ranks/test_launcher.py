@@ -18,7 +18,7 @@ import pytest
 
 from ddpperf.errors import Refused
 from ddpperf.machine.network import find_interface
-from ddpperf.specs import AllReduceSpec, Fault
+from ddpperf.specs import AllReduceSpec
 from ddpperf.workers import launcher as module
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import Side
@@ -26,6 +26,8 @@ from ddpperf.workers.join import place
 from ddpperf.workers.launcher import Launcher
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import ProcessSet, SetOptions
+from tests import faults
+from tests.faults import failing
 from tests.namespaces import needs_namespaces, nodes
 from tests.project import REPOSITORY, Marked, Project, wait_until
 from tests.slurm_cluster import slurm_cluster
@@ -43,7 +45,6 @@ HANG_SECONDS = 3.0
 def launcher_of(template: str, folder: Path, per_node: int = 2) -> Launcher:
     return Launcher(
         template=template,
-        nodes=1,
         per_node=per_node,
         device="cpu",
         interface=find_interface("lo"),
@@ -66,7 +67,7 @@ def launched(template: str, folder: Path, per_node: int = 2) -> Iterator[Pool]:
         launcher=launcher,
     )
     try:
-        with Pool(options) as pool:
+        with Pool(options, sides=(Side(environment=faults.ALLOWED),)) as pool:
             yield pool
     finally:
         launcher.close()
@@ -141,14 +142,13 @@ def test_srun_starts_ranks_and_says_who_was_killed(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.slow
 def test_hanging_rank_is_explained_by_its_stacks(marked: Marked, tmp_path: Path) -> None:
-    fault = AllReduceSpec(world_size=2, nbytes=1024, fault=Fault(kind="hang", rank=1))
     with launched(EACH_RANK, tmp_path) as pool:
         pool.live_sets()
         with pytest.raises(SetFailure, match="did not answer within 3 s") as caught:
-            pool.measure(fault)
+            pool.measure(failing("hang"))
     assert " is late for barrier number " in str(caught.value)
     (report,) = tmp_path.glob("hang-*")
-    assert "in inject" in report.read_text()
+    assert "in sleep_for_ever" in report.read_text()
     marked.assert_nothing_left(5)
 
 
@@ -252,7 +252,7 @@ from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.launcher import Launcher
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
-launcher = Launcher(template=sys.argv[1], nodes=2, per_node=1, device="cpu", interface=find_interface("eth0"),
+launcher = Launcher(template=sys.argv[1], per_node=1, device="cpu", interface=find_interface("eth0"),
                     images="", key_file=Path(sys.argv[2]))
 with Pool(SetOptions(size=2, device="cpu", rounds=2, deadline_seconds=60, launcher=launcher)) as pool:
     for spec in [AllReduceSpec(world_size=2, nbytes=1024)] * 2:

@@ -18,22 +18,19 @@ from typing import Any
 import pytest
 
 from ddpperf.instruments.kernels import other_kernels
-from ddpperf.specs import AllReduceSpec, CopySpec, Fault, Spec, TrainingSpec, to_json
-from ddpperf.specs.spec import FaultCommand, FaultKind
+from ddpperf.specs import AllReduceSpec, CopySpec, Spec, TrainingSpec, to_json
 from ddpperf.workers.failures import Cause, SetFailure
 from ddpperf.workers.interpreter import Side, rank_environment
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
 from ddpperf.workers.rank_output import DRAIN_SECONDS
+from tests import faults
+from tests.faults import PURPOSE, failing
 from tests.project import Marked, wait_until
 
 SMALL = AllReduceSpec(world_size=2, nbytes=1024)
 SINGLE = TrainingSpec(model="resnet10_cifar", world_size=1, per_rank_batch_size=2, strategy="single")
 DDP = dataclasses.replace(SINGLE, world_size=2, strategy="ddp")
-
-
-def with_fault(kind: FaultKind, command: FaultCommand = "sample") -> AllReduceSpec:
-    return dataclasses.replace(SMALL, fault=Fault(kind=kind, rank=1, command=command))
 
 
 # --- what sets answer
@@ -103,12 +100,12 @@ def test_ranks_on_a_cpu_have_variables_unless_set_otherwise(
 # --- faults
 
 
-def failure_of(pool: Pool, spec: AllReduceSpec) -> str:
-    """Measure a spec with a fault; the set must be dead, and the next one must measure."""
+def failure_of(pool: Pool, kind: str) -> str:
+    """Measure a step that fails; the set must be dead, and the next one must measure."""
     (live,) = pool.live_sets()
     pool.measure(SMALL)
     with pytest.raises(SetFailure, match=f"of set {live.name} ") as caught:
-        pool.measure(spec)
+        pool.measure(failing(kind))
     assert not live.alive
     (sample,) = pool.measure(SMALL).samples
     assert sample.set != live.name
@@ -116,29 +113,21 @@ def failure_of(pool: Pool, spec: AllReduceSpec) -> str:
     return str(caught.value)
 
 
-RAISED = "raised RuntimeError: injected into rank 1 at"
-
-
 @pytest.mark.parametrize(
-    ("kind", "command", "what", "more"),
+    ("kind", "what", "more"),
     [
-        ("raise", "sample", f"{RAISED} sample", "in inject"),
-        ("kill", "sample", "was killed by SIGKILL", "injected into rank 1 at sample: kill"),
+        ("raises", rf"raised RuntimeError: {PURPOSE} \(at sample\)", "in raise_error"),
+        ("kill", r"was killed by SIGKILL \(at sample\)", PURPOSE),
+        pytest.param("leave", r"exited with status 0 \(at sample\)", PURPOSE, marks=pytest.mark.slow),
         pytest.param(
-            *("exit", "sample", "exited with status 0", "injected into rank 1"),
-            marks=pytest.mark.slow,
+            "open_raises", rf"raised RuntimeError: {PURPOSE} \(at open\)", "", marks=pytest.mark.slow
         ),
-        pytest.param("raise", "open", f"{RAISED} open", "", marks=pytest.mark.slow),
-        pytest.param("raise", "finish", f"{RAISED} finish", "", marks=pytest.mark.slow),
-        pytest.param("raise", "close", f"{RAISED} close", "", marks=pytest.mark.slow),
     ],
 )
-def test_failed_rank_is_named_first_with_its_cause(
-    two_ranks: Pool, kind: FaultKind, command: FaultCommand, what: str, more: str
-) -> None:
+def test_failed_rank_is_named_first_with_its_cause(two_ranks: Pool, kind: str, what: str, more: str) -> None:
     """A traceback follows, or the end of the rank's output."""
-    failure = failure_of(two_ranks, with_fault(kind, command))
-    assert re.match(rf"rank 1 of set A\d+ {what} \(at {command}\)\n", failure)
+    failure = failure_of(two_ranks, kind)
+    assert re.match(rf"rank 1 of set A\d+ {what}\n", failure)
     assert more in failure
 
 
@@ -149,26 +138,25 @@ HANG_SECONDS = 3
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     """A pool whose ranks soon count as hung."""
     hangs = tmp_path_factory.mktemp("hangs")
-    with Pool(
-        SetOptions(size=2, device="cpu", rounds=2, deadline_seconds=HANG_SECONDS, hang_folder=hangs)
-    ) as pool:
+    options = SetOptions(size=2, device="cpu", rounds=2, deadline_seconds=HANG_SECONDS, hang_folder=hangs)
+    with Pool(options, sides=(Side(environment=faults.ALLOWED),)) as pool:
         yield pool
 
 
 def test_hang_is_explained_and_its_stacks_are_kept(impatient: Pool) -> None:
-    failure = failure_of(impatient, with_fault("hang"))
+    failure = failure_of(impatient, "hang")
     first, of_0, of_1, late, stacks, hint = failure.splitlines()
     assert f"did not answer within {HANG_SECONDS} s (at sample)" in first
-    place = r"at workers/rank_commands\.py:\d+ in"
-    assert re.fullmatch(rf"rank 0: (sleeping|running), waits in barrier number \d+, {place} sample", of_0)
-    assert re.fullmatch(rf"rank 1: sleeping, waits in no collective, {place} inject", of_1)
+    place = r"at tests/faults\.py:\d+ in"
+    assert re.fullmatch(rf"rank 0: (sleeping|running), waits in barrier number \d+, {place} step", of_0)
+    assert re.fullmatch(rf"rank 1: sleeping, waits in no collective, {place} sleep_for_ever", of_1)
     assert re.fullmatch(r"rank 1 is late for barrier number \d+", late)
     assert "pass a longer --deadline" in hint
     kept = Path(stacks.removeprefix("the stacks of all ranks are in ")).read_text()
     stacks_of_0, stacks_of_1 = kept.split("\nrank 1: ")
     assert " in barrier" in stacks_of_0
     assert '"name": "barrier"' in stacks_of_0
-    assert "in inject" in stacks_of_1
+    assert "in sleep_for_ever" in stacks_of_1
 
 
 def test_stopped_rank_is_named_late_within_two_seconds(impatient: Pool) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
 import threading
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from ddpperf.plugin.device_guard import Devices
 from ddpperf.results.samples import Measured
 from ddpperf.results.usage import Usage
-from ddpperf.specs import AllReduceSpec, EpochSpec, Fault, RunSpec, Spec, TrainingSpec
+from ddpperf.specs import AllReduceSpec, EpochSpec, RunSpec, Spec, TrainingSpec
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.pool import Pool
 
@@ -69,7 +71,12 @@ def test_trainings_are_sampled_and_steps_are_not(recorded: Pool) -> None:
     assert not samplers()
 
 
-def test_rank_that_fails_leaves_no_sampler(recorded: Pool) -> None:
+def test_rank_that_fails_leaves_no_sampler(recorded: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kill(processes: list[int], done: int) -> str:
+        os.kill(processes[1], signal.SIGKILL)
+        return ""
+
+    monkeypatch.setattr(recorded, "_check_round", kill)
     with pytest.raises(SetFailure, match="at sample"):
-        recorded.measure(dataclasses.replace(RUN, fault=Fault(kind="kill", rank=1)))
+        recorded.measure(RUN)
     assert not samplers()

@@ -16,7 +16,7 @@ from tests.canned import CannedSuite, step_seconds
 from tests.project import ALL_REDUCE, Project
 
 NAMES = ["test_one", "test_two", "test_three", "test_four"]
-IMPORT = "from ddpperf.specs import AllReduceSpec, Fault, TrainingSpec\n"
+IMPORT = "from ddpperf.specs import AllReduceSpec, TrainingSpec\n"
 
 
 def one_test(name: str, nbytes: int) -> str:
@@ -32,7 +32,8 @@ UNIT = "def test_unit():\n    {}\n"
 # A rank dies in the first run of the first test, and an assertion fails in the first run of the second.
 FLAKY = """
 from pathlib import Path
-from ddpperf.specs import AllReduceSpec, Fault
+from ddpperf.specs import AllReduceSpec
+from tests.faults import failing
 
 def first(name):
     known = Path(name).exists()
@@ -40,8 +41,7 @@ def first(name):
     return not known
 
 def test_dies(measure):
-    fault = Fault(kind="kill", rank=1) if first("died") else None
-    measure(AllReduceSpec(world_size=2, nbytes=1024, fault=fault))
+    measure(failing("kill") if first("died") else AllReduceSpec(world_size=2, nbytes=1024))
 
 def test_asserts(measure):
     measure(AllReduceSpec(world_size=2, nbytes=2048))
@@ -66,14 +66,16 @@ def test_step(measure):
 # The limit is for the hanging test alone: starting ranks may take long on a busy machine.
 HANGS = """
 import pytest
-from ddpperf.specs import AllReduceSpec, Fault
+from ddpperf.specs import AllReduceSpec
+from tests.faults import failing
 
 def test_before(measure):
     measure(AllReduceSpec(world_size=2, nbytes=4096))
 
 @pytest.mark.timeout(0.5)
-def test_hang(measure):
-    measure(AllReduceSpec(world_size=2, nbytes=1024, fault=Fault(kind="hang", rank=1)))
+@pytest.mark.parametrize("spec", [failing("hang")], ids=["for_ever"])
+def test_hang(measure, spec):
+    measure(spec)
 
 def test_after():
     pass
@@ -343,6 +345,8 @@ def test_rerun_judges_the_same_measurement(suite: Suite) -> None:
 def test_timeout_fails_its_test_alone(project: Project) -> None:
     project.experiment.write_text(HANGS)
     run = project.run("perf", "--timeout", "60")
-    run.assert_one_sentence(1, "FAIL: perf/test_it.py::test_hang failed: Timeout (>0.5s) from pytest-timeout")
+    run.assert_one_sentence(
+        1, "FAIL: perf/test_it.py::test_hang[for_ever] failed: Timeout (>0.5s) from pytest-timeout"
+    )
     assert list(project.measured()) == ["test_before"]
     assert "1 failed, 2 passed" in run.output

@@ -26,7 +26,9 @@ def test_rank_is_on_its_core(monkeypatch: pytest.MonkeyPatch) -> None:
 PINNED = """
 import os
 from ddpperf.machine import cores
-from ddpperf.specs import Fault, SamplerSpec
+import pytest
+from ddpperf.specs import SamplerSpec
+from tests.faults import failing
 
 cores.MIN_CORES = 1  # so that two cores are enough
 
@@ -35,8 +37,9 @@ def test_one(measure):
     (rank,) = open(f"/proc/self/task/{os.getpid()}/children").read().split()
     print("CONTROLLER", sorted(os.sched_getaffinity(0)), "RANK", sorted(os.sched_getaffinity(int(rank))))
 
-def test_fault(measure):
-    measure(SamplerSpec(world_size=1, epoch_images=10, fault=Fault(kind="kill", rank=0, command="sample")))
+@pytest.mark.parametrize("spec", [failing("kill", world_size=1)])
+def test_fault(measure, spec):
+    measure(spec)
 """
 
 AFTERWARDS = """

@@ -23,9 +23,9 @@ from tests.canned import CannedSuite, died, pool_of
 from tests.fake_measure import measuring
 
 REFUSALS = """
-import dataclasses
 import pytest
-from ddpperf.specs import AllReduceSpec, Fault
+from ddpperf.specs import AllReduceSpec
+from tests.faults import failing
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
 OTHER = AllReduceSpec(world_size=2, nbytes=2048)
@@ -45,7 +45,7 @@ def test_two_of_its_own(measure):
 def test_references_of_two_sets(measure):
     measure(SPEC)
     with pytest.raises(pytest.fail.Exception, match="rank 1 of set A1 was killed by SIGKILL"):
-        measure.reference("dying", dataclasses.replace(OTHER, fault=Fault(kind="kill", rank=1)))
+        measure.reference("dying", failing("kill"))
     measure.reference("other", OTHER)
 
 def test_word(measure):

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpperf.machine.utilization import Recorder
-from ddpperf.specs import AllReduceSpec, EpochSpec, Fault, RunSpec, SamplerSpec, Spec, TrainingSpec
-from ddpperf.specs.spec import FaultCommand
+from ddpperf.specs import AllReduceSpec, EpochSpec, RunSpec, SamplerSpec, Spec, TrainingSpec
 from ddpperf.workers import pool as pool_module
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import ROUND_SECONDS, Pool, choose_iterations
 from tests.canned import Canned, pool_of, step_seconds
+from tests.faults import failing
 from tests.generated import BOUNDED
 
 SMALL = AllReduceSpec(world_size=2, nbytes=1024)
@@ -83,7 +83,7 @@ def test_older_code_is_refused_at_once(canned: Canned) -> None:
 def test_failed_set_is_replaced_under_a_new_name(canned: Canned) -> None:
     with pool_of(2) as pool:
         with pytest.raises(SetFailure, match="rank 1 of set A1 was killed by SIGKILL"):
-            pool.measure(replace(SMALL, fault=Fault(kind="kill", rank=1)))
+            pool.measure(failing("kill"))
         assert [sample.set for sample in pool.measure(SMALL).samples] == ["A2"]
 
 
@@ -104,10 +104,10 @@ def test_all_sets_are_replaced_after_a_timeout(canned: Canned, error: BaseExcept
 
 
 @pytest.mark.parametrize("command", ["open", "close"])
-def test_base_is_named_where_both_sides_fail(canned: Canned, command: FaultCommand) -> None:
-    failing = replace(SINGLE, fault=Fault(kind="raise", rank=0, command=command))
+def test_base_is_named_where_both_sides_fail(canned: Canned, command: str) -> None:
+    canned.fails_at, canned.seconds = command, lambda spec, name: 0.01
     with pool_of(1, sides=SIDES[::-1]) as pool, pytest.raises(SetFailure, match="of set A2 ") as failed:
-        pool.measure(failing)
+        pool.measure(failing("raises", world_size=1))
     assert failed.value.set_name == "A2"
 
 
@@ -210,6 +210,12 @@ def test_trial_rounds_grow_until_they_are_long(canned: Canned) -> None:
     assert measured.iterations == 128, "0.15 s are 150 steps"
     assert canned.sampled == ["A1"] * (len([1, 4, 16, 64]) + 2)
     assert measured.all_step_seconds() == pytest.approx([1e-3, 1e-3])
+
+
+def test_slowest_rank_times_trial_rounds(canned: Canned, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canned, "round_seconds", lambda spec, name, rank, number: (1e-3, 4e-3)[rank])
+    with pool_of(2) as pool:
+        assert pool.measure(DDP).iterations == 32, "0.15 s are 37 steps of 4 ms"
 
 
 # --- untimed steps

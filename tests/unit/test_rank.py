@@ -270,8 +270,9 @@ def test_group_ends_when_all_ranks_have_done_their_work(
 
 
 def test_store_is_open_on_its_interface_alone() -> None:
-    made = Rank(0)
-    port = made._start_store("127.0.0.1")
+    first = Rank(0)
+    port = first.setup("cpu", None, "127.0.0.1")["port"]
+    gc.unfreeze()
     socket.create_connection(("127.0.0.1", port)).close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", port))

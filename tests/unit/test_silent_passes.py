@@ -59,7 +59,7 @@ def test_copy(measure, spec):
 """
 
 SCALING = """
-from ddpperf.specs import AllReduceSpec, Fault, TrainingSpec
+from ddpperf.specs import AllReduceSpec, TrainingSpec
 
 def test_speedup(measure):
     single = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single")
@@ -72,9 +72,10 @@ def test_bandwidth(measure):
     measure.metric("busbw_bytes_per_second", {name: 1024 / t for name, t in seconds.items()})
 """
 PARTLY = """
+from tests.faults import failing
 def test_partly(measure):
     measure(AllReduceSpec(world_size=2, nbytes=2048))
-    measure.reference("more", AllReduceSpec(world_size=2, nbytes=4096, fault=Fault(kind="kill", rank=1)))
+    measure.reference("more", failing("kill"))
 """
 THRESHOLDS = """
 [[threshold]]

@@ -43,7 +43,7 @@ def test_each_field_of_each_kind_was_converted() -> None:
     assert {type(spec) for spec in SPECS} == {*Spec.kinds.values()}
     training = {field.name for field in dataclasses.fields(TrainingSpec)}
     for kind in Spec.kinds.values():
-        same = {field.name for field in dataclasses.fields(kind)} - {"delay_seconds", "fault"}
+        same = {field.name for field in dataclasses.fields(kind)} - {"delay_seconds"}
         for spec in SPECS:
             same -= spec.changed_fields.keys() if isinstance(spec, kind) else set()
         assert same - (training if kind is not TrainingSpec else set()) == set(), kind
@@ -71,8 +71,6 @@ CALL = {"measurement": "all_reduce", **ALL_REDUCE}
         (CALL | TRAINING, "all_reduce has other fields than these: .*per_rank_batch_size"),
         ({"measurement": "all_reduce", "world_size": 4}, "other fields than these: world_size .*nbytes"),
         (CALL | {"nbytes": 6}, "nbytes must be a multiple of 4, a float32, got 6"),
-        (CALL | {"fault": {"kind": "hang"}}, "other fields than these: .*'rank'"),
-        (CALL | {"fault": "hang"}, "other fields than these: .*mapping"),
     ],
 )
 def test_other_json_is_refused(fields: dict[str, Any], sentence: str) -> None:
@@ -90,7 +88,7 @@ def test_different_specs_have_different_ids() -> None:
 
 def test_one_device_drops_communication_and_delays() -> None:
     changed = {
-        **{"world_size": 1, "strategy": "single", "delay_seconds": 0.0, "fault": None},
+        **{"world_size": 1, "strategy": "single", "delay_seconds": 0.0},
         **{"communication": "on", "comm_delay_seconds": 0.0, "comm_delay_rank": 0, "sync_batch_norm": False},
     }
     for spec in SPECS:
