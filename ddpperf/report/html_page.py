@@ -8,14 +8,13 @@ from functools import cache
 from typing import Any
 
 from ddpperf.io.terminal_text import printable
-from ddpperf.report.highlights import highlights
 from ddpperf.report.plots import pictures_of
 from ddpperf.report.plots.over_time import History
 from ddpperf.report.plots.picture import Picture
 from ddpperf.report.questions.communication import FORMULAS
 from ddpperf.report.questions.question import answer
 from ddpperf.report.stored_cases import cases_of, metric_texts, without_file
-from ddpperf.report.summary import next_step, summary_facts, title
+from ddpperf.report.summary import highlights, next_step, summary_facts, title
 from ddpperf.report.tables import tables_of
 
 PAGE_BEGINS = b"<!doctype html>\n<!-- made by ddpperf -->\n"

@@ -65,22 +65,12 @@ def test_page_needs_no_other_file_and_no_script(path: Path) -> None:
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
 def test_page_has_verdict_tables_and_pictures(path: Path) -> None:
     document, html = stored(path), page_of(path)
-
-    def text(part: str) -> str:
-        return unescape(re.sub(r"(?s)<style.*?</style>|<[^>]*>", "", part))
-
-    for reason in document["ddpperf"]["verdict"]["reasons"]:
-        assert reason in text(html)
-    cells = (
-        re.findall(r"(?s)<td\b[^>]*>(.*?)</td>", row)
-        for row in re.findall(r"(?s)<tr\b[^>]*>(.*?)</tr>", html)
-    )
-    rows = [[text(cell).strip() for cell in row] for row in cells]
+    text = unescape(re.sub(r"<[^>]*>\s*", "|", html))
+    assert all(reason in text for reason in document["ddpperf"]["verdict"]["reasons"])
     for table in tables_of(document):
-        assert table.title.capitalize() in text(html)
+        assert table.title.capitalize() in text
         columns = [column.cells for column in (*table.properties, *table.figures)]
-        for expected in zip(*columns, strict=True):
-            assert list(expected) in [row[: len(expected)] for row in rows]
+        assert all("||".join(row) in text for row in zip(*columns, strict=True))
     assert len(re.findall(r'<img [^>]*alt="[^"]+"', html)) == len(pictures_of(document))
 
 
@@ -233,11 +223,6 @@ def test_csv_has_every_metric(path: Path) -> None:
                 assert float(by_name[found["fullname"], name]["value"]) == metric["value"]
     assert {row["hardware"] for row in rows} == {document["ddpperf"]["hardware_key"]}
     assert all(float(row["least"]) <= float(row["value"]) <= float(row["most"]) for row in rows)
-
-
-def test_two_options_may_not_name_one_file(command: Command, tmp_path: Path) -> None:
-    ended = command(CPU, "--csv", tmp_path / "a", "--curves", tmp_path / "b" / ".." / "a")
-    assert (ended.returncode, ended.stderr.count("\n")) == (4, 1)
 
 
 def test_curves_are_those_of_every_seed_and_epoch(command: Command, tmp_path: Path) -> None:
