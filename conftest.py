@@ -1,3 +1,6 @@
-"""Loads the plugin for every test of the repository; an entry point beside it would register it twice."""
+"""Loads the plugin for every test of the repository.
+
+pyproject.toml has no entry point for the plugin, because pytest would then register it twice.
+"""
 
 pytest_plugins = ["ddpperf.plugin"]

@@ -114,10 +114,10 @@ def on_several_ranks(
 def calls(options: Options, N: int) -> Iterator[Case]:
     """Yield measurement specs of all-reduces on N ranks for every buffer size and algorithm.
 
-    Some large all-reduces are measured out of place, too. The core suite has all ranks: NCCL or
-    gloo at all sizes, and the other algorithms at one large size. The gate has large all-reduces
-    in a CUDA graph on all GPUs, by NCCL and two_shot. On a CPU the gate has none, because gloo's
-    times differ by a fifth between process sets.
+    Some large all-reduces are measured out of place, too. The core suite uses the largest world
+    size only: NCCL or gloo at all sizes, and the other algorithms at one large size. On GPUs, the
+    gate selects large all-reduces in a CUDA graph on all GPUs, by NCCL and two_shot. On a CPU it
+    selects none, because gloo's times differ by a fifth between process sets.
     """
     most = max(options.world_sizes) == N
     for call in (*in_place(options, N), *out_of_place(options, N)):
@@ -191,7 +191,7 @@ def collectives(options: Options, N: int) -> Iterator[Case]:
     """Yield measurement specs of reduce_scatter, all_gather, broadcast and all_to_all.
 
     Buffer sizes are rounded down so that each rank has the same number of elements. The core suite
-    has all ranks and one large size.
+    uses the largest world size and one large size only.
     """
     usual = GPU_COLLECTIVE_SIZES if options.device == "cuda" else COLLECTIVE_SIZES
     sizes, mode = options.links.buffer_sizes or usual, EXECUTION[options.device]
@@ -263,7 +263,7 @@ def test_fastest_all_reduce(measure: Measure, spec: AllReduceSpec) -> None:
 
 
 def the_fastest(calls: Mapping[str, Measured], sets: Sequence[str]) -> str:
-    """Return a sentence that names the fastest algorithm on some process sets, and those equally fast.
+    """Return a sentence that names the fastest algorithm, and those that are equally fast.
 
     A median counts as equal within twice the standard error of the difference of the two medians.
     """

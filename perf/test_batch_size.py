@@ -37,9 +37,10 @@ def epochs(options: Options) -> Iterator[Case]:
     An epoch repeats one fixed batch, reads images that are already on the device, or uses a
     DataLoader. On a CPU only the smallest batch size reads images from the device.
 
-    The core suite has images on the device: on a CPU the smallest batch size, on one GPU all. On
-    several GPUs it has only the largest of --batch-sizes, which test_epoch_scaling needs, too,
-    because each GPU trains these epochs in turn: four batch sizes took 43 s on two H100s.
+    In the core suite, images are on the device. On a CPU it has the smallest batch size, and on one
+    GPU all batch sizes. On several GPUs, each GPU trains these epochs in turn, and four batch sizes
+    took 43 s on two H100s. So there it has only the largest of --batch-sizes, which
+    test_epoch_scaling measures anyway.
     """
     batch_sizes, custom = sweep(options), is_custom_model(options.model)
     on_gpus = options.device == "cuda"

@@ -46,7 +46,8 @@ def test_comm_split(measure: Measure, spec: TrainingSpec) -> None:
     """How long does a DDP step only wait for communication, while no computation runs?
 
     Three methods measure the communication: a step without communication, a profiler trace, and a
-    replay of the messages alone. Beside them stands t(N) - t(1), the extra step time on N devices.
+    replay of the messages without computation. The extra step time on N devices, t(N) - t(1), is
+    stored for comparison.
     """
     step = measure(spec)
     spec = dataclasses.replace(spec, delay_seconds=0.0)  # a delay is no part of the step
@@ -82,12 +83,13 @@ def exposed_by_link(measure: Measure, step: Measured, local: Measured, exposed: 
 
     The same step, with the same batch size per rank, is measured on one node's ranks. Its
     computation and its gradients are the same, so its exposed communication is that inside a node.
-    The rest contains the slower link, the longer ring, and waiting for ranks of other nodes. It is
-    the difference of two steps, no part of one: in a flat ring across nodes all messages keep the
-    pace of the slowest link, also those inside a node. Within the noise, it may be negative.
+    The rest comes from the slower link, the longer ring, and waiting for ranks of other nodes. The
+    rest is a difference of two steps. It is not a part of the step that a trace could show, because
+    in a flat ring across nodes all messages have the pace of the slowest link, also those inside a
+    node. Within the noise, it may be negative.
 
-    A node with one rank sends nothing inside. The step is then compared with local, in which ranks
-    fill their buckets and send nothing.
+    A node with one rank sends nothing inside the node. In this case the step is compared with
+    `local`, in which ranks fill their buckets and send nothing.
     """
     size = measure.machine.links.node
     if size == 1:
@@ -179,7 +181,7 @@ def data_parallel_splits(options: Options) -> Iterator[Case]:
 def test_data_parallel_split(measure: Measure, spec: TrainingSpec) -> None:
     """How long does a step of torch's DataParallel communicate, in which parts, and compared with DDP?
 
-    Two methods measure the communication: a step with kept replicas, which sends nothing, and a
+    Two methods measure the communication: a step that keeps its replicas and sends nothing, and a
     profiler trace, in which each kernel and copy belongs to the part that launched it.
     """
     step = measure(spec)
@@ -214,7 +216,7 @@ def test_data_parallel_split(measure: Measure, spec: TrainingSpec) -> None:
 def data_parallel_trace(
     measure: Measure, trace: Measured, exposed: Mapping[str, float], tN: Mapping[str, float]
 ) -> None:
-    """Store the times of DataParallel's parts in a trace, and its disagreement with the difference.
+    """Store the times of DataParallel's parts in a trace, and how much the two methods disagree.
 
     exposed: the exposed communication by difference. tN: the seconds of a step in each process set.
     """

@@ -21,8 +21,8 @@ def executions(options: Options) -> Iterator[Case]:
 
     Compiled steps are measured at the smallest and the largest batch size only. Compiling takes
     20 s on a GPU in the first run, so the core suite compiles only the largest batch. If the first
-    mode is not eager, the eager step is a reference of the others, and the core suite has only
-    that of the smallest batch.
+    mode is not eager, the other modes are compared with the eager step, and the core suite has the
+    eager step of the smallest batch only.
     """
     extremes = (min(options.batch_sizes), max(options.batch_sizes))
     for batch_size in options.batch_sizes:

@@ -35,9 +35,10 @@ def recipe(request: pytest.FixtureRequest, measure: Measure) -> Recipe:
 def trainings(options: Options, *, kind: str) -> Iterator[ParameterSet]:
     """Yield a training spec for each recipe of a kind.
 
-    A recipe whose spec equals that of an earlier recipe of the kind is skipped, and the reports'
-    trainings on a CPU. The id of other recipes than those of the kind "recipe" is that of the recipe.
-    The core suite has the first of the kind "recipe", which needs no other training.
+    A recipe is skipped if an earlier recipe of the same kind has an equal spec. Trainings of the
+    kind "report" are skipped on a CPU. A test has the id of its training spec if the kind is
+    "recipe", and else the id of its recipe. The core suite has the first recipe of the kind
+    "recipe", because it needs no reference training.
     """
     on_cpu_of_gpus = options.device == "cpu" and kind == "report"
     if is_custom_model(options.model):
@@ -179,7 +180,8 @@ def interval_metrics(
 ) -> dict[str, tuple[float, float]]:
     """Store and return the interval of an accuracy or of a difference, for each process set.
 
-    Stored bounds lie within those of the value. accuracies: of each seed, by process set.
+    Stored ends are clipped to possible values: 0 to 1 for an accuracy, -1 to 1 for a difference.
+    accuracies: the accuracies with each seed, by process set.
     """
     ends = per_set(interval, *accuracies)
     least = 0.0 if len(accuracies) == 1 else -1.0

@@ -74,7 +74,7 @@ def unless_emulated(options: Options, found: Case, identity: str = "") -> Case:
 
 
 def slower_precisions(precision: Precision, device: str) -> tuple[Precision, ...]:
-    """Return the precisions over which the speedup of a precision is stored."""
+    """Return the slower precisions with which a precision is compared."""
     bases: tuple[Precision, ...] = ("fp32", "tf32") if device == "cuda" else ("fp32",)
     return bases[: bases.index(precision)] if precision in bases else bases
 

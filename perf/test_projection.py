@@ -140,7 +140,8 @@ def projection(
     """Predict the extra step time on N devices, compared with one device, for one process set.
 
     measured, times: the extra step time and the all-reduces of each smaller world size. Projections
-    to several nodes use those on several nodes, if there are any. The others are arguments of `project`.
+    to several nodes use measurements on several nodes, if there are any. The remaining parameters
+    are passed to `project`.
     """
     chosen = projected_from(measured, N, node=machine.links.node)
     all_reduces = AllReduces(

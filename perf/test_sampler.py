@@ -21,7 +21,7 @@ def samplers(options: Options, *, set_epoch: bool) -> Iterator[Case]:
     set_epoch: whether set_epoch is called before each epoch. If it is, samplers with and without
     drop_last are yielded, else only those without. The number of images is odd, so that it does not
     divide over an even number of ranks. It is at least 64 per rank, so that two shuffled orders do
-    not agree by chance. The core suite has the samplers of all ranks.
+    not agree by chance. The core suite uses the largest world size only.
     """
     for N in options.world_sizes:
         images = max(options.epoch_images, 64 * N) | 1

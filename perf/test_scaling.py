@@ -58,10 +58,10 @@ def weak_scaling(options: Options) -> Iterator[Case]:
     Compiled steps have the largest batch size only. The largest world size comes first, because a
     larger group of ranks would need a new process set after a smaller group mapped its memory.
 
-    On GPUs the core suite has the first mode on one device and on all devices with every batch
-    size, and on other numbers of devices with the largest. It has other strategies and the eager
-    step once each, and compiles for one device only. The gate has the first mode on one device and
-    on all devices.
+    On GPUs, the core suite has the first execution mode with every batch size on one device and on
+    all devices, and with the largest batch size on other numbers of devices. It has one eager step,
+    one step of each other strategy, and compiled steps on one device only. The gate has the first
+    execution mode on one device and on all devices.
     """
     on_cpu, first = options.device == "cpu", options.executions[0]
     most, largest = max(options.world_sizes), max(options.batch_sizes)
@@ -107,7 +107,7 @@ def laws(options: Options, *, weak: bool) -> Iterator[Case]:
     """Yield training specs to which a law is fitted, one for each batch size.
 
     Gustafson's law (weak) has each batch size per rank, and Amdahl's law each global batch size. A
-    global batch size is skipped unless it divides over two world sizes above 1. The core suite has
+    global batch size is skipped unless two or more world sizes above 1 divide it. The core suite has
     the largest batch size, unless the law needs more ranks than other tests.
     """
     world_sizes = law_world_sizes(options)
@@ -132,8 +132,9 @@ def epochs(options: Options) -> Iterator[Case]:
     """Yield the epochs to measure for each world size, in descending order of world size.
 
     They have the largest batch size per rank, and the first and the fastest execution mode of
-    --executions. The core suite has DDP on all devices in the first mode, because compiling a DDP
-    step and the step of one device took 24 s on two H200s, or the fastest mode on an only device.
+    --executions. On several devices, the core suite has DDP on all devices in the first mode only,
+    because compiling a DDP step and the step of one device took 24 s on two H200s. With a single
+    device, the core suite has the fastest mode.
     """
     if is_custom_model(options.model):
         return
@@ -151,7 +152,8 @@ def own_ddp(
 ) -> Iterator[Case]:
     """Yield a step with own_ddp, this project's minimal DDP, if it is captured in a CUDA graph.
 
-    Nothing is yielded on one device, or if --spec is given. images: arguments of `step_case`.
+    Nothing is yielded on one device, or if --spec is given. images: further arguments of
+    `step_case`, which say where the images of an epoch are.
     """
     if N > 1 and execution in CAPTURED_EXECUTIONS and not options.spec_fields:
         fields = DDP_OPTIONS | OWN_DDP | images
@@ -293,9 +295,9 @@ def predictions(
 ) -> None:
     """Store the speedup and the efficiency that a law predicts for N devices.
 
-    fractions: the serial fraction of each process set. together: for each process set, the estimate
-    from all process sets of its side, which has the interval. No interval is stored if the measured
-    speedups give none.
+    fractions: the serial fraction of each process set. together: for each process set, an estimate
+    of the serial fraction from all process sets of the same side, base or candidate. Only this
+    estimate has an interval, which is not stored if it is infinite.
     """
     predicted = per_set(lambda estimate: predicted_speedup(law, estimate, N), together)
     values = {"": per_set(lambda fraction: law(min(max(fraction, 0.0), 1.0), N), fractions)}

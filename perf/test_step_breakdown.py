@@ -82,7 +82,8 @@ def loader_epochs_on(options: Options, N: int, *executions: Execution) -> Iterat
     """Yield epochs with a DataLoader that has no workers, or several.
 
     The steps run in the first execution mode, and with several workers also in other `executions`.
-    On a slow CPU, the batch is small, and an epoch has a few steps unless its images are given.
+    On a CPU, which is slow, the batch is small, and an epoch has a few steps unless --epoch-images
+    is given.
     """
     on_gpus, first = options.device == "cuda", options.executions[0]
     batch_size = (max if on_gpus else min)(options.batch_sizes)
@@ -189,8 +190,9 @@ def part_metrics(
 
 
 def compared_with_marks(measure: Measure, parts: Measured, seconds: Mapping[str, float]) -> None:
-    """Compare the sum of the parts with the marked step or epoch, and the marked one with the unmarked one.
+    """Compare the sum of the parts with the step time, and the step time with and without marks.
 
+    The marks are the events between the parts. In an epoch, the epoch takes the place of the step.
     seconds: the time of the step or epoch without marks, for each process set.
     """
     measure.metric(
@@ -204,7 +206,8 @@ def compared_with_marks(measure: Measure, parts: Measured, seconds: Mapping[str,
 def parts_over_step(parts: Measured, sample: Sample) -> float:
     """Return the sum of the times of a step's parts, divided by the step time on the same rank.
 
-    The rank is the one that waits least for other ranks. The step time of an epoch is its mean.
+    The rank is the one that waits least for other ranks. In an epoch, the step time is the mean of
+    its steps.
     """
     spec = parts.spec
     rank = least_waiting_rank(sample, spec.world_size)

@@ -41,7 +41,7 @@ def node_count(hardware_key: str) -> int:
 
 
 def options_on(gpus: int, arguments: Sequence[str] = ()) -> Options:
-    """Return the options of a command line, without any by default, on a machine with this many GPUs."""
+    """Return ddpperf's options on a machine with this many GPUs. arguments: those of the command line."""
     config = _prepareconfig(["-p", "ddpperf.plugin", "-c", "/dev/null", "--rootdir", "/", *arguments])
     try:
         return read_options(config, gpus)
@@ -52,8 +52,8 @@ def options_on(gpus: int, arguments: Sequence[str] = ()) -> Options:
 def default_suite(hardware_key: str, digest: str = "", *, core: bool = False) -> Sequence[tuple[str, Spec]]:
     """Return the test function and the spec of each case that can run on some hardware.
 
-    digest: that of the images of --data; empty for synthetic images. core: whether the cases of the
-    core suite are enough, instead of those of the full suite.
+    digest: the digest of the images of --data; empty for synthetic images. core: whether to return
+    the core suite instead of the full suite.
     """
     left_out = {"skip", "slow"} if core else {"skip"}
     nodes = node_count(hardware_key)

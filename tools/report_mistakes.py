@@ -78,7 +78,7 @@ def speedups(found: Sequence[Case], N: int) -> list[float]:
 
 
 def against(values: Sequence[float], place: int) -> tuple[float, float]:
-    """Return a value over the weak-scaling speedup and over the strong-scaling speedup."""
+    """Return a value divided by the weak-scaling speedup, and by the strong-scaling speedup."""
     return values[place] / values[0], values[place] / values[4]
 
 
@@ -129,7 +129,7 @@ def busy_table(run: str) -> str:
 
 
 def communications_table(run: str) -> str:
-    """Return a Markdown table of the communication of a DDP step by several definitions, in ms."""
+    """Return a Markdown table of a DDP step's communication time by several definitions, in ms."""
     metrics = {
         "t(N) - t(1)": "step_minus_one_device_seconds",
         "exposed, by difference": "exposed_comm_seconds",

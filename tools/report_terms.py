@@ -42,7 +42,7 @@ def read_figures(path: str = "perf/reports.toml") -> list[Figure]:
 
 
 def terms_list(path: str) -> str:
-    """Return a Markdown list of what reports call a figure, and of its metric here, by test."""
+    """Return a Markdown list that gives, for each test, the terms of reports and ddpperf's metrics."""
     terms: dict[str, list[str]] = {}
     for figure in read_figures(path):
         for term, metric in figure.terms.items():

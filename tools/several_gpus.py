@@ -107,7 +107,7 @@ def run_part(folder: Path, name: str, command: Sequence[str], seconds: float) ->
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Interrupt a part that runs on, and kill it if it does not end."""
+    """Interrupt a part that still runs, and kill it if it does not end."""
     if process.poll() is None:
         process.terminate()  # SIGINT is ignored by what a shell has started in the background
         try:

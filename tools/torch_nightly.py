@@ -10,7 +10,7 @@ commit of torch that made a nightly worse.
 
 The environments are in the folder of --folder, one for each version. The link `last-good` there
 leads to the last good one. At most three environments are kept, because each takes about 5 GB. An
-environment of another Python is made again.
+environment that another version of Python made is replaced.
 $TORCH_NIGHTLY_INDEX is the address of the index from which pip installs nightlies. In a job of
 GitHub Actions, `candidate` also writes the options of the command to $GITHUB_OUTPUT.
 """
@@ -77,7 +77,7 @@ class Nightlies:
         return version
 
     def make(self, version: str) -> None:
-        """Make the environment of a nightly, if there is none of this Python."""
+        """Make the environment of a nightly, unless this version of Python already made one."""
         self._make(version, f"torch=={version}", "numpy")
         os.utime(self.environment(version))
         self._remove_old()
@@ -96,18 +96,19 @@ class Nightlies:
         self._require(version)
         good = self.last_good()
         if good is None:
-            return f"torch {version} did not pass beside the released torch. There is no good nightly yet."
+            failed = f"torch {version} did not pass the comparison with the released torch."
+            return f"{failed} There is no good nightly yet."
         first, last = (_run(self.python(nightly), "-c", GIT_VERSION).strip() for nightly in (good, version))
         between = DAY.sub(".devYYYYMMDD", version)
         return (
-            f"torch {version} did not pass beside torch {good}.\n"
+            f"torch {version} did not pass the comparison with torch {good}.\n"
             f"all changes: {COMPARE}/{first}...{last}\n"
             "To try a nightly of a day between, run on this machine with TORCH_NIGHTLY_INDEX:\n"
             f"    python3 tools/torch_nightly.py --folder {self.folder} candidate --version {between}"
         )
 
     def _make(self, name: str, *packages: str) -> None:
-        """Make an environment, if there is none of this Python. The file `ready` names its Python."""
+        """Make an environment, unless this Python already made it, as its file `ready` says."""
         ready = self.environment(name) / "ready"
         if ready.exists() and ready.read_text() == sys.version:
             return
@@ -132,7 +133,7 @@ class Nightlies:
             raise Stopped(f"{self.folder} has no environment of torch {version}; run candidate first")
 
     def _remove_old(self) -> None:
-        """Keep the last good environment and the newest others. What a cancelled job left goes, too."""
+        """Remove all but the last good environment and the newest others, also incomplete ones."""
         found = {path for path in self.folder.iterdir() if DAY.search(path.name)}
         ready = [path for path in found if (path / "ready").exists()]
         ready.sort(key=lambda path: (path.name != self.last_good(), -path.stat().st_mtime))

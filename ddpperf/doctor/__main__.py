@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser("ddpperf.doctor", __doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument(
-        "--seconds", type=float, default=10.0, help="end after so many seconds, 10 by default"
+        "--seconds", type=float, default=10.0, help="time limit of the check with two ranks, 10 by default"
     )
     given = parser.parse_args(arguments)
     gpus = visible_gpus()

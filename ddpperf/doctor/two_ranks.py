@@ -50,14 +50,14 @@ def rank_findings(gpus: Sequence[Gpu], seconds: float) -> dict[str, Finding]:
         return {"torch": good(", ".join(versions)), TWO_RANKS: good(done)}
     except Exception as error:  # of a rank, or of the machine: both are the finding
         if late.is_set():
-            advice = "free the machine, or pass --seconds 60"
+            advice = "stop other programs, or pass --seconds 60"
             return {TWO_RANKS: warn(f"did not end within {seconds:.0f} s", advice)}
         failure = first_line(error)
         try:  # a torch that cannot be imported or does not fit explains it better
             check_side(Side(), "this Python", device, ())
         except Refused as refused:
             failure = str(refused)
-        return {TWO_RANKS: bad(failure, "repair what is not good above, or try again")}
+        return {TWO_RANKS: bad(failure, "repair the findings above, or try again")}
     finally:
         timer.cancel()
         ranks.kill()

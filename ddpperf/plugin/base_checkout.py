@@ -30,8 +30,8 @@ def require_stored_code(baseline: Baseline, sides: Sides | None, here: Path) -> 
     name, base = baseline.path.name, sides.base
     if sides.are_equal(here):
         raise Refused(
-            f"the base equals this environment, so suspects of {name} would be compared with themselves; "
-            "name the stored run's code or its interpreter with --base"
+            f"--base names the code of this run, but must name the code or the interpreter of {name}; "
+            "pass a checkout of the stored commit, or leave --base out"
         )
     stored = baseline.torch_versions
     if sides.base_torch and stored != [sides.base_torch]:

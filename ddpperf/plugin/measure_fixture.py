@@ -143,14 +143,14 @@ class Measure:
         return measured
 
     def reference(self, name: str, spec: Spec) -> Measured:
-        """Measure what another spec describes, such as a single-device step, and store it by name.
+        """Measure another spec that a metric needs, such as a single-device step, and store it by name.
 
-        Metrics use such a reference, for example the single-device step time. If only times are
-        needed, a test ends at the first reference that follows its own spec.
+        In a measurement that needs only the time of the test's own spec, the test ends at the first
+        reference after its own spec.
         """
         own = self.record.measured
         if own is not None and self._pool.options.time_only:
-            pytest.skip("the time of the test's own spec is all that this measurement is for")
+            pytest.skip("this measurement needs only the time of the test's own spec")
         measured = self._measure(spec, own=False)
         if own is not None:
             _require_same_sets(name, measured, own)

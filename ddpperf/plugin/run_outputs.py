@@ -243,7 +243,7 @@ def _header(session: Session, command_line: str) -> dict[str, Any]:
 
 def _no_baseline(header: dict[str, Any]) -> str:
     if "against" in header:
-        return "an A/B run measures base and candidate, and a baseline has one of them"
+        return "an A/B run measures two versions of the code, and a baseline holds only one"
     if header["unfit"]:
         return str(header["unfit"][0])
     return "a test of this run failed, was not measured, or was delayed by delay_seconds"

@@ -39,8 +39,8 @@ class StoredRunJudge:
         self._copied: Measured | None = None
         self._comparison: Comparison | None = None  # None before the screening, or without a stored run
         self._confirmation: ABJudge | None = None  # None before the confirmation
-        # Why not every test was measured beside the stored run's code; empty if all were
-        self._unconfirmed = "the run was interrupted before they were measured beside the stored run's code"
+        # Why not every test was compared with the stored run's code; empty if all were
+        self._unconfirmed = "the run was interrupted before they were compared with the stored run's code"
         self._no_stored_code = ""  # why the stored run's code cannot run
 
     def judge(self, items: Sequence[pytest.Item]) -> None:
@@ -85,7 +85,7 @@ class StoredRunJudge:
         try:
             sides = options.sides or stored_sides(baseline, root, options, session.cleanup)
         except Refused as refused:
-            self._no_stored_code = f"they cannot be measured beside the stored run's code, since {refused}"
+            self._no_stored_code = f"they cannot be compared with the stored run's code, because {refused}"
             return ""
         same_work, slower = self._same_work(), comparison.looks_slower
         decides = Counter(same_work[test] for test in tests)  # how many tests a measurement decides

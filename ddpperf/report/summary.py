@@ -109,7 +109,7 @@ def _scaling(cases: Sequence[Case]) -> Iterator[str]:
         difference, trace = split.value("exposed_comm_seconds"), split.value("traced_exposed_comm_seconds")
         if split.measured.spec == worst.measured.spec and difference is not None and trace is not None:
             by_difference, by_trace = difference / split.seconds, trace / split.seconds
-            uncertain = ", so it is not known well" if abs(by_difference - by_trace) > AGREEMENT else ""
+            uncertain = ", so it is uncertain" if abs(by_difference - by_trace) > AGREEMENT else ""
             yield (
                 f"Exposed communication is {by_difference:.0%} of this step by difference, {by_trace:.0%} "
                 f"by trace{uncertain}."
@@ -153,7 +153,7 @@ def next_step(header: Mapping[str, Any]) -> str:
             ]
             worse.sort(key=lambda row: -abs(math.log(row["ratio"])))
             test = next(iter([*failed, *(row["test"] for row in worse)]), "FILE::TEST")
-            return f"look at one test alone, with the same options: python -m pytest '{test}'"
+            return f"run only this test, with the same options: python -m pytest '{test}'"
     if compared:
         return "repeat the run on a quieter machine, or give it more time: --max-seconds 1200"
     return "remove the reasons above, then run the same command again"
@@ -210,7 +210,7 @@ def _compared(comparison: Comparison) -> list[str]:
     if (shift := comparison.median_shift()) is not None:
         timed = sum(change.quantity == "step" for change in comparison.changes.values())
         by = f"{abs(math.expm1(shift)):.1%} {'longer' if shift > 0 else 'shorter'}"
-        lines[0] += f": {units.counted(timed, 'time')}, in the median {by} than stored"
+        lines[0] += f": {units.counted(timed, 'time')}, the median is {by} than stored"
     if comparison.new:
         more = f" and {len(comparison.new) - MOST_NAMED} more" if len(comparison.new) > MOST_NAMED else ""
         named = ", ".join(map(without_file, comparison.new[:MOST_NAMED]))

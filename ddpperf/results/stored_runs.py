@@ -114,7 +114,7 @@ class Storage:
                 return named[-1]
         advice = "name one of these"
         if os.path.exists(wanted):  # pytest took a test path as the value of the option
-            advice = "the option takes the word after it, so put it last"
+            advice = "pytest takes the word after the option as its value, so put the option last"
         known = f"the number or name of one in {self.baselines} or {self.runs}"
         raise NoBaseline(f"--benchmark-compare={wanted} is neither a file nor {known}; {advice}")
 

@@ -30,7 +30,7 @@ def answer_of(
     run.
 
     `decision` is the result of the A/B run, if there was one. `problems` says what the A/B run
-    could not do. `unconfirmed` says why not every test was measured beside the stored run's code,
+    could not do. `unconfirmed` says why not every test was compared with the stored run's code,
     and `no_stored_code` why none could be. `differences` lists how this environment differs from
     the stored run's.
     """
@@ -102,17 +102,17 @@ def _not_worse(
 ) -> tuple[list[str], list[str]]:
     """Return sentences on tests that the stored run's code runs as slowly today, and on undecided tests.
 
-    Tests that were not measured beside the stored run's code come first; `unmeasured` says why.
+    Tests that were not compared with the stored run's code come first; `unmeasured` says why.
     """
     moved, unreached, undecided = [], [], []
     for test, change in slower.items():
         sentence, row = f"{test} {_slower(change, name)}", rows.get(test)
         if row is None:
-            unreached.append(f"{sentence}, and was not measured beside the stored run's code: {unmeasured}")
+            unreached.append(f"{sentence}, and was not compared with the stored run's code: {unmeasured}")
         elif not change.slower:
             continue  # the A/B run cleared the suspect, or counts it among those that it left undecided
         elif row.suspect or row.undecided:
-            undecided.append(f"{sentence}, and beside the stored run's code it is undecided")
+            undecided.append(f"{sentence}, and the comparison with the stored run's code is undecided")
         else:
             moved.append(f"{sentence}, but the stored run's code takes as long today")
     return moved, unreached + undecided
@@ -134,7 +134,7 @@ def _changed_machine(moved: Sequence[str], differences: Sequence[str]) -> list[s
 def _shown(comparison: Comparison, rows: Mapping[str, Row], *, stored_code: bool) -> dict[str, float]:
     """Return the smallest slow-down that this run could have noticed in each judged test, as a fraction.
 
-    A test that was measured beside the stored run's code excludes slow-downs above its 95% interval.
+    The A/B run of a test with the stored run's code excludes slow-downs above its 95% interval.
     If the stored run's code cannot run, suspected tests stay unmeasured, and the limits decide.
     """
     shown = {}

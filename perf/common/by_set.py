@@ -12,7 +12,7 @@ Value = TypeVar("Value")
 
 
 def per_set(function: Callable[..., Value], *by_set: Mapping[str, Any]) -> dict[str, Value]:
-    """Return the function's result for each process set; by_set are its arguments."""
+    """Call a function with the values of each process set, and return the results by process set."""
     first, *others = by_set
     return {name: function(value, *(other[name] for other in others)) for name, value in first.items()}
 
@@ -23,10 +23,10 @@ def by_rank(measured: Measured) -> dict[str, list[float]]:
 
 
 def sets_by_side(measured: Measured) -> dict[str, list[str]]:
-    """Return the names of the process sets by side. A key is the end of a sentence about that side.
+    """Return the names of the process sets of each side of an A/B run.
 
-    The end is ", base" or ", candidate", and empty if there is only one side. Sets of two sides may
-    not be summed up together.
+    The keys are ", base" and ", candidate", to append to sentences. Outside of an A/B run, the only
+    key is "". Values of base and candidate must not be averaged together.
     """
     sides: dict[str, list[str]] = {}
     for sample in measured.samples:

@@ -151,7 +151,7 @@ def test_model_is_checked_in_a_process(folder: Path, read: Read, monkeypatch: py
             CompletedProcess([], 3, "", "a\nb"),
             "--model own_models:good ended its process with status 3; train it",
         ),
-        (None, "--model own_models:good trained no step in 120 s; train it by itself"),
+        (None, "--model own_models:good trained no step in 120 s; train it without ddpperf"),
     ],
 )
 def test_failed_check_is_refused_with_one_sentence(

@@ -272,7 +272,9 @@ def test_a_base_that_is_the_candidate_clears_nothing(tmp_path: Path) -> None:
         return Sides(base=side, candidate=Side(name="B", python=here), spec_fields={})
 
     for same in (sides(None, here), sides(elsewhere / "..", link)):
-        with pytest.raises(Refused, match=r"^the base equals this environment, .* compared with themselves;"):
+        with pytest.raises(
+            Refused, match=r"^--base names the code of this run, but must name .*; pass a checkout"
+        ):
             require_stored_code(stored("nogit"), same, tmp_path)
         for change in ({"spec_fields": {"execution": "graph"}}, {"spec_fields": {"delay_seconds": 0.1}}):
             require_stored_code(stored("nogit"), dataclasses.replace(same, **change), tmp_path)

@@ -1,4 +1,4 @@
-"""A comparison with a stored run, which measures its tests beside the stored run's code.
+"""A comparison with a stored run, which measures its tests again in an A/B run with the stored run's code.
 
 In the first pass of a run the only process set is A1. In later passes A2, A3 and so on run the
 stored code, and B4, B5 and so on the candidate.
@@ -164,7 +164,7 @@ def test_undecided_test_is_no_changed_machine(suite: CannedSuite) -> None:
     suite.canned.seconds = noisy
     finished = compare(suite)
     finished.assert_one_sentence(
-        125, f"{SMALL} is slower: 1.50 ", "and beside the stored run's code it is undecided"
+        125, f"{SMALL} is slower: 1.50 ", "and the comparison with the stored run's code is undecided"
     )
     assert "machine or its environment changed" not in finished.output
 
@@ -275,7 +275,7 @@ def test_lost_code_cannot_be_confirmed(suite: CannedSuite, changed: dict[str, st
 
     change_baseline(suite, change)
     words = "NO VERDICT: 2 of 2 tests would not have shown a slow-down as large as their tolerance"
-    since = f"cannot be measured beside the stored run's code, since 0001_base.json {why}"
+    since = f"cannot be compared with the stored run's code, because 0001_base.json {why}"
     compare(suite).assert_one_sentence(125, words, since)
 
 
@@ -340,7 +340,7 @@ def test_interrupted_confirmation_is_no_verdict(suite: CannedSuite) -> None:
     finished.assert_one_sentence(125, "NO VERDICT: the run was interrupted by SIGINT")
     finished.assert_one_sentence(125, f"{SMALL} could not be measured again, with time 1.")
     finished.assert_one_sentence(
-        125, f"{LARGE} is slower: ", "and was not measured beside the stored run's code: the run"
+        125, f"{LARGE} is slower: ", "and was not compared with the stored run's code: the run"
     )
     assert "machine or its environment changed" not in finished.output
     assert "FAIL" not in finished.output

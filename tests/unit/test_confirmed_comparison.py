@@ -193,14 +193,14 @@ def test_confirmation_without_a_step_needs_no_positive_control() -> None:
 
 def test_unmeasured_slower_test_is_no_verdict_without_reason() -> None:
     (sentence, _) = answer_of(comparison(t=change(1.5)), decision()).undecided
-    assert sentence.endswith("was not measured beside the stored run's code: its A/B measurement is missing")
+    assert sentence.endswith("was not compared with the stored run's code: its A/B measurement is missing")
 
 
 def test_slower_but_undecided_test_is_no_verdict() -> None:
     answer = answer_of(comparison(t=change(1.5)), decision(row("t", Finding.UNDECIDED)))
     assert answer.undecided[0] == (
-        f"t is slower: 1.50 times its step in {NAME}, limit 1.4, and beside the stored run's code "
-        "it is undecided"
+        f"t is slower: 1.50 times its step in {NAME}, limit 1.4, and the comparison with the "
+        "stored run's code is undecided"
     )
     assert not any("environment changed" in sentence for sentence in answer.undecided)
 
@@ -209,7 +209,7 @@ def test_unreached_slower_test_is_no_verdict() -> None:
     answer = answer_of(comparison(t=change(1.5), u=change()), decision(row("u")), unconfirmed="time is over")
     assert (answer.worse, status(answer)) == ({}, Status.NO_VERDICT)
     assert answer.undecided[0] == (
-        f"t is slower: 1.50 times its step in {NAME}, limit 1.4, and was not measured beside the stored "
+        f"t is slower: 1.50 times its step in {NAME}, limit 1.4, and was not compared with the stored "
         "run's code: time is over"
     )
 
@@ -422,7 +422,7 @@ def test_interrupt_before_the_confirmation_is_no_failure() -> None:
     answer = answer_of(comparison(t=change(1.5)), None, unconfirmed="the run was interrupted")
     assert (answer.worse, status(answer)) == ({}, Status.NO_VERDICT)
     assert answer.undecided[0].startswith("t is slower: 1.50 times ")
-    assert answer.undecided[0].endswith(" beside the stored run's code: the run was interrupted")
+    assert answer.undecided[0].endswith(" compared with the stored run's code: the run was interrupted")
 
 
 def test_suspect_that_was_not_measured_again_is_no_pass() -> None:

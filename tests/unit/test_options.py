@@ -231,7 +231,7 @@ REFUSALS = {
     "--model mine:make --data cifar10": "makes its own batches, got --data, too; leave one out",
     "--model=own:make:twice": "torchvision:NAME or package.module:function, got 'own:make:twice'",
     "--project-to 16": "--project-to 16 is more than one node of 2 devices; pass --node-link",
-    f"--project-to 5 {NETWORK}": "--project-to 5 fills no whole nodes of 2 devices; pass a multiple of 2",
+    f"--project-to 5 {NETWORK}": "does not fill whole nodes of 2 devices; pass a multiple of 2",
     "--replicates 1 --candidate comm_hook=bf16": "cannot tell a difference from chance in an A/B run",
     "--node-size 1": "--node-size 1 is less than the 2 devices of this run; pass 2 or more",
     f"{NODES} --world-sizes 3": "does not fit 2 nodes of 2 ranks; pass at most 2, or a multiple of 2 up to 4",
@@ -239,14 +239,14 @@ REFUSALS = {
     "--nodes 2": "--nodes 2 needs --launcher; pass srun, mpirun or a command (docs/nodes.md)",
     "--launcher={rnak}": "--launcher takes a command with none but {nodes}, ",
     "--rounds " + "9" * 5000: "--rounds takes whole numbers from 1 to 1000000000, got '99999",
-    "--benchmark-compare .": "--benchmark-compare takes the word after it, got '.', no run; put it last",
+    "--benchmark-compare .": "pytest read '.' as the stored run of --benchmark-compare; put it last",
     "--benchmark-compare-fail=median:5%": "needs a baseline to compare with; add --benchmark-compare",
     "--benchmark-compare-fail=median:5% --benchmark-compare-fail=median:90% --benchmark-compare": (
         "--benchmark-compare-fail takes one median:N%, got another or several"
     ),
     "--benchmark-compare-fail=min:5% --benchmark-compare": "-fail takes one median:N%, got another",
     "--candidate comm_hook=bf16 --benchmark-compare": (
-        "--benchmark-compare takes this environment as candidate, got --candidate, too; leave one out"
+        "--benchmark-compare measures this environment as the candidate, got --candidate, too; leave one out"
     ),
     "--executions eager,compile+graph": "compile+graph is captured by a GPU's driver; this runs on the CPU;",
     "--spec worldsize=2": "--spec takes the fields strategy, comm_hook, ",

@@ -167,7 +167,7 @@ def test_slower_tests_and_suspects_are_named() -> None:
         "1.200  limit 1.235  suspect",
         "1.300  limit 1.235  slower",
         "5 tests slower than stored or suspected, such as d (+30.0%), e (+22.0%), c (+21.0%)",
-        "with 0001_x.json: 6 times, in the median 20.5% longer than stored",
+        "with 0001_x.json: 6 times, the median is 20.5% longer than stored",
     ):
         assert [line for line in lines if line.endswith(ending)]
 

@@ -261,7 +261,7 @@ def test_worst_scaling_names_the_communication_of_its_step() -> None:
     assert highlights(passed(**tests)) == [
         "Lowest efficiency: 45.0% (weak scaling, speedup 0.90x, slower than one device): 2 GPUs, "
         "batch 8 per rank, resnet18, eager, ddp.",
-        "Exposed communication is 20% of this step by difference, 10% by trace, so it is not known well.",
+        "Exposed communication is 20% of this step by difference, 10% by trace, so it is uncertain.",
     ]
 
 

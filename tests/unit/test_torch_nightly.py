@@ -80,7 +80,9 @@ def test_nights_from_first_to_slower(
     against = f"--candidate={envs / MONDAY / 'bin' / 'python'}"
     assert f"    python -m pytest perf/ -m gate {against}\n" in said
     assert output.read_text() == f"version={MONDAY}\narguments={against}\n"
-    assert nightly("hint", MONDAY)[1].startswith(f"torch {MONDAY} did not pass beside the released torch.")
+    assert nightly("hint", MONDAY)[1].startswith(
+        f"torch {MONDAY} did not pass the comparison with the released torch."
+    )
     assert nightly("accept", MONDAY) == (0, f"torch {MONDAY} is the last good nightly now\n")
     assert (envs / "last-good").resolve() == envs / MONDAY
 
@@ -98,7 +100,7 @@ def test_nights_from_first_to_slower(
         assert (envs / name / "ready").read_text() == sys.version
     status, said = nightly("hint", FRIDAY)
     assert status == 0
-    assert said.startswith(f"torch {FRIDAY} did not pass beside torch {MONDAY}.\n")
+    assert said.startswith(f"torch {FRIDAY} did not pass the comparison with torch {MONDAY}.\n")
     assert "https://github.com/pytorch/pytorch/compare/20261116...20261120\n" in said
 
     add_wheel(index, "torch", TUESDAY, CODE)

@@ -2,8 +2,8 @@
 # Make the run a baseline: commit its JSON to the branch of baselines, and push the branch.
 #
 # A run with NO VERDICT is promoted only if its hardware has no baseline yet. STATUS: pytest's exit status.
-# FOLDER: the output folder. PYTHON: its interpreter. Whatever fails here is a warning, because the verdict
-# stands.
+# FOLDER: the output folder. PYTHON: the interpreter that ran pytest. A failure here is only a warning,
+# because the verdict of the run does not depend on it.
 set -euo pipefail
 
 errors=$(mktemp "$RUNNER_TEMP/errors.XXXXXX")

@@ -3,7 +3,8 @@
 #
 # STATUS: pytest's exit status. FOLDER: the output folder. SHA: the commit that gets the check. PULL: the
 # number of the pull request that gets the comment, or empty. GH_TOKEN: the token; without a token, only
-# the annotation is shown. What GitHub refuses is a warning, because the verdict stands.
+# the annotation is shown. A request that GitHub refuses is only a warning, because the verdict does not
+# depend on it.
 set -euo pipefail
 
 job="$GITHUB_WORKFLOW / $GITHUB_JOB"

@@ -53,9 +53,11 @@ def slower_ratio(config: pytest.Config, given: Collection[str]) -> float | None:
     """
     name, compare = "--benchmark-compare", config.getoption("benchmark_compare")
     if compare == "" or (isinstance(compare, str) and Path(compare).is_dir()):
-        raise Refused(f"{name} takes the word after it, got {compare!r}, no run; put it last")
+        raise Refused(f"pytest read {compare!r} as the stored run of {name}; put it last")
     if compare and "--candidate" in given:
-        raise Refused(f"{name} takes this environment as candidate, got --candidate, too; leave one out")
+        raise Refused(
+            f"{name} measures this environment as the candidate, got --candidate, too; leave one out"
+        )
     limits = [word for word in map(str, config.invocation_params.args) if word.startswith(f"{name}-fail")]
     (check, *more) = config.getoption("benchmark_compare_fail") or [None]
     if check is None:

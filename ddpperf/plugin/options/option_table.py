@@ -172,9 +172,9 @@ FIELDS = {
     "static_graph": "Tell DDP that all steps have the same graph: true or false.",
     "buffer_sync": "Broadcast rank 0's BatchNorm statistics in each step: true or false.",
     "sync_batch_norm": "Synchronize BatchNorm over all ranks: true or false.",
-    "accumulation_steps": "Parts of a batch; DDP averages their summed gradients.",
+    "accumulation_steps": "Forward and backward passes per all-reduce, each on a part of the batch.",
     "inductor": "Options of torch.compile's Inductor to switch on, joined by +.",
-    "delay_seconds": "Delay added to every measured step, at most 10, to see what finds it.",
+    "delay_seconds": "Seconds to delay every measured step, at most 10, to try which slow-downs are found.",
 }
 DEVICES = ("auto", "cuda", "cpu")
 NUMBER, COUNT, SETS = (partial(number, most=most) for most in (10**9, 1024, MOST_SETS))
@@ -209,12 +209,18 @@ GROUPS: dict[str, tuple[Option, ...]] = {
     "How long to measure": (
         Option("--rounds", "N", NUMBER, "Rounds of each test.", "10; 7 in A/B; 6 in a confirmation"),
         Option("--replicates", "N", SETS, "Process sets of each test, per side in A/B.", SETS_DEFAULT),
-        Option("--max-seconds", "SECONDS", SECONDS, "Seconds until no test is repeated.", ("480", "300")),
+        Option(
+            "--max-seconds",
+            "SECONDS",
+            SECONDS,
+            "Seconds after which no test is measured again.",
+            ("480", "300"),
+        ),
         Option("--deadline", "SECONDS", SECONDS, "Seconds until a silent rank counts as hung.", ("120",) * 2),
     ),
     "A/B runs": (
         Option("--base", "X", side, "A folder with code, an interpreter or NAME=value.", HERE, repeated=True),
-        Option("--candidate", "X", side, "The same of the candidate, or field=value.", HERE, repeated=True),
+        Option("--candidate", "X", side, "The same for the candidate, or field=value.", HERE, repeated=True),
     ),
     "Where output goes": (
         Option("--verdict", "FILE", str, "Write the verdict to this file as Markdown."),

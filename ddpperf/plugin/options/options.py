@@ -266,7 +266,7 @@ def _check_devices(options: Options, gpu_count: int) -> None:
             raise Refused(f"--project-to {N} is more than one node of {node} devices; pass --node-link")
         if node < N and N % node:
             whole = f"whole nodes of {node} devices; pass a multiple of {node}"
-            raise Refused(f"--project-to {N} fills no {whole}")
+            raise Refused(f"--project-to {N} does not fill {whole}")
 
 
 def _check_trainings(options: Options) -> None:

@@ -36,7 +36,9 @@ def prepare(options: Options, root: Path) -> Options:
         found = f"{CIFAR_CLASSES} outputs, {data.name} has {data.classes} classes"
         raise Refused(f"--model {options.model} has {found}; pass --model resnet18")
     if count is not None and not ranks <= count <= data.train_images:
-        limits = f"{ranks} to {data.train_images} images: one per rank or more, {data.name} has no more"
+        limits = (
+            f"{ranks} to {data.train_images} images: at least one per rank, and at most those of {data.name}"
+        )
         raise Refused(f"--epoch-images takes {limits}, got {count}; pass another number")
     check_model(options)
     return dataclasses.replace(options, data=data)
@@ -90,9 +92,13 @@ def check_model(options: Options) -> None:
     try:
         ended = run_child(command, {FUNCTIONS_VARIABLE: model, "PYTHONPATH": package_path()}, MODEL_SECONDS)
     except subprocess.TimeoutExpired as error:
-        raise Refused(f"--model {model} trained no step in {MODEL_SECONDS} s; train it by itself") from error
+        raise Refused(
+            f"--model {model} trained no step in {MODEL_SECONDS} s; train it without ddpperf"
+        ) from error
     lines = ended.stderr.strip().splitlines()
     if ended.returncode == 1 and lines:  # the check exits with a sentence
         raise Refused(f"--model: {lines[-1]}")
     if ended.returncode:
-        raise Refused(f"--model {model} ended its process with status {ended.returncode}; train it by itself")
+        raise Refused(
+            f"--model {model} ended its process with status {ended.returncode}; train it without ddpperf"
+        )

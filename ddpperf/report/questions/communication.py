@@ -103,8 +103,9 @@ def _about_formulas(cases: Sequence[Case]) -> str:
         "For 2 (N-1) S / N, predicted over measured is the link utilization: "
         f"{units.percent(case.value('link_utilization') or 0.0)} with {case.described()} and "
         f"{case.properties['buffer']}. There, (S / B) log2 N is {doubling / ring:.2f} times as long, and "
-        f"2 (N-1) S is {aggregate / ring:.0f} times as long, because it counts links that work at the "
-        "same time one after the other. No formula has a latency, so all are too short for small buffers."
+        f"2 (N-1) S is {aggregate / ring:.0f} times as long, because it adds up the times of links "
+        "that send at the same time. No formula includes latency, so all times are too short for small "
+        "buffers."
     )
 
 
