@@ -100,7 +100,7 @@ class Pinning:
     """
 
     def __init__(self, world_size: int, gpus: Sequence[Gpu]) -> None:
-        self._world_size, self._core_count, self._allowed = world_size, core_count(), os.sched_getaffinity(0)
+        self._core_count, self._allowed = core_count(), os.sched_getaffinity(0)
         rank_nodes = [*(gpu.numa_node for gpu in gpus), *[None] * world_size][:world_size]
         self._plan = share_cores(numa_nodes(self._allowed), rank_nodes)
         if self._core_count < len(self._allowed):
@@ -122,10 +122,15 @@ class Pinning:
         """Return the choice of CPU cores as JSON values, to be stored with the test run."""
         return {"pinning": self._plan if isinstance(self._plan, str) else asdict(self._plan)}
 
-    def warnings(self, spec: Spec) -> list[str]:
-        """Return a warning if a measurement's processes on this node have to share CPU cores."""
+    def warnings(self, spec: Spec, most_ranks: int | None = None) -> list[str]:
+        """Return a warning if a measurement's processes on this node have to share CPU cores.
+
+        most_ranks: the largest number of ranks on this node; None if all ranks are on this node. Process
+        sets with more ranks than usual are not pinned.
+        """
         busy_ranks = max(map(len, spec.turns(spec.world_size)))
-        ranks_here = min(busy_ranks, self._world_size)
+        ranks_here = min(busy_ranks, most_ranks or busy_ranks)
         processes = spec.busy_processes // busy_ranks * ranks_here
-        cores = ranks_here * len(self.ranks[0]) if self.ranks else self._core_count
+        pinned = self.ranks is not None and ranks_here <= len(self.ranks)
+        cores = ranks_here * len(self.ranks[0]) if self.ranks and pinned else self._core_count
         return [f"{processes} processes share {cores} cores"] if processes > cores else []

@@ -23,12 +23,13 @@ class Devices:
     In a run on several nodes these are the devices of the controller's node only.
 
     gpus: all GPUs that the run may use; empty on the CPU.
-    world_size: the largest number of ranks on this node; larger world sizes have ranks on other nodes.
+    world_size: the usual number of ranks on this node. several_nodes: whether larger world sizes have
+    ranks on other nodes. On one CPU, they have larger process sets.
     """
 
-    def __init__(self, gpus: Sequence[Gpu], world_size: int) -> None:
+    def __init__(self, gpus: Sequence[Gpu], world_size: int, *, several_nodes: bool = False) -> None:
         self._gpus = gpus[:world_size]
-        self._world_size = world_size
+        self._world_size, self._several_nodes = world_size, several_nodes
         self._locks = ExitStack()
         self._cores = sorted(os.sched_getaffinity(0))  # before this process is pinned to some of them
 
@@ -61,7 +62,8 @@ class Devices:
         joules are not those of all ranks. processes: ids of the ranks. alone: whether one process set
         measures.
         """
-        if not isinstance(spec, TrainingSpec) or spec.world_size > self._world_size:
+        crosses_nodes = self._several_nodes and spec.world_size > self._world_size
+        if not isinstance(spec, TrainingSpec) or crosses_nodes:
             return Recorder()
         handles, sampler = self._handles[: spec.world_size], None
         if not spec.repeats:
@@ -79,7 +81,8 @@ class Devices:
 
     def warnings(self, spec: Spec) -> list[Note]:
         """Return warnings about what disturbed this node's devices in the measurement that just ended."""
-        return [*map(warning, self.pinning.warnings(spec)), *self._watch.warnings()]
+        most_ranks = self._world_size if self._several_nodes else None
+        return [*map(warning, self.pinning.warnings(spec, most_ranks)), *self._watch.warnings()]
 
     def release(self) -> None:
         """Unlock the GPUs or the CPU, and let this process use all CPU cores again."""

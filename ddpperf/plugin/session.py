@@ -77,7 +77,7 @@ class Session:
         self.progress = ProgressLine()
         self.passes: list[Measuring] = []  # of all tests, then of some tests in new processes
         here = min(max(self.options.world_sizes), self.options.links.node)
-        self.devices = Devices(self.gpus, here)
+        self.devices = Devices(self.gpus, here, several_nodes=self.options.nodes > 1)
         self.cleanup = ExitStack()  # releases what the run holds, after all processes have ended
         self.host: dict[str, Any] = {}  # the machine and the git commit at the start, as they are stored
         self.machine_findings: list[Finding] = []  # what the doctor found before the first measurement

@@ -6,6 +6,7 @@ decides something, or that has other words in a table, needs an entry here.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -126,10 +127,20 @@ def _by_name(name: str, heading: str = "", **decides: Any) -> Metric:
 
 def find_or_plain(name: str, unit: str = "") -> Metric:
     """Return the definition of a metric, or a plain one if only another test suite registers it."""
-    try:
-        return find(name)
-    except KeyError:
-        return Metric(name=name, unit=unit, heading=name, format=lambda value: f"{value:.4g} {unit}".rstrip())
+    if (metric := _known(name, unit)) is not None:
+        return metric
+    return Metric(name=name, unit=unit, heading=name, format=lambda value: f"{value:.4g} {unit}".rstrip())
+
+
+def _known(name: str, unit: str) -> Metric | None:
+    """Return the definition of a stored metric, or None if only another test suite registers it.
+
+    unit: the stored unit. Another suite's name may look like one of ours with another unit.
+    """
+    with contextlib.suppress(KeyError):
+        if (metric := find(name)).unit == unit or not unit:
+            return metric
+    return None
 
 
 def column(name: str, values: Sequence[float], unit: str) -> tuple[str, str, Callable[[float], str]]:
@@ -138,9 +149,7 @@ def column(name: str, values: Sequence[float], unit: str) -> tuple[str, str, Cal
     The returned unit is "" if each printed value names its unit. unit: the stored unit, which counts
     for a metric that another test suite registered.
     """
-    try:
-        metric = find(name)
-    except KeyError:
+    if (metric := _known(name, unit)) is None:
         return name, unit.removeprefix("1"), "{:.4g}".format
     if metric.unit == "1/s":
         is_images = metric.format is units.rate

@@ -166,17 +166,19 @@ def test_controller_is_off_the_ranks_until_released() -> None:
 
 @pytest.mark.usefixtures("sixteen")
 def test_crowded_cores_give_a_warning() -> None:
-    def warnings(world_size: int, loader_workers: int) -> list[str]:
+    def warnings(world_size: int, loader_workers: int, most_ranks: int | None = None) -> list[str]:
         strategy: Strategy = "single" if world_size == 1 else "ddp"
         fields: dict[str, Any] = {"per_rank_batch_size": 2, "input": "dataloader", "strategy": strategy}
-        return pinning.warnings(EpochSpec(world_size=world_size, loader_workers=loader_workers, **fields))
+        spec = EpochSpec(world_size=world_size, loader_workers=loader_workers, **fields)
+        return pinning.warnings(spec, most_ranks)
 
     pinning = Pinning(2, [])
     assert warnings(1, loader_workers=6) == []
     assert warnings(1, loader_workers=7) == ["8 processes share 7 cores"]
     assert warnings(2, loader_workers=6) == []
     assert warnings(2, loader_workers=7) == ["16 processes share 14 cores"]
-    assert warnings(4, loader_workers=6) == [], "two of the ranks are on another node"
+    assert warnings(4, loader_workers=6, most_ranks=2) == [], "two of the ranks are on another node"
+    assert warnings(4, loader_workers=6) == ["28 processes share 16 cores"], "a larger set is not pinned"
     pinning = Pinning(16, [])
     assert warnings(1, loader_workers=15) == []
     assert warnings(1, loader_workers=16) == ["17 processes share 16 cores"]

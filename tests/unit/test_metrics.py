@@ -91,6 +91,12 @@ def test_equal_metric_may_be_registered_twice() -> None:
     assert (f"{heading}{unit}", text(1.0)) == ("tokens/s", "1.0")
 
 
+def test_name_of_another_suite_keeps_its_stored_unit() -> None:
+    assert metrics.find_or_plain("wait_seconds", "ms").text(5.0) == "wait_seconds 5 ms"
+    assert metrics.column("cache_spread", [2e6], "B")[:2] == ("cache_spread", "B")
+    assert metrics.column("cache_spread", [0.5], "1")[2](0.5) == "50.0%"
+
+
 def test_metric_that_decides_needs_a_direction() -> None:
     with pytest.raises(ValueError, match="metric joules can decide nothing without better"):
         metrics.Metric(name="joules", unit="J", heading="energy", format=str, gate=Gate.ALWAYS)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from ddpperf.machine.cores import Pinning
 from ddpperf.machine.hardware import Links, Machine
 from ddpperf.machine.network import Interface
 from ddpperf.plugin.cases import machine_reason
@@ -71,19 +70,20 @@ def test_link_between_nodes_is_the_interfaces() -> None:
 
 
 def test_usage_across_nodes_is_not_recorded() -> None:
-    devices = Devices((), 2)
+    devices = Devices((), 2, several_nodes=True)
     inside, across = (
         EpochSpec(world_size=N, per_rank_batch_size=8, strategy="ddp", epoch_images=64) for N in (2, 4)
     )
     assert devices.recorder(inside, [], True)._sampler is not None
     assert devices.recorder(across, [], True)._sampler is None
+    assert Devices((), 2).recorder(across, [], True)._sampler is not None, "a larger process set"
 
 
 def test_ranks_of_other_nodes_share_no_cores_here() -> None:
-    for ranks_here, warnings in ((4, ["4 processes share 2 cores"]), (2, [])):
-        pinning = Pinning(ranks_here, [])
-        pinning.ranks, pinning._core_count = None, 2
-        assert pinning.warnings(DDP) == warnings
+    for several_nodes, warnings in ((False, ["4 processes share 2 cores"]), (True, [])):
+        devices = Devices((), 2, several_nodes=several_nodes)
+        devices.pinning.ranks, devices.pinning._core_count = None, 2
+        assert [note.text for note in devices.warnings(DDP)] == warnings
     assert TWO_OF_TWO.ranks_here(4) == 2
     assert dataclasses.replace(TWO_OF_TWO, interface=None).ranks_here(4) == 4
 
