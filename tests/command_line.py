@@ -13,6 +13,7 @@ import pytest
 
 from ddpperf.plugin.cases import Case
 from ddpperf.plugin.options.options import Options, read_options
+from ddpperf.plugin.options.refused_combinations import check_combinations
 from ddpperf.specs import Spec
 
 Read = Callable[..., Options]  # of arguments as typed, and gpus=N
@@ -28,7 +29,9 @@ def _read(config: pytest.Config, *arguments: str, gpus: int = 0) -> Options:
     run.option = config._parser.parse_known_args(arguments, namespace=Namespace())
     run.args = []
     run.invocation_params = pytest.Config.InvocationParams(args=arguments, plugins=None, dir=Path.cwd())
-    return read_options(run, gpus)
+    options = read_options(run, gpus)
+    check_combinations(options, gpus, compares=bool(run.getoption("benchmark_compare")))
+    return options
 
 
 def specs_of(cases: Iterable[Case]) -> list[Any]:

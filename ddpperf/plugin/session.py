@@ -30,6 +30,7 @@ from ddpperf.plugin.interrupts import ignore_interrupts
 from ddpperf.plugin.measure_fixture import Measure, Measuring
 from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.plugin.options.options import Options, read_options
+from ddpperf.plugin.options.refused_combinations import check_combinations
 from ddpperf.plugin.options.slow_checks import check_sides, prepare
 from ddpperf.plugin.progress import ProgressLine
 from ddpperf.results.record import Record
@@ -55,6 +56,8 @@ class Session:
         """
         gpus = visible_gpus()
         self.options = read_options(config, len(gpus))
+        self.compares = bool(compare_with := config.getoption("benchmark_compare"))
+        check_combinations(self.options, len(gpus), compares=self.compares)
         self.gpus = gpus if self.options.device == "cuda" else ()
         self.storage = storage_for(self.options, self.gpus, config.rootpath)
         thresholds, settings = read_threshold_file(config.rootpath)
@@ -62,8 +65,6 @@ class Session:
         self.settings = settings["gpu" if self.options.device == "cuda" else "cpu"]
         self.collection, self.outcomes = Collection(config), Outcomes()
         self.problems: list[str] = []  # why the run can give no verdict
-        compare_with = config.getoption("benchmark_compare")
-        self.compares = bool(compare_with)
         self.baseline: Baseline | None = None  # the stored run to compare with
         try:
             if compare_with:

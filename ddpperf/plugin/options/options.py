@@ -10,7 +10,6 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +20,18 @@ from ddpperf.errors import Refused
 from ddpperf.io.secret_values import shown_word
 from ddpperf.machine.hardware import Links
 from ddpperf.machine.network import Interface, find_interface
-from ddpperf.plugin.options.ab_sides import Sides, changed, fitting
+from ddpperf.plugin.options.ab_sides import Sides, fitting
 from ddpperf.plugin.options.benchmark_options import check_root, slower_ratio
 from ddpperf.plugin.options.option_table import OLD_OPTIONS, OPTIONS, Value
 from ddpperf.results.samples import BASE, CANDIDATE
 from ddpperf.specs import EpochSpec, Execution, Input, Precision, RunSpec, TrainingSpec, is_custom_model
-from ddpperf.specs.training_step import SHARDED_STRATEGIES, gpu_reason
+from ddpperf.specs.training_step import SHARDED_STRATEGIES
 from ddpperf.workers.interpreter import Side
 
 GPU_INDUCTOR = "combo_kernels"  # joins small kernels, which makes a step at batch size 32 8% faster
 CPU_EPOCH_IMAGES = 512
 ROUNDS, AB_ROUNDS = 10, 7
 CPU_NODE_SIZE = 2  # ranks
-GPU_PRECISIONS = ("tf32", "fp16")  # number formats that the CPU does not have
 CIFAR_CLASSES = 10
 
 
@@ -138,8 +136,7 @@ def is_experiment(test: str) -> bool:
 def read_options(config: pytest.Config, gpu_count: int) -> Options:
     """Return the options of the command line, with the defaults of this machine.
 
-    Raises Refused for wrong values, and for options that cannot be used together. `prepare` makes the
-    slow checks later.
+    Raises Refused for wrong values. `check_combinations` and `prepare` make the other checks.
     """
     for name, instead in OLD_OPTIONS.items():
         if (text := config.getoption(name)) is not None:
@@ -181,16 +178,7 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
             buffer_sizes=values["--buffer-sizes"] or (),
         ),
     }
-    options = Options(**read)
-    if options.precision in GPU_PRECISIONS and device != "cuda":
-        raise Refused(f"--precision {options.precision} needs a GPU, this runs on the CPU; pass fp32 or bf16")
-    if is_custom_model(options.model) and options.data_source != "synthetic":
-        raise Refused(f"--model {options.model} makes its own batches, got --data, too; leave one out")
-    if options.replicates == 1 and sides is not None and not config.getoption("benchmark_compare"):
-        raise Refused("--replicates 1 cannot tell a difference from chance in an A/B run; pass 2 or more")
-    _check_devices(options, gpu_count)
-    _check_trainings(options)
-    return options
+    return Options(**read)
 
 
 def _nodes(values: Mapping[str, Any], device: str, gpu_count: int) -> dict[str, Any]:
@@ -240,58 +228,3 @@ def _sides(base: dict[str, Any], candidate: dict[str, Any]) -> Sides | None:
     if base:
         raise Refused(f"--base takes no training field, got {min(base)}; pass --spec or --candidate")
     return Sides(base=sides[0], candidate=sides[1], spec_fields=candidate)
-
-
-# --- options that cannot be used together
-
-
-def _check_devices(options: Options, gpu_count: int) -> None:
-    """Check that nodes and GPUs suffice for the world sizes, and that nodes suit --project-to."""
-    most, node, nodes = max(options.world_sizes), options.links.node, options.nodes
-    here = node if nodes > 1 else most
-    if options.device == "cuda" and here > gpu_count:
-        what = f"--node-size {here}" if nodes > 1 else f"world_size={here}"
-        instead = f"at most {gpu_count}, or --device cpu" if gpu_count else "--device cpu"
-        gpus = "1 GPU" if here == 1 else f"{here} GPUs"
-        raise Refused(f"{what} needs {gpus}, found {gpu_count}; pass {instead}")
-    for N in options.world_sizes:
-        if nodes > 1 and node < N and (N % node or node * nodes < N):
-            what = f"--world-sizes {N} does not fit {nodes} nodes of {node} ranks"
-            instead = f"at most {node}, or a multiple of {node} up to {node * nodes}"
-            raise Refused(f"{what}; pass {instead}, or change --nodes or --node-size")
-    if node < most and nodes == 1:
-        raise Refused(f"--node-size {node} is less than the {most} devices of this run; pass {most} or more")
-    for N in options.links.project_to:
-        if node < N and most <= node and options.links.network is None:
-            raise Refused(f"--project-to {N} is more than one node of {node} devices; pass --node-link")
-        if node < N and N % node:
-            whole = f"whole nodes of {node} devices; pass a multiple of {node}"
-            raise Refused(f"--project-to {N} does not fill {whole}")
-
-
-def _check_trainings(options: Options) -> None:
-    """Check that the given training fields are possible on this machine, and that each has an effect."""
-    known = dataclasses.replace(options, data=Data(), requested_epoch_images=None)
-    sizes = {"world_size": max(options.world_sizes)}
-    try:
-        steps = [
-            known.step(**sizes, per_rank_batch_size=batch_size, execution=execution)
-            for execution, batch_size in product(options.executions, options.batch_sizes)
-        ]
-        dataclasses.replace(steps[0], delay_seconds=options.delay_seconds)
-        _require_change("--spec", options.spec_fields, steps, options.device)
-        if options.sides is not None:
-            fields = options.sides.spec_fields
-            _require_change("--candidate", fields, [changed(step, fields) for step in steps], options.device)
-    except ValueError as error:
-        raise Refused(f"{error}{'' if ';' in str(error) else '; pass another value'}") from error
-
-
-def _require_change(option: str, given: Mapping[str, Value], steps: list[Any], device: str) -> None:
-    """Check that the device can run the steps, and that each given field has its value in some step."""
-    for step in steps:
-        if reason := gpu_reason(step, device):
-            raise Refused(f"{reason}; pass other --executions or another {option}")
-    for name, value in given.items():
-        if all(getattr(step, name) != value for step in steps):
-            raise Refused(f"{option} {name}={value} changes no training of this run; leave it out")
