@@ -236,7 +236,9 @@ def test_same_result_on_more_devices(measure: Measure, spec: RunSpec) -> None:
     learned(measure, runs)
     ones = one_device_costs(measure, spec, runs)
     if not compare(measure, "accuracy_over_one_device", runs, ones):
-        measure.warn("all devices reach another accuracy than one device, by more than seeds explain")
+        measure.warn(
+            "the accuracies on all devices and on one device differ by more than random seeds explain"
+        )
     unscaled = spec.rate / spec.world_size  # the linear scaling rule at the batch size of one rank
     for name, changed in (("without_set_epoch", {"set_epoch": False}), ("unscaled_rate", {"rate": unscaled})):
         others = references(measure, name, dataclasses.replace(spec, **changed), runs)

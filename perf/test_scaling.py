@@ -281,7 +281,7 @@ def law_metrics(measure: Measure, spec: TrainingSpec, *, weak: bool) -> None:
     cores, ranks = core_count(), measure.machine.ranks_here(spec.world_size)
     if measure.machine.device == "cpu" and ranks > cores:
         shared = f"{ranks} ranks share {cores} cores"
-        measure.warn(f"{shared}, so the law describes these cores and predicts nothing about more of them")
+        measure.warn(f"{shared}, so the law is about these cores and predicts nothing for more cores")
     impossible = {side: reason for side, one in fits.items() if (reason := not_predictable(one.value))}
     for side, reason in impossible.items():
         measure.note(f"{reason}, so nothing is predicted{side}")

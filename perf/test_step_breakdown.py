@@ -200,7 +200,7 @@ def compared_with_marks(measure: Measure, parts: Measured, seconds: Mapping[str,
     )
     measure.metric("marked_over_step", per_set(truediv, parts.median_step_seconds(), seconds))
     if abs(apart := measure.metrics["parts_over_step"]["value"] - 1) > AGREEMENT:
-        measure.note(f"the sum of the parts differs from the step they were timed in by {apart:+.1%}")
+        measure.note(f"the sum of the parts differs by {apart:+.1%} from the time of the same step")
 
 
 def parts_over_step(parts: Measured, sample: Sample) -> float:

@@ -45,7 +45,7 @@ def cpu_load(gpus: Sequence[Gpu]) -> Finding:
 def _used_cores() -> tuple[int, float, dict[int, float]]:
     """Return the number of allowed cores, how many are busy, and how many each other process uses there.
 
-    The CPU times since the last call count. This process counts as idle.
+    Only CPU time since the last call counts. This process counts as idle.
     """
     allowed, own = os.sched_getaffinity(0), 0.0
     percents = [used for core, used in enumerate(psutil.cpu_percent(percpu=True)) if core in allowed]
@@ -77,10 +77,10 @@ def cores(gpus: Sequence[Gpu]) -> Finding:
     """Report how many cores the ranks may use, and whether a quota limits their time."""
     allowed, usable, quota = len(os.sched_getaffinity(0)), core_count(), cpu_quota()
     if quota is not None and quota < 1:
-        text = f"the cgroup's quota is {quota:.2g} cores, so ranks stop many times in a second"
+        text = f"the cgroup's quota is {quota:.2g} cores, so the kernel pauses ranks many times a second"
         return bad(text, "give the container at least 2 cores")
     if quota is not None and quota < allowed:
-        text = f"a quota of {quota:.2g} of {allowed} cores, so ranks are not pinned and may be stopped"
+        text = f"a quota of {quota:.2g} of {allowed} cores, so ranks are not pinned and may be paused"
         return warn(text, "give the container whole cores (cpuset), and no quota")
     if usable < 2:
         return warn("1, which two ranks share", "give this process at least 2 cores")
@@ -128,7 +128,7 @@ def huge_pages(gpus: Sequence[Gpu]) -> Finding:
     """Check whether CPU ranks get the huge pages that they request."""
     chosen = _text(HUGE_PAGES).partition("[")[2].partition("]")[0]
     if chosen == "never" and not gpus:
-        text = "never, so processes of the same code differ by 5% instead of 2%"
+        text = "never, so times of the same code differ by 5% between processes, not by 2%"
         return warn(text, f"echo madvise | sudo tee {HUGE_PAGES}")
     return good(chosen or "not known")
 

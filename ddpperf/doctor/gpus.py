@@ -41,8 +41,9 @@ def present(gpus: Sequence[Gpu]) -> Finding:
 class GpuCheck:
     """A check of all GPUs, which returns a warning that names the GPUs with a problem.
 
-    problem: returns the problem of one GPU by NVML's handle; an empty string is no problem, or not
-    known. fine: the text of a good finding. advice: what to do.
+    problem: a function from NVML's handle of a GPU to a text about its problem, which is empty if
+    the GPU has no problem or NVML does not say. fine: the text of a good finding. advice: what to
+    do.
     """
 
     problem: Callable[[Any], str]

@@ -16,11 +16,11 @@ from ddpperf.workers.interpreter import release
 TORCHVISION_OFFSET = 15  # torch 2.N and torchvision 0.(N + 15) are released together
 SPOILING_VARIABLES = {  # what each of them does to a measurement, unless its value is harmless
     "CUDA_LAUNCH_BLOCKING": "the CPU waits for each kernel",
-    "MALLOC_PERTURB_": "all memory is written once more",
+    "MALLOC_PERTURB_": "malloc fills all memory that it returns",
     "NCCL_DEBUG": "NCCL prints while it is timed",
     "NCCL_P2P_DISABLE": "GPUs do not use NVLink or PCIe directly",
-    "NCCL_SHM_DISABLE": "ranks exchange data by the network",
-    "PYTHONDEVMODE": "Python checks itself at run time",
+    "NCCL_SHM_DISABLE": "ranks exchange data over the network",
+    "PYTHONDEVMODE": "Python makes additional checks",
     "PYTHONMALLOC": "Python uses another allocator",
     "PYTHONTRACEMALLOC": "Python records each allocation",
     "TORCH_COMPILE_DISABLE": "compiled steps run eagerly",
@@ -39,8 +39,8 @@ def variables(gpus: Sequence[Gpu]) -> Finding:
         if (value := os.environ.get(name, "")).upper() not in HARMLESS_VALUES
     ]
     if spoiling:
-        return warn("; ".join(spoiling), "unset what is not meant to be measured")
-    return good("none spoils a measurement")
+        return warn("; ".join(spoiling), "unset the variables whose effect you do not want to measure")
+    return good("none of them changes measured times")
 
 
 def repository(gpus: Sequence[Gpu]) -> Finding:
@@ -61,7 +61,7 @@ def torchvision(gpus: Sequence[Gpu]) -> Finding:
     major, minor = release(torch)
     fitting = f"0.{minor + TORCHVISION_OFFSET}"
     if major == 2 and release(version) != release(fitting):
-        text = f"{version} belongs to another torch, torch {torch} to torchvision {fitting}"
+        text = f"{version} is made for another torch; torch {torch} needs torchvision {fitting}"
         return warn(text, f"pip install torchvision=={fitting}.*")
     return good(version)
 

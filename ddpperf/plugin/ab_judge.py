@@ -43,8 +43,8 @@ class ABJudge:
 
     confirms: the comparison with a stored run whose findings this A/B run confirms; None for an A/B
     run that the user asked for. It says which tests are suspected, and how much each may change.
-    same_work: for each test, the test that is measured in its place because its work is equal. Each
-    test is measured by itself by default.
+    same_work: for each test, the test that is measured in its place because its spec is equal. By
+    default, every test is measured.
     """
 
     def __init__(

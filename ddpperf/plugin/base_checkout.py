@@ -21,9 +21,9 @@ from ddpperf.workers.interpreter import Side, check_side
 def require_stored_code(baseline: Baseline, sides: Sides | None, here: Path) -> None:
     """Raise Refused if the base's code is not that of the stored run, or is that of the candidate.
 
-    Other code is another version of torch, or another commit of a repository that has the stored
-    run's commit.
-    here: the source tree that a base without a source tree runs.
+    The code is not that of the stored run if torch has another version, or if the repository has
+    the stored run's commit but another commit is checked out. here: the source tree that a base
+    without a source tree runs.
     """
     if sides is None:
         return

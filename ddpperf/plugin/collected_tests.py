@@ -72,8 +72,8 @@ class Collection:
     def expected(self, stored: Iterable[str]) -> set[str]:
         """Return the collected tests, and the stored tests that the command line names.
 
-        Stored tests of a file that --ignore or --ignore-glob names are left out. --lf leaves tests out
-        without a report.
+        Stored tests of a file that --ignore or --ignore-glob names are left out. With --lf, stored tests
+        are expected only if they were collected, because --lf does not report which tests it leaves out.
         """
         option, root = self._config.getoption, self._config.rootpath
         ignores = option("ignore") or option("ignore_glob")

@@ -65,8 +65,8 @@ def copied(pool: Pool, device: str) -> Measured | None:
 def positive_control(comparison: Comparison, measured: Mapping[str, Measured], pool: Pool) -> Change | str:
     """Time the shortest training step again, without and with a delay of the test's tolerance.
 
-    The delay must be seen in the time of the delayed step, beside the step without a delay. Returns a
-    sentence if the control could not be measured.
+    The delayed step must take longer than the step without a delay. Returns a sentence if the
+    control could not be measured.
     """
     changes = comparison.changes
     timed = {
@@ -75,7 +75,11 @@ def positive_control(comparison: Comparison, measured: Mapping[str, Measured], p
         if change.quantity == "step" and change.judged
     }
     if (test := _shortest(timed, measured)) is None:
-        return "the positive control was not measured: no step was compared by its time" if changes else ""
+        return (
+            "the positive control was not measured: no step time was compared with the stored run"
+            if changes
+            else ""
+        )
     spec, tolerance = measured[test].spec, min(changes[test].tolerance, SLOW_DOWN["cpu"])
     try:
         usual = median(pool.measure(spec).all_step_seconds())

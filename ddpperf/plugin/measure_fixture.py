@@ -160,7 +160,7 @@ class Measure:
     def attempt(self, spec: Spec) -> Measured | str:
         """Measure a spec that may need too much memory, without storing the result.
 
-        The spec is measured alone on one process set. Returns a sentence if memory ran out, or if a
+        The spec is measured on a single process set. Returns a sentence if memory ran out, or if a
         library reached one of its limits. The worker processes are then replaced, so the test's own
         spec has to be measured after all attempts.
         """

@@ -135,7 +135,8 @@ class Case:
     def link_bytes_per_second(self) -> float | None:
         """The rate of the link that a collective's link_utilization refers to, or None.
 
-        Between nodes, two collectives use the link for other numbers of bytes than busbw counts.
+        It is None for the hierarchical all_reduce and for all_to_all. Between nodes, these send other
+        numbers of bytes than busbw counts.
         """
         named = self.properties.get("algorithm"), self.properties.get("collective")
         if "hierarchical" in named or "all_to_all" in named:

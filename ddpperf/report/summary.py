@@ -292,7 +292,8 @@ def _left_out(by_file: Mapping[str, int]) -> list[str]:
 def _thresholds(header: Mapping[str, Any]) -> str:
     """Return how many bounds hold, and the metric that came nearest to its bound or missed it most.
 
-    Exact metrics, such as bytes, equal their bounds and come near to nothing.
+    Metrics with exact bounds, such as bytes, are never the nearest: they equal their bounds or miss
+    them.
     """
     thresholds = header.get("thresholds", {"known": 0})
     if not thresholds["known"]:

@@ -350,8 +350,8 @@ def ab_answer(
             *blind,
             *_undecided(primaries, unmeasured),
         ],
-        summary=f"nothing worse than the base: half of the tests would show {median(reach):.1%}, "
-        f"all of them {max(reach):.1%}",
+        summary="nothing worse than the base: half of the tests would have shown a slow-down of "
+        f"{median(reach):.1%}, all of them {max(reach):.1%}",
     )
     return replace(answer, unfit=[*answer.regressions, *answer.untrusted, *answer.undecided])
 
@@ -390,7 +390,7 @@ def _undecided(primaries: Sequence[Row], unmeasured: Sequence[str]) -> list[str]
     sentences = [] if primaries else ["no test has a metric that can be judged"]
     if undecided:
         needed = [row.sets or 0 for row in undecided]
-        advice = f"--replicates {max(needed)} would do"
+        advice = f"--replicates {max(needed)} would decide them"
         if not all(needed) or max(needed) > MOST_ADVISED:
             advice = "this machine is too noisy for them; repeat the run when it is quieter, or deselect them"
         example = f"such as {undecided[0].test}"

@@ -18,7 +18,7 @@ from perf.common.by_set import per_set
 SIZES = (2**10, 2**16, 2**20, 2**24, 2**26)
 GPU_SIZES = (2**10, 2**12, 2**14, 2**16, 2**18, 2**20, 2**22, 2**24, 2**26, 2**28, 2**30)
 WHY_ABOVE = (  # why a bandwidth can exceed the rate of a link
-    "the switch adds up the data (NVLS), the rate of the link is too low, or the time is too short"
+    "the switch adds up the data (NVLS), the rate assumed for the link is too low, or the time is wrong"
 )
 
 

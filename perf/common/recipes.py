@@ -179,7 +179,9 @@ def _recipe(
         fields = {name: value for name, value in fields.items() if name in row or name not in SGD_ONLY}
     size, rates = row["global_batch_size"], tuple(map(float, row.get("rates", ())))
     if "rate_of" in values and values["rate_of"] not in earlier:
-        raise ValueError(f"rate_of is {values['rate_of']!r}, no earlier recipe of its kind")
+        raise ValueError(
+            f"rate_of is {values['rate_of']!r}, but no earlier recipe of this kind has this name"
+        )
     if "rate_of" in values:
         other = earlier[values["rate_of"]]
         scale = SCALES[values["scale"]](size / other.global_batch_size) if "scale" in values else 1.0

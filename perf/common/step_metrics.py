@@ -41,7 +41,7 @@ def training_metrics(measure: Measure, step: Measured) -> None:
             measure.metric(name, by_set)
     usage_metrics(measure, step)
     if not whole and spec.input == "device" and spec.steps_per_epoch < FEWEST_STEPS:
-        measure.warn(f"an epoch has fewer than {FEWEST_STEPS} steps, so its start is part of the times")
+        measure.warn(f"an epoch has fewer than {FEWEST_STEPS} steps, so how it starts affects the step times")
     if is_launch_bound(step):
         measure.warn("the step waits for kernel launches on the CPU, not for the GPU")
 

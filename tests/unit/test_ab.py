@@ -65,7 +65,10 @@ def test_unchanged_suite_passes_and_tells_its_reach() -> None:
     assert decision.open_tests() == []
     status, (reason,) = verdict(decision)
     assert status is Status.PASS
-    assert "8 tests measured, nothing worse than the base: half of the tests would show" in reason
+    assert (
+        "8 tests measured, nothing worse than the base: half of the tests would have shown a slow-down of"
+        in reason
+    )
 
 
 def test_only_fresh_sets_confirm_a_suspect() -> None:
@@ -403,7 +406,7 @@ def test_many_noisy_tests_are_no_verdict_with_advice() -> None:
     assert needed is not None
     assert needed > GPU.default.confirm_sets
     too_many = "this machine is too noisy for them; repeat the run when it is quieter, or deselect them"
-    advice = f"--replicates {needed} would do" if needed <= MOST_ADVISED else too_many
+    advice = f"--replicates {needed} would decide them" if needed <= MOST_ADVISED else too_many
     assert reason == f"3 of 11 tests are undecided, such as noisy0; {advice}"
     twice = [
         replace(each, base=each.base * needed, candidate=each.candidate * needed) for each in suite(*noisy)

@@ -101,7 +101,10 @@ def test_comparison_without_a_step_lacks_a_control() -> None:
     run = Measured(spec=SMALL, iterations=1, samples=copied().samples)
     change = Change(then_seconds=1.0, now_seconds=1.0, limit=1.2)
     for changes, missing in (
-        ({"t": change}, "the positive control was not measured: no step was compared by its time"),
+        (
+            {"t": change},
+            "the positive control was not measured: no step time was compared with the stored run",
+        ),
         ({}, ""),
     ):
         comparison = Comparison(baseline="x.json", changes=changes)

@@ -151,7 +151,7 @@ def test_missing_trace_leaves_the_difference(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_report_has_the_parts_beside_ddp() -> None:
     text = report_tables(read_document(STORED))
-    section = text.split("## Q3: communication of DataParallel beside DDP's, in an epoch\n")[1].split(
+    section = text.split("## Q3: communication of DataParallel compared with DDP's, in an epoch\n")[1].split(
         "\n## "
     )[0]
     head, *_, last = (line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| "))

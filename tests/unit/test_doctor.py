@@ -156,7 +156,7 @@ def test_variable_that_spoils_is_named(
     ("torchvision", "text"),
     [
         ("0.29.1+cu130", "0.29.1+cu130"),
-        ("0.28.0", "0.28.0 belongs to another torch"),
+        ("0.28.0", "0.28.0 is made for another torch"),
         ("", "torchvision is not installed"),
     ],
 )

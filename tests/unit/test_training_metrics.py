@@ -18,7 +18,7 @@ from tests.fake_measure import FakeMeasure
 
 BATCH = 4
 BOUND = "the step waits for kernel launches on the CPU, not for the GPU"
-START = f"an epoch has fewer than {FEWEST_STEPS} steps, so its start is part of the times"
+START = f"an epoch has fewer than {FEWEST_STEPS} steps, so how it starts affects the step times"
 
 
 def measured(spec: TrainingSpec, seconds: float = 2.0, **counters: float) -> Measured:

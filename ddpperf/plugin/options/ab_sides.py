@@ -89,14 +89,15 @@ class Sides:
     def here(self) -> str:
         """The name of the side, base or candidate, that runs in this Python environment.
 
-        If neither does, the name is that of the base.
+        If neither side does, or both do, it is the name of the base.
         """
         return CANDIDATE if is_elsewhere(self.base) and not is_elsewhere(self.candidate) else BASE
 
     def candidate_of(self, spec: Spec, *, own: bool) -> Spec | None:
         """Return the candidate's measurement spec, or None if it equals the base's spec.
 
-        own: whether `spec` is the test's own spec. A reference gets no delay.
+        own: whether `spec` is the test's own spec. Only own specs get the candidate's
+        delay_seconds.
         """
         fields: dict[str, Any] = {"delay_seconds": spec.delay_seconds, **self.spec_fields}
         delay_seconds = fields.pop("delay_seconds")

@@ -25,7 +25,7 @@ def _series(cases: Sequence[Case], y: str, without: Sequence[str]) -> dict[str, 
     """Return the points of each line by its label.
 
     The horizontal axis has the world size, or the bytes of a collective. y: a metric. without: the
-    properties that no label has.
+    properties to leave out of the labels.
     """
     series: dict[str, Points] = {}
     for case in cases:

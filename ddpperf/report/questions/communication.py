@@ -29,7 +29,7 @@ COMMUNICATION = Question(
 
 
 DATA_PARALLEL = Question(
-    title="Q3: communication of DataParallel beside DDP's, in an epoch",
+    title="Q3: communication of DataParallel compared with DDP's, in an epoch",
     tests=("test_data_parallel_split",),
     file="test_comm_split.py",
     needs=("replicate_seconds",),
@@ -94,7 +94,7 @@ def _about_formulas(cases: Sequence[Case]) -> str:
     """Relate the formulas to each other and to the link utilization of the largest all_reduce."""
     chosen = _of_the_library(cases)
     if not chosen:
-        return "No all_reduce of the library was measured."
+        return "No all_reduce of NCCL or gloo was measured."
     case = max(chosen, key=lambda case: (case.measured.spec.world_size, _nbytes(case)))
     N = case.measured.spec.world_size
     ring, doubling, aggregate = (formula.seconds(N, 1.0, 1.0) for formula in REPORT_FORMULAS)
@@ -115,7 +115,7 @@ def _nbytes(case: Case) -> int:
 
 
 FORMULAS = Question(
-    title="Q3: formulas of reports beside the measured all_reduce",
+    title="Q3: formulas of reports compared with the measured all_reduce",
     tests=("test_all_reduce",),
     file="test_all_reduce.py",
     needs=("link_utilization",),
