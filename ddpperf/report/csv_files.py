@@ -10,7 +10,6 @@ from typing import Any
 
 from ddpperf.errors import Refused
 from ddpperf.report.stored_cases import BY_EPOCH, cases_of, curve_points
-from ddpperf.report.table_columns import timed_work
 from ddpperf.results import metrics
 
 CSV_BEGINS = b"datetime,hardware,commit,verdict,test,"
@@ -25,7 +24,7 @@ def _rows(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     "lower", "higher", or "" if neither is better.
     """
     for case in cases_of(document):
-        time = f"{timed_work(case.measured.spec)}_time_seconds"
+        time = f"{case.timed_work}_time_seconds"
         by_set = {time: case.measured.median_step_seconds()}
         by_set |= {name: metric["by_set"] for name, metric in case.metrics.items()}
         for name, values in by_set.items():

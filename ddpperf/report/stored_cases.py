@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
 from typing import Any
 
+from ddpperf.report.experiment_columns import Experiment, experiment_of, function_of
 from ddpperf.report.round_warnings import warnings_of
-from ddpperf.report.table_columns import Experiment, experiment_of, function_of, in_words, properties_of
 from ddpperf.results.metrics import find_or_plain
 from ddpperf.results.record import NoteKind
 from ddpperf.results.samples import CANDIDATE, Measured
-from ddpperf.specs import RETIRED_FIELDS, RunSpec, TrainingSpec
+from ddpperf.specs import RETIRED_FIELDS, CustomStepSpec, EpochSpec, RunSpec, SamplerSpec, Spec, TrainingSpec
+from ddpperf.specs.labels import labels
 from ddpperf.verdict.stored_run_comparison import Comparison
 
 SHOWN = ("worse", "suspect")  # findings that give a metric a row besides the test's primary metric
@@ -88,7 +90,7 @@ class Case:
         """What the test measures, by name, such as "batch"; the kind of its experiment comes first."""
         device = self.header["options"].get("device", "cpu")
         found = {"kind": self.experiment.kind}
-        found |= properties_of(self.measured.spec, device=device, global_batch=self.experiment.global_batch)
+        found |= _properties_of(self.measured.spec, device=device, global_batch=self.experiment.global_batch)
         if found.get("algorithm") == "backend":
             found["algorithm"] = self.header["environment"].get("backend") or "backend"
         if len(self.seeds) > 1 or self.recipe:
@@ -119,6 +121,18 @@ class Case:
     def seconds(self) -> float:
         """The time of a step, call, epoch or training: the median over process sets."""
         return median(self.measured.median_step_seconds().values())
+
+    @property
+    def timed_work(self) -> str:
+        """The name of the work that the test times, such as "step" or "call"."""
+        spec = self.measured.spec
+        if isinstance(spec, RunSpec):
+            return "training"
+        if isinstance(spec, EpochSpec):
+            return "epoch"
+        if isinstance(spec, TrainingSpec | CustomStepSpec):
+            return "step"
+        return "listing" if isinstance(spec, SamplerSpec) else "call"
 
     @property
     def notes(self) -> list[str]:
@@ -158,6 +172,53 @@ class Case:
         """Return the devices, the batch size and what else the test trains, as text."""
         named = {name: self.properties.get(name, "") for name in DESCRIBED}
         return ", ".join(in_words(name, value) for name, value in named.items() if value)
+
+
+def _properties_of(spec: Spec, *, device: str, global_batch: bool) -> dict[str, str]:
+    """Return the properties of a spec that its id names, by name.
+
+    The properties are in the order of the columns of a table. A property that does not apply, such
+    as the strategy of a single device, is "". global_batch: name the images of a step on all ranks
+    together instead of those on one rank.
+    """
+    found = {"GPUs" if device == "cuda" else "ranks": str(spec.world_size), **labels(spec)}
+    if isinstance(spec, TrainingSpec | CustomStepSpec):
+        found["batch"] = f"{spec.per_rank_batch_size:,}"
+    if isinstance(spec, TrainingSpec):
+        found["strategy"] = found["strategy"].removeprefix("single")
+        found["execution"] = "+".join(filter(None, (spec.execution, found.pop("inductor"))))
+        if global_batch:
+            found = {"global batch" if name == "batch" else name: value for name, value in found.items()}
+            found["global batch"] = f"{spec.global_batch_size:,}"
+    if isinstance(spec, RunSpec):
+        found["epochs"] = str(spec.epochs)
+    if "buffer" in found:
+        found["buffer"] = re.sub(r"(?<=\d)(?=[KMG]?i?B)", " ", found["buffer"])  # 64 MiB
+    return found
+
+
+def usual_properties(header: Mapping[str, Any]) -> dict[str, str]:
+    """Return the properties that measurements have by default under a run's options, by name."""
+    options = header["options"]
+    usual = {"input": "fixed", "result": "in place", "order": "set_epoch", "collective": "all_reduce"}
+    usual["algorithm"] = header["environment"].get("backend") or "backend"
+    usual |= {name: options[name] for name in ("model", "precision", "input") if name in options}
+    if executions := options.get("executions"):
+        usual["execution"] = executions[0]
+    return usual
+
+
+def in_words(name: str, value: str) -> str:
+    """Return a property as text for a heading, such as "2 ranks" or "batch 32 per rank"."""
+    if name == "input":
+        return {"fixed": "one fixed batch", "device": "images on the device"}.get(value, value)
+    if name in ("ranks", "GPUs", "epochs", "seeds"):
+        return f"{value} {name if value != '1' else name.removesuffix('s')}"
+    if name == "batch":
+        return f"batch {value} per rank"
+    if name == "recipe":
+        return f'recipe "{value}"'  # the names of recipes contain commas
+    return f"{name} {value}" if name in ("global batch", "uneven end") else value
 
 
 def cases_of(document: Mapping[str, Any]) -> list[Case]:

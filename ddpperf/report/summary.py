@@ -10,8 +10,15 @@ from typing import Any
 
 from ddpperf.analysis.comm_split import AGREEMENT
 from ddpperf.machine.links import rates_in_words
-from ddpperf.report.stored_cases import Case, ab_of, cases_of, comparison_of, of_functions, without_file
-from ddpperf.report.table_columns import usual_properties
+from ddpperf.report.stored_cases import (
+    Case,
+    ab_of,
+    cases_of,
+    comparison_of,
+    of_functions,
+    usual_properties,
+    without_file,
+)
 from ddpperf.report.tables import interval, tables_of
 from ddpperf.report.terminal_tables import table_lines, wrapped
 from ddpperf.results import units

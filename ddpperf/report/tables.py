@@ -12,8 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ddpperf.report.round_warnings import spread
-from ddpperf.report.stored_cases import Case, comparison_of, rows_of
-from ddpperf.report.table_columns import in_words, timed_work, usual_properties
+from ddpperf.report.stored_cases import Case, comparison_of, in_words, rows_of, usual_properties
 from ddpperf.results import units
 from ddpperf.results.metrics import column as column_format
 from ddpperf.results.metrics import find_or_plain
@@ -147,7 +146,7 @@ def _times(cases: Sequence[Case]) -> list[Column]:
     if not any(case.experiment.timed for case in cases):
         return []
     seconds = [case.seconds for case in cases]
-    works = dict.fromkeys(timed_work(case.measured.spec) for case in cases)
+    works = dict.fromkeys(case.timed_work for case in cases)
     scale = units.common_scale("s", seconds)
     assert scale is not None
     unit, text = scale

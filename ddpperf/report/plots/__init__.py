@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ddpperf.io.files import write_atomically
+from ddpperf.report.experiment_columns import WHOLE_TRAININGS
 from ddpperf.report.plots.bars import ab_ratios, communication, step_parts
 from ddpperf.report.plots.lines import all_reduce, law, scaling
 from ddpperf.report.plots.over_time import History, curves, kept_runs, utilization
 from ddpperf.report.plots.picture import FORMS, STYLE, Draw, Picture
 from ddpperf.report.stored_cases import cases_of, of_functions
-from ddpperf.report.table_columns import WHOLE_TRAININGS
 
 SCALING = ("test_weak_scaling", "test_strong_scaling")
 SPLIT = ("test_comm_split", "test_data_parallel_split")

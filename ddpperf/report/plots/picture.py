@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddpperf.report.stored_cases import Case
-from ddpperf.report.table_columns import in_words, usual_properties
+from ddpperf.report.stored_cases import Case, in_words, usual_properties
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

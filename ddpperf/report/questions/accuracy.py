@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ddpperf.report.experiment_columns import SAMPLER, WHOLE_TRAININGS
 from ddpperf.report.questions.question import Cells, Question, metric_cells, time_cell
 from ddpperf.report.stored_cases import Case
-from ddpperf.report.table_columns import SAMPLER, WHOLE_TRAININGS
 from ddpperf.results import units
 
 COMPARED = {

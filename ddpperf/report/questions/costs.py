@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
+from ddpperf.report.experiment_columns import WHOLE_TRAININGS
 from ddpperf.report.questions.question import NOTHING, Cells, Question
 from ddpperf.report.stored_cases import Case
-from ddpperf.report.table_columns import WHOLE_TRAININGS
 from ddpperf.results import metrics, units
 
 USED = (

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ddpperf.report.stored_cases import Case, of_functions
-from ddpperf.report.table_columns import timed_work
 from ddpperf.report.tables import distinguished
 from ddpperf.results import units
 from ddpperf.results.metrics import find
@@ -90,7 +89,7 @@ def metric_cells(case: Case, names: Sequence[str], *, scale: float = 1.0) -> dic
 
 def time_cell(case: Case) -> dict[str, str]:
     """Return the time of a case by its heading, such as step, epoch or training."""
-    return {timed_work(case.measured.spec): units.seconds(case.seconds)}
+    return {case.timed_work: units.seconds(case.seconds)}
 
 
 def training_of(case: Case) -> TrainingSpec:

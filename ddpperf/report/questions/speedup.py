@@ -8,8 +8,7 @@ from statistics import median
 
 from ddpperf.analysis.scaling import strong_speedup, weak_speedup
 from ddpperf.report.questions.question import NOTHING, Cells, Question, time_cell, training_of
-from ddpperf.report.stored_cases import Case
-from ddpperf.report.table_columns import in_words
+from ddpperf.report.stored_cases import Case, in_words
 from ddpperf.results import units
 from ddpperf.specs import PARTS
 
