@@ -10,7 +10,6 @@ import signal
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -59,17 +58,11 @@ def failing_step(
     return step
 
 
-def open_raises(*, rank: int, world_size: int, **others: Any) -> Callable[[], Tensor]:
-    if rank == world_size - 1:
-        raise_error()
-    return failing_step(raise_error, rank=rank, world_size=world_size, **others)
-
-
 kill = partial(failing_step, kill_rank)
 leave = partial(failing_step, leave_rank)
 raises = partial(failing_step, raise_error)
 hang = partial(failing_step, sleep_for_ever)
-KINDS = ("kill", "leave", "raises", "hang", "open_raises")
+KINDS = ("kill", "leave", "raises", "hang")
 # The variable of ranks that may call these functions.
 ALLOWED = {FUNCTIONS_VARIABLE: ",".join(f"{__name__}:{kind}" for kind in KINDS)}
 

@@ -119,9 +119,6 @@ def failure_of(pool: Pool, kind: str) -> str:
         ("raises", rf"raised RuntimeError: {PURPOSE} \(at sample\)", "in raise_error"),
         ("kill", r"was killed by SIGKILL \(at sample\)", PURPOSE),
         pytest.param("leave", r"exited with status 0 \(at sample\)", PURPOSE, marks=pytest.mark.slow),
-        pytest.param(
-            "open_raises", rf"raised RuntimeError: {PURPOSE} \(at open\)", "", marks=pytest.mark.slow
-        ),
     ],
 )
 def test_failed_rank_is_named_first_with_its_cause(two_ranks: Pool, kind: str, what: str, more: str) -> None:
