@@ -27,6 +27,10 @@ def test_a_wrong_copy_is_found() -> None:
     made.target[999] += 1
     with pytest.raises(ArithmeticError):
         made.end_round(1)
+    made.step()
+    made.start_round()
+    with pytest.raises(ArithmeticError):  # the last round's copy cannot pass
+        made.end_round(1)
 
 
 @pytest.mark.parametrize("nbytes", [1, 4096, 2**20])

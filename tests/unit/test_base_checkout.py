@@ -243,6 +243,14 @@ def test_the_base_is_the_code_that_was_stored(repository: Path) -> None:
         git(repository, "commit", "-a", "--allow-empty", "-m", "two")
 
 
+def test_the_base_has_the_torch_that_was_stored(tmp_path: Path) -> None:
+    require_stored_code(stored("nogit"), base(None, torch=""), tmp_path)
+    with pytest.raises(
+        Refused, match=rf"measured with torch {TORCH}.*, but the base has 1\.0; name an interp"
+    ):
+        require_stored_code(stored("nogit"), base(None, torch="1.0"), tmp_path)
+
+
 def test_commit_of_a_changed_tree_counts(repository: Path) -> None:
     was, the_base = commit(repository), base(repository)
     (repository / "mine.py").write_text("two")

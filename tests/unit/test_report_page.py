@@ -207,6 +207,15 @@ def test_what_is_no_file_is_refused(command: Command, tmp_path: Path, what: str)
         assert len(refused.stderr.splitlines()) == 1, refused.stderr
 
 
+def test_damaged_run_is_refused_in_one_sentence(command: Command, tmp_path: Path) -> None:
+    run, document = tmp_path / "run.json", stored(CPU)
+    document["benchmarks"][0]["extra_info"]["ddpperf"]["metrics"] = 7
+    run.write_text(json.dumps(document))
+    ended = command(run)
+    assert (ended.returncode, ended.stdout) == (4, "")
+    assert re.fullmatch(rf"{re.escape(str(run))} cannot be shown \(.+\); name another run\n", ended.stderr)
+
+
 @pytest.mark.parametrize("path", [CPU, GATE], ids=["plain", "A/B"])
 def test_csv_has_every_metric(path: Path) -> None:
     document = stored(path)

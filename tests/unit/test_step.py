@@ -179,6 +179,15 @@ def test_single_ranks_do_the_same_step() -> None:
     assert all(torch.equal(a, b) for a, b in zip(parameters(first), parameters(second), strict=True))
 
 
+def test_each_rank_draws_its_own_numbers() -> None:
+    """Such as the crops of a DataLoader. The parameters are drawn before, alike on all ranks."""
+    drawn = []
+    for rank in (0, 1):
+        training_step(rank=rank)
+        drawn.append(torch.rand(()).item())
+    assert drawn[0] != drawn[1]
+
+
 def test_channels_last_changes_strides_only() -> None:
     formats: tuple[MemoryFormat, ...] = ("contiguous", "channels_last")
     steps = [training_step(memory_format=each) for each in formats]
