@@ -43,7 +43,7 @@ ONE_RANK = "a collective needs two ranks or more; pass --world-sizes 1,2"
 COLLECTIVE_SIZES, GPU_COLLECTIVE_SIZES = (2**24,), (2**20, 2**24, 2**28)
 LEAST_GATE_BYTES = 2**24  # on GPUs, the CPU's launches limit all-reduces of fewer bytes
 KINDS: tuple[CollectiveKind, ...] = ("reduce_scatter", "all_gather", "broadcast", "all_to_all")
-# How all-reduces are compared. On GPUs the CPU's launches limit eager ones.
+# The execution mode in which all-reduces are compared. On GPUs, eager ones wait for launches on the CPU.
 EXECUTION: Mapping[str, CallExecution] = {"cuda": "graph", "cpu": "eager"}
 
 

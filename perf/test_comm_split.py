@@ -21,7 +21,7 @@ from perf.common.by_set import by_rank, per_set
 from perf.common.step_metrics import training_metrics
 from perf.common.step_specs import resnet50, step_case
 
-COMPARED = ("traced_exposed_comm_seconds", "traced_comm_seconds")  # also of DDP beside DataParallel
+COMPARED = ("traced_exposed_comm_seconds", "traced_comm_seconds")  # measured for DataParallel and for DDP
 NO_TRACE = "no trace: the profiler saw no communication; --worker-logs DIR keeps its messages"
 
 
@@ -64,7 +64,7 @@ def test_comm_split(measure: Measure, spec: TrainingSpec) -> None:
     measure.metric("replayed_comm_seconds", replay.median_step_seconds())
     measure.metric("step_minus_one_device_seconds", per_set(sub, tN, t1))
     measure.metric("bucket_copy_seconds", bucket_copies)
-    # If none waits for another, the seconds between the first and the last rank being ready
+    # How much longer the slowest rank takes than the fastest one, in a step that waits for no rank
     measure.metric("comm_skew_seconds", per_set(lambda ranks: max(ranks) - min(ranks), by_rank(local)))
     if traces := traced_by_set(trace):
         for name in next(iter(traces.values())):

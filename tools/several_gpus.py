@@ -91,7 +91,7 @@ def run_part(folder: Path, name: str, command: Sequence[str], seconds: float) ->
             cwd=ROOT,
             stdout=output,
             stderr=subprocess.STDOUT,
-            process_group=0,  # Ctrl-C reaches this process alone
+            process_group=0,  # so that Ctrl-C does not reach the part directly
             preexec_fn=die_with_parent,
         )
         try:
@@ -109,7 +109,7 @@ def run_part(folder: Path, name: str, command: Sequence[str], seconds: float) ->
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Interrupt a part that still runs, and kill it if it does not end."""
     if process.poll() is None:
-        process.terminate()  # SIGINT is ignored by what a shell has started in the background
+        process.terminate()  # a process that a shell started in the background ignores SIGINT
         try:
             process.wait(MOST_SECONDS_TO_SAVE)
         except subprocess.TimeoutExpired:

@@ -199,7 +199,7 @@ class ABJudge:
                 is_enough = partial(self._has_worse, decision, measuring) if may_go_on else None
                 try:
                     late = self._measure(items, tests, until, is_enough)
-                finally:  # an interrupted look decides what it measured
+                finally:  # if this is interrupted, judge what was measured
                     self._look(decision, measuring)
         finally:
             decision.end()

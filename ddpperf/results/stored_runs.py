@@ -189,7 +189,7 @@ class Storage:
             there, here = short(key), f"this is {self.hardware_key}; save a baseline here"
             raise NoBaseline(f"{path} was measured on {there}, {here}")
         if "against" in header:
-            raise NoBaseline(f"{path} is an A/B run, and this run has one side; name a run of one side")
+            raise NoBaseline(f"{path} is an A/B run, which has two versions of each time; name another run")
         try:
             measured = {
                 str(benchmark["fullname"]): Measured.from_json(benchmark["extra_info"]["ddpperf"])

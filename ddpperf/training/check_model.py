@@ -29,7 +29,9 @@ def check(name: str, batch_size: int) -> None:
         raise
     except (Exception, SystemExit) as error:
         what = f"{type(error).__name__}: {first_line(error)}"
-        raise CannotTrain(f"model {name} cannot be trained ({what}); try it by itself first") from error
+        raise CannotTrain(
+            f"model {name} cannot be trained ({what}); train it without ddpperf first"
+        ) from error
     parameters = training.model.named_parameters()
     if unused := [name for name, weight in parameters if weight.requires_grad and weight.grad is None]:
         what = f"parameters that its loss does not use, for which DDP would wait, such as {unused[0]}"

@@ -146,14 +146,14 @@ def check_side(side: Side, requested: str, device: str, functions: Sequence[str]
         why = f"cannot be started ({error.strerror}); name a Python interpreter"
         raise Refused(f"{requested} {why}") from error
     except subprocess.TimeoutExpired as error:
-        why = f"did not import torch and the model within {PROBE_SECONDS} s; try it by itself"
+        why = f"did not import torch and the model within {PROBE_SECONDS} s; try these imports in it"
         raise Refused(f"{requested} {why}") from error
     try:
         found = Found(**json.loads(ended.stdout.splitlines()[-1]))
     except (IndexError, TypeError, ValueError):
         errors = [f" ({line[:200]})" for line in ended.stderr.splitlines() if line.strip()]
         what = f"ended with status {ended.returncode}{''.join(errors[-1:])} before it had imported torch"
-        advice = f"name a Python {MIN_PYTHON} or newer that can import them by itself"
+        advice = f"name a Python {MIN_PYTHON} or newer that can import torch and the model"
         raise Refused(f"{requested} {what} and the model; {advice}") from None
     if problem := found.problem(side.root, device):
         raise Refused(f"{requested} {problem}")

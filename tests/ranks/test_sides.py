@@ -187,7 +187,7 @@ PROBED = {
     ("good", "incomplete:make"): "cannot import incomplete, as its ranks must (ModuleNotFoundError: ",
     ("good", "mine:model"): "cannot import mine, as its ranks must (AttributeError: module 'mine' has no ",
     ("ending", ""): f"ended with status 0 {ENDED}",
-    ("hanging", ""): "did not import torch and the model within 0.5 s; try it by itself",
+    ("hanging", ""): "did not import torch and the model within 0.5 s; try these imports in it",
 }
 
 

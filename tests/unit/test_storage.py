@@ -244,7 +244,7 @@ NOT_SAVED = r"was not saved by ddpperf; name a file in \.ddpperf/runs or perf/ba
         (damaged_sample(seconds=[[-1.0]]), r"is damaged .*no duration"),
         (other(environment={"commit": "--output=x"}), r"is damaged \(ValueError\(.* is no commit"),
         (run_of({}), r"holds no measured test; name another, or save one anew$"),
-        (other(against={}), r"is an A/B run, and this run has one side; name a run of one side$"),
+        (other(against={}), r"is an A/B run, which has two versions of each time; name another run$"),
         *((text, r"cannot be read \(.*\); name another, or save one anew$")
           for text in (b"", b'{"', b"\xff", b"[" * 100_000)),
     ],
