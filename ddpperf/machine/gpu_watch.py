@@ -12,7 +12,7 @@ import pynvml
 
 from ddpperf.machine.gpu_description import ask
 from ddpperf.results import units
-from ddpperf.results.record import Note, info, warning
+from ddpperf.results.notes import Note, info, warning
 
 POWER_CAP = "power cap"
 EQUAL_CLOCKS = 0.02  # clocks that differ by a smaller fraction count as equal; they move in steps below 1%

@@ -148,8 +148,8 @@ class ABJudge:
     def _look(self, decision: Decision, measuring: Measuring) -> None:
         """Decide suspected and undecided tests by their newest measurement."""
         for test, measure in measuring.measures.items():
-            if measure.record.measured is not None:
-                self._looks.setdefault(test, []).append(measure.record.to_json())
+            if measure.measured is not None:
+                self._looks.setdefault(test, []).append(measure.to_json())
         decision.look(self._estimates(measuring))
 
     def _has_worse(self, decision: Decision, measuring: Measuring) -> bool:
@@ -243,7 +243,7 @@ class ABJudge:
         """
         first, newest = self._session.passes[0], self._session.passes[-1]
         measure, pool = first.measures[test], newest.pool
-        measured, references = measure.record.measured, measure.record.references
+        measured, references = measure.measured, measure.references
         if measured is None:
             return 0.0
         done = ((other.spec, other.candidate_spec) for other in newest.measured().values())

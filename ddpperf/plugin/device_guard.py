@@ -13,7 +13,7 @@ from ddpperf.machine.device_lock import lock_devices
 from ddpperf.machine.gpu_description import Gpu, gpu_handles
 from ddpperf.machine.gpu_watch import GpuWatch
 from ddpperf.machine.utilization import Recorder, Sampler
-from ddpperf.results.record import Note, warning
+from ddpperf.results.notes import Note, warning
 from ddpperf.specs import Spec, TrainingSpec
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from statistics import median
 from typing import Any, NoReturn
 
 import pytest
@@ -16,8 +18,9 @@ from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.device_guard import Devices
 from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.results import metrics
-from ddpperf.results.record import Note, Record, info, warning
+from ddpperf.results.notes import Note, info, warning
 from ddpperf.results.samples import BASE, Measured
+from ddpperf.results.stored_runs import SCHEMA
 from ddpperf.specs import CustomStepSpec, Spec
 from ddpperf.workers.failures import Cause, SetFailure
 from ddpperf.workers.pool import Pool
@@ -77,8 +80,8 @@ class Measuring:
 
     def measured(self) -> dict[str, Measured]:
         """Return the measurement of each measured test by test id."""
-        records = ((test, measure.record) for test, measure in self.measures.items())
-        return {test: record.measured for test, record in records if record.measured is not None}
+        found = ((test, measure.measured) for test, measure in self.measures.items())
+        return {test: measured for test, measured in found if measured is not None}
 
     def notes(self, measured: Measured, fresh: bool) -> list[Note]:
         """Return the warnings about a measurement.
@@ -94,14 +97,16 @@ class Measuring:
 
 
 class Measure:
-    """Measures the work that a test's spec describes, and keeps a record of the test.
+    """Measures the work that a test's spec describes, and keeps what is stored of the test.
 
     Call `measure(spec)` for the test's own spec, and `measure.reference(name, spec)` for the other
     specs. In an A/B run, base and candidate are measured. The test's duration, and the value of
     each metric, are then taken from the side that runs in this environment.
 
-    machine: properties of this machine, such as the bandwidth of its links.
-    record: what is stored of the test, such as the result of `measure(spec)`.
+    measured: the measurement of the test's own spec; None before that measurement.
+    references: the measurements of other specs that metrics need, by name.
+    metrics: the metrics by name, as they are stored as JSON.
+    notes: warnings and explanations.
     counted_seconds: the time spent in timed rounds.
     """
 
@@ -111,29 +116,37 @@ class Measure:
         measuring: Measuring,
         mark: Callable[[str], object] = lambda marker: None,
     ) -> None:
-        self.machine = measuring.machine
-        self.record = Record()
+        self.measured: Measured | None = None
+        self.references: dict[str, Measured] = {}
+        self.metrics: dict[str, dict[str, Any]] = {}
+        self.notes: list[Note] = []
         self.counted_seconds = 0.0
         self._benchmark = benchmark
         self._mark = mark  # adds a marker to the test
         self._measuring = measuring
-        self._pool = measuring.pool
-        self._sides = measuring.sides
-        # The side that runs in this environment
-        self._here = BASE if measuring.sides is None else measuring.sides.here
+
+    @property
+    def machine(self) -> Machine:
+        """The properties of this machine, such as the bandwidth of its links."""
+        return self._measuring.machine
+
+    @property
+    def _here(self) -> str:
+        """The side that runs in this environment."""
+        return BASE if self._measuring.sides is None else self._measuring.sides.here
 
     def __call__(self, spec: Spec) -> Measured:
         """Measure the step time of the test's own spec, and pass it to pytest-benchmark.
 
         Equal specs of several tests are measured once. The test fails if a rank fails.
         """
-        if self.record.measured is not None:
+        if self.measured is not None:
             why = "a test measures one spec as its own, this is its second"
             _fail(f"{why}; yield two cases, or measure a reference")
         measured = self._measure(spec, own=True)
-        for name, reference in self.record.references.items():
+        for name, reference in self.references.items():
             _require_same_sets(name, reference, measured)
-        self.record.measured = measured
+        self.measured = measured
         durations = measured.of(self._here).all_step_seconds()
         rounds = iter(durations)
         self._benchmark._timer = CLOCK
@@ -148,13 +161,13 @@ class Measure:
         In a measurement that needs only the time of the test's own spec, the test ends at the first
         reference after its own spec.
         """
-        own = self.record.measured
-        if own is not None and self._pool.options.time_only:
+        own = self.measured
+        if own is not None and self._measuring.pool.options.time_only:
             pytest.skip("this measurement needs only the time of the test's own spec")
         measured = self._measure(spec, own=False)
         if own is not None:
             _require_same_sets(name, measured, own)
-        self.record.references[name] = measured
+        self.references[name] = measured
         return measured
 
     def attempt(self, spec: Spec) -> Measured | str:
@@ -165,7 +178,7 @@ class Measure:
         spec has to be measured after all attempts.
         """
         try:
-            return self._with_notes(lambda: self._pool.measure_alone(spec))
+            return self._with_notes(lambda: self._measuring.pool.measure_alone(spec))
         except SetFailure as failure:
             sentence = str(failure)
             if failure.failures[0].cause is Cause.RAISED and failure.failures[0].limit:
@@ -175,69 +188,90 @@ class Measure:
     def metric(self, name: str, by_set: Mapping[str, float]) -> None:
         """Store a registered metric of the test, with one value for each process set.
 
-        The stored value is the median over the process sets that run in this environment. The test
-        fails if the metric is not registered, or if a value is NaN or infinite.
+        The stored value is the median over the process sets that run in this environment; before the
+        test's own spec was measured, it is the median over all process sets. The test fails if the
+        metric is not registered, or if a value is NaN or infinite.
         """
         if not (unit := metrics.find_or_plain(name).unit):
             _fail(f"the metric {name} is not registered; register it with ddpperf.results.metrics.register")
         if not by_set or not all(math.isfinite(value) for value in by_set.values()):
             _fail(f"the metric {name} must have a finite number for each set, got {dict(by_set)}")
-        self.record.add_metric(name, unit, by_set, self._here)
+        value = median(self._of_side(by_set, self._here) or by_set.values())
+        self.metrics[name] = {"value": value, "unit": unit, "by_set": dict(by_set)}
 
-    @property
-    def metrics(self) -> dict[str, dict[str, Any]]:
-        """The metrics of the test by name, as they are stored as JSON."""
-        return self.record.metrics
+    def values_of(self, side: str) -> dict[str, float]:
+        """Return the values of the metrics of the base or of the candidate."""
+        by_name = {name: self._of_side(metric["by_set"], side) for name, metric in self.metrics.items()}
+        return {name: median(values) for name, values in by_name.items() if values}
 
-    def stats(self) -> Any:
-        """Return pytest-benchmark's statistics with the test's record; None if nothing was measured."""
-        if self.record.measured is None:
-            return None
-        self._benchmark.extra_info["ddpperf"] = self.record.to_json()
-        return self._benchmark.stats
+    def _of_side(self, by_set: Mapping[str, float], side: str) -> list[float]:
+        samples = self.measured.samples if self.measured is not None else ()
+        sets = {sample.set for sample in samples if sample.side == side}
+        return [value for name, value in by_set.items() if name in sets]
 
     def warn(self, text: str) -> None:
         """Add a warning about the test's measurement; the test still passes."""
-        self.record.add_note(warning(text))
+        self._add(warning(text))
 
     def note(self, text: str) -> None:
         """Add an explanation of the test's measurement to the report."""
-        self.record.add_note(info(text))
+        self._add(info(text))
+
+    def _add(self, note: Note) -> None:
+        """Add a note, unless the test has an equal note."""
+        if note not in self.notes:
+            self.notes.append(note)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what is stored of a measured test."""
+        assert self.measured is not None
+        return {
+            "schema": SCHEMA,
+            **self.measured.to_json(),
+            "references": {name: reference.to_json() for name, reference in self.references.items()},
+            "metrics": self.metrics,
+            "notes": [asdict(note) for note in self.notes],
+        }
+
+    def stats(self) -> Any:
+        """Return pytest-benchmark's statistics with what is stored of the test."""
+        self._benchmark.extra_info["ddpperf"] = self.to_json()
+        return self._benchmark.stats
 
     def _measure(self, spec: Spec, *, own: bool) -> Measured:
         """Measure a spec, or return the result if the same worker processes measured it before."""
         if not isinstance(spec, Spec):
             _fail(f"measure takes a spec such as AllReduceSpec, got {spec!r}")
+        sides, measured = self._measuring.sides, self.measured
         try:
-            candidate = self._sides.candidate_of(spec, own=own) if self._sides is not None else None
+            candidate = sides.candidate_of(spec, own=own) if sides is not None else None
         except ValueError as error:
             self._mark("candidate_cannot")
             pytest.skip(f"the candidate cannot measure it: {error}")
         # The references of a test are measured by the process sets that measured the test's own spec.
-        measured = self.record.measured
         ranks = measured.spec.world_size if measured is not None else 0
         of_base = False
         try:
-            return self._with_notes(lambda: self._pool.measure_once(spec, candidate, ranks))
+            return self._with_notes(lambda: self._measuring.pool.measure_once(spec, candidate, ranks))
         except SetFailure as error:
             failure, of_base = str(error), error.set_name.startswith(BASE)
-            if self._sides is not None:
+            if sides is not None:
                 failure = f"the {'base' if of_base else 'candidate'}'s {failure}"
         except (ValueError, OSError, Refused) as error:
             failure = str(error)
             # The machine lacks something, such as a temporary folder, which is not the candidate's fault.
             of_base = not isinstance(error, ValueError)
-        if self._sides is not None and of_base:
+        if sides is not None and of_base:
             self._mark("base_failed")
         pytest.fail(harmless(failure), pytrace=False)  # in the handler, the error would be printed twice
 
     def _with_notes(self, measure: Callable[[], Measured]) -> Measured:
-        before = self._pool.counted_seconds
+        before = self._measuring.pool.counted_seconds
         measured = measure()
-        spent = self._pool.counted_seconds - before
+        spent = self._measuring.pool.counted_seconds - before
         self.counted_seconds += spent
         for note in self._measuring.notes(measured, spent > 0):
-            self.record.add_note(note)
+            self._add(note)
         return measured
 
 

@@ -184,13 +184,11 @@ class RunOutputs:
                 self._write("the baseline", partial(storage.promote, document, self._baseline))
             elif self._baseline:
                 self._lines.append(f"not saved as a baseline: {_no_baseline(document['ddpperf'])}")
-        text = markdown(document, summary_lines(document))
-        if self._verdict_file:
-            self._write("the verdict", partial(write_atomically, self._verdict_file, text))
+        if path := self._verdict_file:
+            text = markdown(document, summary_lines(document))
+            self._write("the verdict", partial(write_atomically, path, text))
         if path := self._page:
             self._write("the page", lambda: write_atomically(path, page(document, storage.kept())))
-        if step_summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-            self._write("the step's summary", partial(_append, Path(step_summary), text))
 
     def _write(self, what: str, write: Callable[[], Path]) -> None:
         try:
@@ -203,7 +201,7 @@ class RunOutputs:
         """Return the JSON document of the run in pytest-benchmark's format."""
         document: dict[str, Any] = pytest_benchmark_generate_json(
             config=self._config,
-            benchmarks=[stats for measure in session.measures.values() if (stats := measure.stats())],
+            benchmarks=[session.measures[test].stats() for test in session.measured()],
             include_data=True,
             machine_info=hardware.machine_info(),
             commit_info=pytest_benchmark_generate_commit_info(config=self._config),
@@ -247,12 +245,6 @@ def _no_baseline(header: dict[str, Any]) -> str:
     if header["unfit"]:
         return str(header["unfit"][0])
     return "a test of this run failed, was not measured, or was delayed by delay_seconds"
-
-
-def _append(path: Path, text: str) -> Path:
-    with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(text)
-    return path
 
 
 def _report(listener: LogXML | LFPlugin, test: str, when: Literal["setup", "call"], failure: str) -> None:

@@ -33,8 +33,7 @@ from ddpperf.plugin.options.options import Options, read_options
 from ddpperf.plugin.options.refused_combinations import check_combinations
 from ddpperf.plugin.options.slow_checks import check_sides, prepare
 from ddpperf.plugin.progress import ProgressLine
-from ddpperf.results.record import Record
-from ddpperf.results.samples import CANDIDATE, Measured
+from ddpperf.results.samples import BASE, CANDIDATE, Measured
 from ddpperf.results.stored_runs import Baseline, NoBaseline, Storage
 from ddpperf.specs import FUNCTIONS_VARIABLE
 from ddpperf.specs.training_step import DATA_VARIABLE
@@ -237,15 +236,12 @@ class Session:
 
     def violations(self, test: str, function: str) -> list[str]:
         """Return a sentence for each metric of a test that misses its threshold."""
-        record = self.measures[test].record if test in self.measures else Record()
-        if len(self.passes) > 1 or record.measured is None:
+        measured = self.measured().get(test)
+        if len(self.passes) > 1 or measured is None:
             return []  # only the first measurement has the rounds that thresholds were made for
-        if self.sides is not None:  # the candidate's metrics must reach their thresholds
-            spec, values = record.measured.spec_of(CANDIDATE), record.values_of(CANDIDATE)
-        else:
-            spec = record.measured.spec
-            values = {name: metric["value"] for name, metric in record.metrics.items()}
-        return self.thresholds.violations(test, function, spec, values)
+        side = BASE if self.sides is None else CANDIDATE
+        values = self.measures[test].values_of(side)
+        return self.thresholds.violations(test, function, measured.spec_of(side), values)
 
     def finish(self) -> None:
         """End all worker processes and release the devices, even if an error occurs."""

@@ -98,7 +98,7 @@ class StoredRunJudge:
         """Return for each measured test the test with an equal spec that needs the fewest references."""
         specs = {test: measured.spec for test, measured in self._session.measured().items()}
         cheapest: dict[Spec, str] = {}
-        for test in sorted(specs, key=lambda test: len(self._session.measures[test].record.references)):
+        for test in sorted(specs, key=lambda test: len(self._session.measures[test].references)):
             cheapest.setdefault(specs[test], test)
         return {test: cheapest[spec] for test, spec in specs.items()}
 

@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any
 
 from ddpperf.analysis.statistics import FEWEST_ROUNDS, drift, relative_iqr, spread_over_ranks
-from ddpperf.results.record import NoteKind
+from ddpperf.results.notes import NoteKind
 from ddpperf.results.samples import SLOW_PACE, Measured
 
 NOISY_IQR = 0.25

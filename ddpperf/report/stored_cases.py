@@ -12,7 +12,7 @@ from typing import Any
 from ddpperf.report.experiment_columns import Experiment, experiment_of, function_of
 from ddpperf.report.round_warnings import warnings_of
 from ddpperf.results.metrics import find_or_plain
-from ddpperf.results.record import NoteKind
+from ddpperf.results.notes import NoteKind
 from ddpperf.results.samples import CANDIDATE, Measured
 from ddpperf.specs import RETIRED_FIELDS, CustomStepSpec, EpochSpec, RunSpec, SamplerSpec, Spec, TrainingSpec
 from ddpperf.specs.labels import labels

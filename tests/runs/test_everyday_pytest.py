@@ -331,7 +331,7 @@ def test_rerun_judges_the_same_measurement(suite: Suite) -> None:
     """So a rerun does not turn a time that misses its threshold into one that meets it."""
     suite.experiment.write_text(
         ALL_REDUCE
-        + "    seconds = measure.record.measured.median_step_seconds()\n"
+        + "    seconds = measure.measured.median_step_seconds()\n"
         + "    with open('seconds', 'a') as file:\n        print(seconds, file=file)\n"
         + "    assert 1 == 2\n"
     )

@@ -51,12 +51,14 @@ def job(tmp_path: Path) -> Job:
     folder.mkdir()
     (folder / "verdict.md").write_text(PAGE)
     (folder / "output.txt").write_text("ERROR: no `x` \x1b[31m\x9b images\n")
+    files = {"RUNNER_TEMP": str(tmp_path), "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
     more = {"GH_TOKEN": TOKEN, "FOLDER": str(folder), "SHA": "a" * 40, "PULL": "5"}
-    return Job(folder, install(tmp_path / "bin") | more | {"RUNNER_TEMP": str(tmp_path)})
+    return Job(folder, install(tmp_path / "bin") | more | files)
 
 
 def test_check_names_verdict_and_commit(job: Job) -> None:
     assert job.publish() == ["::error title=ddpperf::FAIL: x.py::a is worse: its time is 5%25 longer"]
+    assert Path(job.variables["GITHUB_STEP_SUMMARY"]).read_text() == PAGE
     (check,) = job.github["checks"]
     assert check == {
         "name": "ddpperf: merge gate / gate",

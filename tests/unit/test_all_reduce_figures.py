@@ -12,7 +12,7 @@ from ddpperf.analysis.statistics import Estimate
 from ddpperf.machine.hardware import Links, Machine
 from ddpperf.machine.network import Interface
 from ddpperf.plugin.measure_fixture import Measure
-from ddpperf.results.record import NoteKind
+from ddpperf.results.notes import NoteKind
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec, CollectiveSpec
 from ddpperf.specs.collective import CollectiveKind
@@ -90,7 +90,7 @@ def test_each_side_names_its_own_fastest(candidate: float, fastest: str) -> None
     nothing: Any = None
     measure = Contest(nothing, measuring())
     fastest_all_reduce(measure, SPEC)
-    assert [note.text for note in measure.record.notes] == [
+    assert [note.text for note in measure.notes] == [
         "1KiB on 2 ranks, base: backend is the fastest",
         f"1KiB on 2 ranks, candidate: {fastest} is the fastest",
     ]
@@ -107,7 +107,7 @@ def test_bandwidth_above_the_link_is_a_warning(busbw: float, warns: bool) -> Non
     measure = measure_on(Machine(gpus=GPUS))
     link_utilization(measure, {"A1": busbw}, 2)
     assert values(measure)["link_utilization"] == pytest.approx(busbw / 450e9)
-    assert len(measure.record.notes) == warns
+    assert len(measure.notes) == warns
 
 
 @pytest.mark.parametrize(
@@ -136,6 +136,6 @@ def test_undetermined_model_is_a_warning() -> None:
     measure = measure_on(Machine())
     with warn_if_undetermined(measure, "a model"):
         choose_cost_model({ring: ring.nbytes / 1e9 for ring in rings}, 8)
-    (note,) = measure.record.notes
+    (note,) = measure.notes
     assert note.kind is NoteKind.WARNING
     assert note.text.startswith("a model is missing: these all-reduces cannot separate ")

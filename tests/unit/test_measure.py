@@ -15,7 +15,7 @@ from ddpperf.machine import hardware
 from ddpperf.plugin.device_guard import Devices
 from ddpperf.plugin.measure_fixture import Measure, Measuring, VirtualClock
 from ddpperf.plugin.options.ab_sides import Sides
-from ddpperf.results.record import warning
+from ddpperf.results.notes import warning
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec, EpochSpec, Spec, TrainingSpec
 from ddpperf.workers.interpreter import Side
@@ -84,7 +84,7 @@ def test_attempt_is_counted_and_has_fresh_warnings() -> None:
         warned.notes = lambda measured, fresh: [warning(measured.spec.id)] * fresh
         measure = Measure(NO_BENCHMARK, warned)
         assert not isinstance(measure.attempt(SPEC), str)
-        assert measure.record.notes == [warning(SPEC.id)]
+        assert measure.notes == [warning(SPEC.id)]
         assert measure.counted_seconds == pool.counted_seconds > 0
 
 
@@ -105,23 +105,21 @@ def test_value_of_a_metric_is_the_median_over_one_side() -> None:
     by_set = {"A1": 1.0, "A2": 3.0, "B3": 10.0}
     measure.metric("speedup", by_set)
     assert measure.metrics["speedup"] == {"value": 3.0, "unit": "1", "by_set": by_set}, "nothing measured yet"
-    record = measure.record
-    record.measured = measured("A1", "A2", "B3")
+    measure.measured = measured("A1", "A2", "B3")
     measure.metric("speedup", by_set)
     assert measure.metrics["speedup"]["value"] == 2.0
-    assert record.values_of("B") == {"speedup": 10.0}
-    record.add_metric("efficiency", "1", {"A1": 0.5, "A2": 0.5}, "B")
-    assert record.metrics["efficiency"]["value"] == 0.5, "of all sets, if the side has none"
+    assert measure.values_of("B") == {"speedup": 10.0}
+    measure.metric("efficiency", {"B3": 0.5})
+    assert measure.metrics["efficiency"]["value"] == 0.5, "of all sets, if the side has none"
 
 
 def test_spec_of_replaced_sets_is_not_recorded() -> None:
     """The reference was measured by set A1, which failed before the test's own spec was measured."""
     measure = measure_with(measured("A2"))
-    measure.record.references["other"] = measured("A1")
+    measure.references["other"] = measured("A1")
     with pytest.raises(pytest.fail.Exception, match="replaced between the reference other and the test's"):
         measure(SPEC)
-    assert measure.record.measured is None
-    assert measure.stats() is None
+    assert measure.measured is None
 
 
 @pytest.mark.parametrize("seconds", [1e-9, 1 / 3, 12345.678])

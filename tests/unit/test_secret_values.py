@@ -43,10 +43,7 @@ def test_command_line_hides_secrets_alone() -> None:
 
 def test_run_stores_and_prints_no_secret(canned_suite: CannedSuite) -> None:
     canned_suite.experiment.write_text(TRAINING)
-    canned_suite.environment |= {
-        "NVIDIA_API_KEY": VALUE,
-        "GITHUB_STEP_SUMMARY": str(canned_suite.root / "summary.md"),
-    }
+    canned_suite.environment["NVIDIA_API_KEY"] = VALUE
     written = ["--verdict", "v.md", "--report", "r.html", "--junitxml", "j.xml", "--benchmark-json", "b.json"]
     secrets = ["--candidate", f"HF_TOKEN={VALUE}", f"--candidate=DB_PASSWORD={VALUE}"]
     run = canned_suite.run("perf", *written, *secrets, "--candidate", "OMP_DYNAMIC=true")

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Show the verdict of a run on GitHub: as an annotation, a check, and a comment on the pull request.
+# Show the verdict of a run on GitHub: as an annotation, the step's summary, a check, and a comment on the
+# pull request.
 #
 # STATUS: pytest's exit status. FOLDER: the output folder. SHA: the commit that gets the check. PULL: the
 # number of the pull request that gets the comment, or empty. GH_TOKEN: the token; without a token, only
-# the annotation is shown. A request that GitHub refuses is only a warning, because the verdict does not
-# depend on it.
+# the annotation and the summary are shown. A request that GitHub refuses is only a warning, because the
+# verdict does not depend on it.
 set -euo pipefail
 
 job="$GITHUB_WORKFLOW / $GITHUB_JOB"
@@ -73,6 +74,7 @@ warn() {
 
 read_verdict
 echo "::$level title=ddpperf::${title//%/%25}"
+cat "$page" >>"$GITHUB_STEP_SUMMARY"
 if [ -z "$GH_TOKEN" ]; then exit 0; fi
 shorten_page
 add_check || warn check
