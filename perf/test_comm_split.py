@@ -19,7 +19,7 @@ from ddpperf.specs import DATA_PARALLEL_PARTS, BucketReplaySpec, TraceSpec, Trai
 from perf.common.all_reduces import link_utilization
 from perf.common.by_set import by_rank, per_set
 from perf.common.step_metrics import training_metrics
-from perf.common.step_specs import resnet50, step_case
+from perf.common.step_specs import one_process, resnet50, step_case
 
 COMPARED = ("traced_exposed_comm_seconds", "traced_comm_seconds")  # measured for DataParallel and for DDP
 NO_TRACE = "no trace: the profiler saw no communication; --worker-logs DIR keeps its messages"
@@ -162,19 +162,11 @@ def gradient_bandwidth(measure: Measure, replay: Measured, trace: Measured) -> N
 
 def data_parallel_splits(options: Options) -> Iterator[Case]:
     """Yield DataParallel training specs for each number of GPUs and batch size per GPU."""
-    most = max(options.world_sizes)
-    if options.device == "cpu":
-        reason = "strategy data_parallel drives several GPUs from one process; this runs on the CPU"
-        yield skipped(size_id(options, most), reason)
-        return
-    if most == 1:
+    if max(options.world_sizes) == 1:
         reason = "DataParallel communicates between GPUs and needs two, found 1; pass --world-sizes 1,2"
-        yield skipped(size_id(options, most), reason)
+        yield skipped(size_id(options, 1), reason)
     for N, batch_size in product(options.world_sizes, options.batch_sizes):
-        if N > 1:
-            name = f"b{batch_size}-data_parallel"
-            step = step_case(options, N, batch_size, "eager", name=name, strategy="data_parallel")
-            yield case(step, core=False)
+        yield from one_process(options, N, batch_size, core=False)
 
 
 @pytest.mark.specs(cases=data_parallel_splits)

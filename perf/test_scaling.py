@@ -43,6 +43,7 @@ from perf.common.step_specs import (
     fewer,
     global_batch_case,
     law_world_sizes,
+    one_process,
     resnet50,
     step_case,
     too_few_world_sizes,
@@ -158,14 +159,6 @@ def own_ddp(
     if N > 1 and execution in CAPTURED_EXECUTIONS and not options.spec_fields:
         fields = DDP_OPTIONS | OWN_DDP | images
         yield case(step_case(options, N, batch_size, execution, **fields), core=core)
-
-
-def one_process(options: Options, N: int, batch_size: int, *, core: bool) -> Iterator[Case]:
-    """Yield a training spec with torch's DataParallel, in which one process drives all devices."""
-    if N > 1:
-        name = f"b{batch_size}-data_parallel"
-        step = step_case(options, N, batch_size, "eager", name=name, strategy="data_parallel")
-        yield case(step, core=core)
 
 
 def heavy(options: Options, N: int) -> Case:

@@ -32,17 +32,12 @@ SELDOM_USED: tuple[dict[str, Any], ...] = (  # not in the core suite of GPUs
 )
 GPU_VARIANTS: tuple[dict[str, Any], ...] = (
     *CPU_VARIANTS,
+    *SELDOM_USED,
     {"comm_hook": "avg"},
-    {"comm_hook": "fp16"},
-    {"comm_hook": "powersgd"},
-    {"comm_hook": "symmetric_memory"},
-    {"comm_hook": "symmetric_memory", "bucket_cap_mb": 8},
     {"strategy": "own_ddp", "comm_hook": "symmetric_memory"},
     {"bucket_cap_mb": 4},
     {"gradient_as_bucket_view": True},
-    {"static_graph": True},
     {"buffer_sync": False},
-    {"sync_batch_norm": True},
     {"accumulation_steps": 2},
 )
 

@@ -36,21 +36,8 @@ GROUPED_STRATEGIES = (*EQUAL_STRATEGIES, "fsdp")
 # parameters come and go in every step, and powersgd waits for the device where it compresses.
 NOT_CAPTURED = ("data_parallel", "fsdp", "powersgd")
 DELAYED_HOOKS = ("none", "avg", "bf16", "fp16")  # hooks that OwnAverage can replace
-DDP_OPTIONS: dict[str, str | int | bool] = {
-    "comm_hook": "none",
-    "bucket_cap_mb": 0,  # torch's default: a first bucket of 1 MiB, then buckets of 25 MiB
-    "gradient_as_bucket_view": False,
-    "static_graph": False,
-    "buffer_sync": True,
-}
+DDP_NAMES = ("comm_hook", "bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "buffer_sync")
 OWN_DDP_HOOKS = ("none", "symmetric_memory")
-PLAIN_DDP: dict[str, Any] = {
-    **DDP_OPTIONS,
-    "communication": "on",
-    "comm_delay_seconds": 0.0,
-    "comm_delay_rank": 0,
-    "sync_batch_norm": False,
-}
 InductorOptions = Annotated[str, r"([a-z_]\w*([.+][a-z_]\w*)*)?", "names of torch's options joined by +"]
 
 
@@ -58,7 +45,7 @@ def options_of(strategy: str) -> tuple[str, ...]:
     """Return the names of the DDP options that a strategy such as "ddp" or "own_ddp" supports."""
     if strategy == "own_ddp":
         return ("comm_hook", "bucket_cap_mb")
-    return tuple(DDP_OPTIONS) if strategy in DDP_STRATEGIES else ()
+    return DDP_NAMES if strategy in DDP_STRATEGIES else ()
 
 
 def _without(values: Any, *others: str) -> tuple[str, ...]:
@@ -90,7 +77,7 @@ class TrainingSpec(Spec):
         Rule("loader_workers", input=("dataloader",)),
         *(
             Rule(option, strategy=tuple(name for name in get_args(Strategy) if option in options_of(name)))
-            for option in DDP_OPTIONS
+            for option in DDP_NAMES
         ),
         Rule("strategy", ("own_ddp",), comm_hook=OWN_DDP_HOOKS),
         # DataParallel without communication trains kept replicas.
@@ -120,7 +107,7 @@ class TrainingSpec(Spec):
     inductor: InductorOptions = ""  # names of torch's compiler options
     # Options of DistributedDataParallel, of which own_ddp has the first two:
     comm_hook: CommHook = "none"
-    bucket_cap_mb: Annotated[int, 0, MOST_BUCKET_CAP_MB] = 0  # MiB; 0 for torch's default
+    bucket_cap_mb: Annotated[int, 0, MOST_BUCKET_CAP_MB] = 0  # MiB; 0: first 1 MiB, then 25 MiB, as in torch
     gradient_as_bucket_view: bool = False
     static_graph: bool = False
     buffer_sync: bool = True
@@ -240,6 +227,14 @@ class TrainingSpec(Spec):
     def local(self) -> Self:
         """Return a spec for the same training step where DDP fills buckets but sends nothing."""
         return dataclasses.replace(self, communication="local", buffer_sync=False)
+
+
+# The defaults of DDP's options, and of all fields in which a step may differ from plain DDP
+DDP_OPTIONS: dict[str, Any] = {name: getattr(TrainingSpec, name) for name in DDP_NAMES}
+PLAIN_DDP: dict[str, Any] = DDP_OPTIONS | {
+    name: getattr(TrainingSpec, name)
+    for name in ("communication", "comm_delay_seconds", "comm_delay_rank", "sync_batch_norm")
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ import math
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ def read_recipes(device: str, kind: str = "recipe") -> list[Recipe]:
 
     kind: a key of KINDS. Raises ValueError for an entry that is no recipe.
     """
-    document = _document()
+    document = _read("recipes.toml", tomllib.loads)
     for name in document.keys() - {*TABLES}:
         raise ValueError(f"recipes.toml has the unknown table {name!r}; correct or remove it")
     recipes: dict[str, Recipe] = {}
@@ -140,11 +141,8 @@ def _rows(table: Sequence[dict[str, Any]], device: str) -> list[dict[str, Any]]:
     their batch sizes.
     """
     rows = [row for row in table if "batch_sizes" not in row]
-    several = [(row, row["batch_sizes"]) for row in table if "batch_sizes" in row]
-    lists = [(row, sizes.get(device, ()) if isinstance(sizes, dict) else sizes) for row, sizes in several]
-    for size in sorted({size for _, sizes in lists for size in sizes}):
-        rows += [_of_batch_size(row, size) for row, sizes in lists if size in sizes]
-    return rows
+    sized = [(size, row) for row in table for size in row.get("batch_sizes", {}).get(device, ())]
+    return rows + [_of_batch_size(row, size) for size, row in sorted(sized, key=itemgetter(0))]
 
 
 def _of_batch_size(row: dict[str, Any], size: int) -> dict[str, Any]:
@@ -225,11 +223,7 @@ def of_recipe(recipe: Recipe, found: ParameterSet) -> ParameterSet:
 
 def tuning_seeds(device: str) -> int:
     """Return the number of random seeds for each learning rate that tuning tries."""
-    return int(_document()[device]["tuning_seeds"])
-
-
-def _document() -> dict[str, Any]:
-    return _read("recipes.toml", tomllib.loads)
+    return int(_read("recipes.toml", tomllib.loads)[device]["tuning_seeds"])
 
 
 def tuned() -> dict[str, Any]:

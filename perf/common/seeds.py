@@ -33,17 +33,18 @@ def references(measure: Measure, name: str, spec: RunSpec, runs: list[Measured])
 def training_seconds(runs: list[Measured]) -> dict[str, float]:
     """Return the seconds of a training, averaged over its random seeds, for each process set.
 
-    The evaluations after the epochs are not included.
+    The time of a training is the sum over its epochs, each on its slowest rank. The evaluations after
+    the epochs are not included.
     """
-    return over_seeds(runs, lambda run, sample: sum(epoch_seconds(run, sample)))
+
+    def seconds(run: Measured, sample: Sample) -> float:
+        assert isinstance(run.spec, RunSpec)
+        epochs = range(1, run.spec.epochs + 1)
+        return sum(max(sample.counters[f"train_seconds_{epoch}"]) for epoch in epochs)
+
+    return over_seeds(runs, seconds)
 
 
 def over_seeds(runs: list[Measured], value_of: Callable[[Measured, Sample], float]) -> dict[str, float]:
     """Return the mean of a value over the random seeds, for each process set."""
     return {one.set: mean(value_of(run, run.of_set(one.set)) for run in runs) for one in runs[0].samples}
-
-
-def epoch_seconds(run: Measured, sample: Sample) -> list[float]:
-    """Return the seconds that each epoch of a training took on its slowest rank."""
-    assert isinstance(run.spec, RunSpec)
-    return [max(sample.counters[f"train_seconds_{epoch}"]) for epoch in range(1, run.spec.epochs + 1)]

@@ -68,6 +68,14 @@ def global_batch_case(options: Options, world_size: int, images: int, **fields: 
     return step_case(options, world_size, images // world_size, name=name, **fields)
 
 
+def one_process(options: Options, N: int, batch_size: int, *, core: bool) -> Iterator[Case]:
+    """Yield a step of torch's DataParallel, in which one process drives all devices, if there are several."""
+    if N > 1:
+        name = f"b{batch_size}-data_parallel"
+        step = step_case(options, N, batch_size, "eager", name=name, strategy="data_parallel")
+        yield case(step, core=core)
+
+
 def resnet50(options: Options, kind: type[Kind] | None = None, *, least: int = 1) -> Iterator[Case]:
     """Yield steps of ResNet-50 on one device and on all devices, outside of the core suite.
 
