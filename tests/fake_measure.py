@@ -13,7 +13,9 @@ from ddpperf.results.samples import Measured, Sample
 
 def measuring(machine: Machine | None = None, pool: Any = None, sides: Sides | None = None) -> Any:
     """Return the second argument of a `Measure` whose measurements get no warnings."""
-    return SimpleNamespace(machine=machine or Machine(), pool=pool, sides=sides, notes=lambda *_: [])
+    side = "A" if sides is None else "B"
+    machine = machine or Machine()
+    return SimpleNamespace(machine=machine, pool=pool, sides=sides, side=side, notes=lambda *_: [])
 
 
 class FakeMeasure:

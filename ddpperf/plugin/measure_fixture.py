@@ -19,7 +19,7 @@ from ddpperf.plugin.device_guard import Devices
 from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.results import metrics
 from ddpperf.results.notes import Note, info, warning
-from ddpperf.results.samples import BASE, Measured
+from ddpperf.results.samples import BASE, CANDIDATE, Measured
 from ddpperf.results.stored_runs import SCHEMA
 from ddpperf.specs import CustomStepSpec, Spec
 from ddpperf.workers.failures import Cause, SetFailure
@@ -50,6 +50,7 @@ class Measuring:
     """The measurements of all tests in the same worker processes.
 
     sides: base and candidate of an A/B run; None if only this environment is measured.
+    side: the stored name of the side whose times and metrics a test shows.
     order: the test ids in the order of the test files.
     """
 
@@ -64,6 +65,7 @@ class Measuring:
         self.pool = pool
         self.machine = machine
         self.sides = sides
+        self.side = BASE if sides is None else CANDIDATE
         self._devices = devices
         self._measures: dict[str, Measure | None] = dict.fromkeys(order)
         self._notes: dict[tuple[Spec, tuple[str, ...]], list[Note]] = {}
@@ -101,7 +103,7 @@ class Measure:
 
     Call `measure(spec)` for the test's own spec, and `measure.reference(name, spec)` for the other
     specs. In an A/B run, base and candidate are measured. The test's duration, and the value of
-    each metric, are then taken from the side that runs in this environment.
+    each metric, are then the candidate's.
 
     measured: the measurement of the test's own spec; None before that measurement.
     references: the measurements of other specs that metrics need, by name.
@@ -130,11 +132,6 @@ class Measure:
         """The properties of this machine, such as the bandwidth of its links."""
         return self._measuring.machine
 
-    @property
-    def _here(self) -> str:
-        """The side that runs in this environment."""
-        return BASE if self._measuring.sides is None else self._measuring.sides.here
-
     def __call__(self, spec: Spec) -> Measured:
         """Measure the step time of the test's own spec, and pass it to pytest-benchmark.
 
@@ -147,7 +144,7 @@ class Measure:
         for name, reference in self.references.items():
             _require_same_sets(name, reference, measured)
         self.measured = measured
-        durations = measured.of(self._here).all_step_seconds()
+        durations = measured.of(self._measuring.side).all_step_seconds()
         rounds = iter(durations)
         self._benchmark._timer = CLOCK
         self._benchmark.pedantic(
@@ -188,15 +185,15 @@ class Measure:
     def metric(self, name: str, by_set: Mapping[str, float]) -> None:
         """Store a registered metric of the test, with one value for each process set.
 
-        The stored value is the median over the process sets that run in this environment; before the
-        test's own spec was measured, it is the median over all process sets. The test fails if the
-        metric is not registered, or if a value is NaN or infinite.
+        The stored value is the median over the process sets, in an A/B run over the candidate's; before
+        the test's own spec was measured, over all. The test fails if the metric is not registered, or
+        if a value is NaN or infinite.
         """
         if not (unit := metrics.find_or_plain(name).unit):
             _fail(f"the metric {name} is not registered; register it with ddpperf.results.metrics.register")
         if not by_set or not all(math.isfinite(value) for value in by_set.values()):
             _fail(f"the metric {name} must have a finite number for each set, got {dict(by_set)}")
-        value = median(self._of_side(by_set, self._here) or by_set.values())
+        value = median(self._of_side(by_set, self._measuring.side) or by_set.values())
         self.metrics[name] = {"value": value, "unit": unit, "by_set": dict(by_set)}
 
     def values_of(self, side: str) -> dict[str, float]:

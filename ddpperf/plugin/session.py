@@ -33,7 +33,7 @@ from ddpperf.plugin.options.options import Options, read_options
 from ddpperf.plugin.options.refused_combinations import check_combinations
 from ddpperf.plugin.options.slow_checks import check_sides, prepare
 from ddpperf.plugin.progress import ProgressLine
-from ddpperf.results.samples import BASE, CANDIDATE, Measured
+from ddpperf.results.samples import Measured
 from ddpperf.results.stored_runs import Baseline, NoBaseline, Storage
 from ddpperf.specs import FUNCTIONS_VARIABLE
 from ddpperf.specs.training_step import DATA_VARIABLE
@@ -239,7 +239,7 @@ class Session:
         measured = self.measured().get(test)
         if len(self.passes) > 1 or measured is None:
             return []  # only the first measurement has the rounds that thresholds were made for
-        side = BASE if self.sides is None else CANDIDATE
+        side = self.passes[0].side
         values = self.measures[test].values_of(side)
         return self.thresholds.violations(test, function, measured.spec_of(side), values)
 

@@ -227,7 +227,7 @@ def test_candidate_has_its_own_spec(project: CannedSuite) -> None:
     sent = stored["metrics"]["communicated_bytes_per_epoch"]["by_set"]
     by_side = {sample["side"]: sent[sample["set"]] for sample in stored["samples"]}
     assert by_side["B"] == by_side["A"] / 2
-    assert stored["metrics"]["communicated_bytes_per_epoch"]["value"] == by_side["A"]
+    assert stored["metrics"]["communicated_bytes_per_epoch"]["value"] == by_side["B"]
 
 
 def test_thresholds_hold_for_the_candidate(project: CannedSuite) -> None:

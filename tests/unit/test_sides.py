@@ -42,7 +42,7 @@ def read(pytester: pytest.Pytester, pytestconfig: pytest.Config) -> Read:
 
 def test_both_sides_can_run_here(read: Read) -> None:
     sides = read(f"--candidate {sys.executable} --candidate comm_hook=bf16")
-    assert (sides.base, sides.candidate, sides.here) == (HERE, Side(name="B"), "A")
+    assert (sides.base, sides.candidate) == (HERE, Side(name="B"))
     assert not is_elsewhere(sides.base) | is_elsewhere(sides.candidate)
     assert sides.spec_fields == {"comm_hook": "bf16"}
 
@@ -55,20 +55,20 @@ def test_link_to_an_interpreter_stays_a_link(read: Read, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("line", "base", "candidate", "here"),
+    ("line", "base", "candidate"),
     [
-        ("--candidate bare/bin/python --candidate ./plain/../good", "{here} None", "{bare} {at}/good", "A"),
-        ("--base {bare} --base good", "{bare} {at}/good", "{here} None", "B"),
-        ("--base good --candidate {at}/plain", "{here} {at}/good", "{here} {at}/plain", "A"),
+        ("--candidate bare/bin/python --candidate ./plain/../good", "{here} None", "{bare} {at}/good"),
+        ("--base {bare} --base good", "{bare} {at}/good", "{here} None"),
+        ("--base good --candidate {at}/plain", "{here} {at}/good", "{here} {at}/plain"),
     ],
 )
 def test_folder_is_a_source_tree_and_executable_an_interpreter(
-    read: Read, pytester: pytest.Pytester, line: str, base: str, candidate: str, here: str
+    read: Read, pytester: pytest.Pytester, line: str, base: str, candidate: str
 ) -> None:
     at = pytester.path
     words = {"at": at, "bare": at / "bare" / "bin" / "python", "here": sys.executable}
     sides = read(line.format(**words))
-    assert (sides.base.name, sides.candidate.name, sides.here) == ("A", "B", here)
+    assert (sides.base.name, sides.candidate.name) == ("A", "B")
     for side, named in ((sides.base, base), (sides.candidate, candidate)):
         assert f"{side.python} {side.root}" == named.format(**words)
         assert side.environment == {}

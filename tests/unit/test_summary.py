@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from ddpperf.report.summary import highlights, summary_lines, verdict_lines
-from ddpperf.results.notes import Note, warning
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec, Spec, TrainingSpec
 from ddpperf.verdict.stored_run_comparison import Change, Comparison

@@ -85,14 +85,6 @@ class Sides:
 
         return runs(self.base) == runs(self.candidate) and not self.spec_fields
 
-    @property
-    def here(self) -> str:
-        """The name of the side, base or candidate, that runs in this Python environment.
-
-        If neither side does, or both do, it is the name of the base.
-        """
-        return CANDIDATE if is_elsewhere(self.base) and not is_elsewhere(self.candidate) else BASE
-
     def candidate_of(self, spec: Spec, *, own: bool) -> Spec | None:
         """Return the candidate's measurement spec, or None if it equals the base's spec.
 
