@@ -122,6 +122,14 @@ def test_a_timed_epoch_has_the_whole_schedule(input: str) -> None:
 
 
 @pytest.mark.usefixtures("small")
+def test_next_epoch_is_prepared_while_the_device_still_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    epoch, prepared = epoch_of(), list[int]()
+    monkeypatch.setattr(epoch.training.training.input, "prepare", prepared.append)
+    epoch.step()
+    assert prepared == [epoch.training.epoch] == [1]
+
+
+@pytest.mark.usefixtures("small")
 def test_an_epoch_reports_its_progress() -> None:
     epoch, reported = epoch_of(), list[float]()
     epoch.after_step = reported.append
