@@ -1,12 +1,13 @@
 """Exposed communication, which computation does not hide, by three methods of measuring.
 
 All seconds are per step and rank. (a) A difference: DDP's step minus the step of ranks that do not
-communicate. (b) A trace: the time in which a rank communicates and does not compute. (c) The step's
-messages alone: how long sending takes, but not how much of it is exposed.
+communicate. (b) A trace: the time in which a rank communicates and does not compute. (c) A
+replay of the step's messages without computation: how long sending takes, but not how much of it is
+exposed.
 
-By difference, communication contains more than messages: without it ranks also skip the bucket
-copies, waiting for each other, and the broadcasts of buffers. Communication also slows the
-computation beside it, because both use the same memory and processors.
+The difference contains more than messages: ranks that do not communicate also skip the bucket
+copies, waiting for each other, and the broadcasts of buffers. Communication also slows down the
+computation that runs at the same time, because both use the same memory and processors.
 """
 
 from __future__ import annotations

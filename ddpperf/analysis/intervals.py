@@ -40,7 +40,7 @@ def split(
 
     Intervals of one kind are merged first, and count as far as they lie within `whole`, which is
     traced_step_seconds. all_reduce_seconds are a part of comm_seconds. exposed_comm_seconds are
-    communication beside which nothing computes. idle_seconds are time without any of the three.
+    communication while nothing computes. idle_seconds are time without any of the three.
     """
     begin, end = whole
     sending, computing, copying, reducing = (

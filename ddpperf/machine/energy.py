@@ -13,7 +13,7 @@ import pynvml
 
 from ddpperf.machine.gpu_description import ask
 
-# The counters of H100s and H200s move about every 0.1 s. An update that falls beside a time span of this
+# The counters of H100s and H200s move about every 0.1 s. An update just outside a time span of this
 # length changes its energy by at most a twentieth.
 LEAST_SECONDS = 2.0
 FULL = 0.9  # the rounds must fill this fraction of a time span; the rest is energy of waiting

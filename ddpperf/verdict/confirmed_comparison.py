@@ -24,10 +24,9 @@ def answer_of(
 ) -> Answer:
     """Return the answer of a comparison with a stored run: which tests got worse or are undecided.
 
-    A test is worse if the A/B run found it worse. A test that is slower than in the stored run, but
-    not slower than the stored run's code beside it, shows that the machine or its environment
-    changed. If the stored run's code cannot run, a test is worse if it is slower than in the stored
-    run.
+    A test is worse if the A/B run found it worse. If a test is slower than in the stored run, but
+    the stored run's code is as slow in the A/B run, the machine or its environment changed. If the
+    stored run's code cannot run, a test is worse if it is slower than in the stored run.
 
     `decision` is the result of the A/B run, if there was one. `problems` says what the A/B run
     could not do. `unconfirmed` says why not every test was compared with the stored run's code,

@@ -238,7 +238,7 @@ def compare(now: Mapping[str, Measured], reference: Reference, expected: Collect
 def negative_control(now: Measured | None, reference: Reference, *, compared: int) -> Change | str:
     """Compare the times of a memory copy in this run and in a stored run, or say why one is missing.
 
-    The limit counts the copy as one more test beside `compared` others. It is not below the common
+    The limit counts the copy as one more test besides the `compared` tests. It is not below the common
     limit of the tests, if there is one.
     """
     then = reference.baseline.copied

@@ -52,7 +52,7 @@ def raising():
 """
 NO_THREE = r"model \S+ must return .*, got {}; return the three$"
 NO_BATCH = r"the batch maker of \S+ must return inputs and targets, two tensors of 2 rows, got {}$"
-UNTRAINABLE = r"model \S+ cannot be trained \({}\); try it"
+UNTRAINABLE = r"model \S+ cannot be trained \({}\); train it"
 # What a function of own_models returns, and the sentence that refuses it.
 RETURNED = {
     "nn.Linear(4, 2)": NO_THREE.format("Linear"),
@@ -131,7 +131,7 @@ def test_a_step_uses_the_models_batch_and_loss(folder: Path, monkeypatch: pytest
 def test_a_torchvision_model_can_be_checked() -> None:
     pytest.importorskip("torchvision")
     check("torchvision:mobilenet_v3_small", 2)
-    with pytest.raises(ValueError, match=r"^model torchvision:alexnet cannot be trained \(.*; try it by its"):
+    with pytest.raises(ValueError, match=r"^model torchvision:alexnet cannot be trained \(.*; train it"):
         check("torchvision:alexnet", 2)
 
 

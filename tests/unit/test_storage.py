@@ -186,7 +186,7 @@ def test_file_is_found_by_number_or_name(storage: Storage, wanted: str, found: s
     ("wanted", "advice"),
     [
         *((each, "name one of these") for each in ("1000", "ain", "missing.json")),
-        ("/", "put it last"),
+        ("/", "put the option last"),
     ],
 )
 def test_an_unknown_name_is_refused(storage: Storage, wanted: str, advice: str) -> None:
