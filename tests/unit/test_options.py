@@ -240,6 +240,7 @@ REFUSALS = {
     "--launcher={rnak}": "--launcher takes a command with none but {nodes}, ",
     "--rounds " + "9" * 5000: "--rounds takes whole numbers from 1 to 1000000000, got '99999",
     "--benchmark-compare .": "pytest read '.' as the stored run of --benchmark-compare; put it last",
+    "--benchmark-compare perf/test_a.py::test_a": "pytest read 'perf/test_a.py::test_a' as the stored run of",
     "--benchmark-compare-fail=median:5%": "needs a baseline to compare with; add --benchmark-compare",
     "--benchmark-compare-fail=median:5% --benchmark-compare-fail=median:90% --benchmark-compare": (
         "--benchmark-compare-fail takes one median:N%, got another or several"
@@ -280,6 +281,7 @@ def test_wrong_option_is_refused_with_one_sentence(read: Read, line: str) -> Non
         ("--rounds 0", "ERROR: --rounds takes whole numbers from 1 to 1000000000, got '0'"),
         ("-p no:benchmark", "ERROR: ddpperf needs pytest-benchmark, which was not loaded; leave"),
         ("--verdict perf", "ERROR: --verdict takes a file in a writable folder, got 'perf'; name another"),
+        ("--verdict a.md --report ./a.md", "ERROR: two options write a.md, but each takes its own file;"),
         ("--verdict pytest.ini", "ERROR: --verdict replaces earlier verdicts only, got 'pytest.ini'; name"),
         ("--against-env API_KEY=abc", "--against-env is gone; type --candidate API_KEY=***"),
     ],

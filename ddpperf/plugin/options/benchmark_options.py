@@ -52,7 +52,8 @@ def slower_ratio(config: pytest.Config, given: Collection[str]) -> float | None:
     --benchmark-compare that ddpperf does not support. given: the names of ddpperf's options.
     """
     name, compare = "--benchmark-compare", config.getoption("benchmark_compare")
-    if compare == "" or (isinstance(compare, str) and Path(compare).is_dir()):
+    file = Path(str(compare).partition("::")[0])
+    if compare == "" or (isinstance(compare, str) and (file.is_dir() or file.suffix == ".py")):
         raise Refused(f"pytest read {compare!r} as the stored run of {name}; put it last")
     if compare and "--candidate" in given:
         raise Refused(
