@@ -33,9 +33,8 @@ from ddpperf.verdict.settings import DecisionSettings
 from ddpperf.verdict.stored_run_comparison import Comparison
 from ddpperf.verdict.two_stage_test import LOOKS, Finding
 
-CONFIRMATION_ROUNDS = (
-    6  # of each process set in an A/B run with the stored run's code, where the time is short
-)
+# Of each process set in an A/B run with the stored run's code, where the time is short
+CONFIRMATION_ROUNDS = 6
 
 
 class ABJudge:

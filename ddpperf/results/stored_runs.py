@@ -107,16 +107,13 @@ class Storage:
         """
         if wanted is True:
             return self._newest()
-        if os.path.exists(wanted) and not os.path.isdir(wanted):  # a FIFO is refused when it is read
+        if os.path.exists(wanted):  # a folder or a FIFO is refused when it is read
             return Path(wanted)
         for folder in (self.baselines, self.runs):
             if named := [path for path in _numbered(folder) if _is_called(path, wanted)]:
                 return named[-1]
-        advice = "name one of these"
-        if os.path.exists(wanted):  # pytest took a test path as the value of the option
-            advice = "pytest takes the word after the option as its value, so put the option last"
         known = f"the number or name of one in {self.baselines} or {self.runs}"
-        raise NoBaseline(f"--benchmark-compare={wanted} is neither a file nor {known}; {advice}")
+        raise NoBaseline(f"--benchmark-compare={wanted} is neither a file nor {known}; name one of these")
 
     def _newest(self) -> Path:
         if promoted := _numbered(self.baselines):

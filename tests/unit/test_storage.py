@@ -182,17 +182,11 @@ def test_file_is_found_by_number_or_name(storage: Storage, wanted: str, found: s
     assert storage.find(wanted).name == found
 
 
-@pytest.mark.parametrize(
-    ("wanted", "advice"),
-    [
-        *((each, "name one of these") for each in ("1000", "ain", "missing.json")),
-        ("/", "put the option last"),
-    ],
-)
-def test_an_unknown_name_is_refused(storage: Storage, wanted: str, advice: str) -> None:
+@pytest.mark.parametrize("wanted", ["1000", "ain", "missing.json"])
+def test_an_unknown_name_is_refused(storage: Storage, wanted: str) -> None:
     put(storage.baselines, "0001_main.json", run_of())
     put(storage.baselines, "10000_b.json", run_of())
-    with pytest.raises(NoBaseline, match=rf"is neither a file nor the number or name of one in .*{advice}$"):
+    with pytest.raises(NoBaseline, match=r"is neither a file nor the number or name of one in .*these$"):
         storage.find(wanted)
 
 
