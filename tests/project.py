@@ -101,7 +101,7 @@ class Marked:
         return found
 
     def ranks(self) -> list[int]:
-        return [process for process, command in self.processes().items() if "start_rank.py rank" in command]
+        return [process for process, command in self.processes().items() if "rank_entry.py rank" in command]
 
     def shared_memory(self) -> set[str]:
         """Return what ranks have left in shared memory since this test began, for no live process."""

@@ -79,7 +79,7 @@ def hold(folder: Path) -> int:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a private folder, and the semaphores that ranks named after it (workers/start_rank.py)."""
+    """Remove a private folder, and the semaphores that ranks named after it (workers/rank_entry.py)."""
     shutil.rmtree(folder, ignore_errors=True)
     _remove_shared((f"sem.{folder.name}-",))
 

@@ -16,7 +16,7 @@ from ddpperf.errors import Refused
 from ddpperf.machine.child_process import run_child
 from ddpperf.machine.hardware import TUNING_VARIABLES
 
-START_RANK = Path(__file__).with_name("start_rank.py")
+RANK_ENTRY = Path(__file__).with_name("rank_entry.py")
 PROBE_SECONDS = 120
 LOOPBACK = "lo"
 MIN_PYTHON, MIN_TORCH = "3.11", "2.11"
@@ -89,13 +89,13 @@ class Side:
         return {**self.environment, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
 
     def command(self, task: str, *arguments: str) -> list[str]:
-        """Return the command line that runs start_rank.py with the ranks' Python interpreter."""
-        return [self.python, str(START_RANK), task, str(self.package), *arguments]
+        """Return the command line that runs rank_entry.py with the ranks' Python interpreter."""
+        return [self.python, str(RANK_ENTRY), task, str(self.package), *arguments]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a side's ranks can import, as start_rank.py reports it.
+    """What a side's ranks can import, as rank_entry.py reports it.
 
     folders: the folder on the path from which each module was imported. foreign: modules of the current
     folder, although the root comes first on the path. missing, why: the first module that cannot be

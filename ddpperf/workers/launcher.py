@@ -1,8 +1,8 @@
 """Start the ranks of process sets by a launcher, such as srun, mpirun or torchrun.
 
-The launcher starts join.py for each rank, on the nodes that it chooses. Each rank then connects to
-a port of this process, which is open until all ranks of its process set have joined. A launched rank
-ends when its connection ends.
+The launcher starts launched_rank.py for each rank, on the nodes that it chooses. Each rank then
+connects to a port of this process, which is open until all ranks of its process set have joined. A
+launched rank ends when its connection ends.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from ddpperf.workers.interpreter import Side, travelling_environment
 from ddpperf.workers.rank_handles import RankHandle
 from ddpperf.workers.rank_output import RankOutput
 
-JOIN = Path(__file__).with_name("join.py")
+LAUNCHED_RANK = Path(__file__).with_name("launched_rank.py")
 KEY_VARIABLE = "DDPPERF_KEY"  # holds the key where the nodes share no folder
 COMPARED_BYTES = 2**20  # at the end of the file of images, where an archive has checksums
 NETWORK_LOST = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
@@ -96,7 +96,7 @@ class Launcher:
         """Return the commands that start the ranks: one per rank, one per node, or one for all ranks."""
         words = shlex.split(SHORT_NAMES.get(self.template, self.template))
         used = set(re.findall(r"\{(\w+)\}", self.template))
-        join = [sys.executable, "-P", str(JOIN), address, str(self.key_file), str(self.per_node)]
+        join = [sys.executable, "-P", str(LAUNCHED_RANK), address, str(self.key_file), str(self.per_node)]
         join += [self.device, *filter(None, [self.images])]  # ssh would lose an empty argument
         with socket.create_server((self.interface.address, 0)) as free:  # for the launcher's own meeting
             port = free.getsockname()[1]

@@ -1,6 +1,6 @@
 """The main program of a rank, which carries out the commands of the controller process.
 
-start_rank.py starts this program, also that of another version of ddpperf, so this file must keep its
+rank_entry.py starts this program, also that of another version of ddpperf, so this file must keep its
 name and the arguments of `main`. Standard input is the channel to the controller. It closes when
 the controller ends, which ends the rank, too, whatever its main thread waits for.
 """

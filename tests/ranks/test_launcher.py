@@ -22,7 +22,7 @@ from ddpperf.specs import AllReduceSpec
 from ddpperf.workers import launcher as module
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import Side
-from ddpperf.workers.join import place
+from ddpperf.workers.launched_rank import place
 from ddpperf.workers.launcher import Launcher
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import ProcessSet, SetOptions
@@ -325,7 +325,7 @@ def test_template_starts_once_a_rank_a_node_or_a_set(
     assert len(found) == len(commands)
     for command, begin in zip(found, commands, strict=True):
         assert command.startswith(begin)
-        assert command.endswith(f"join.py 10.0.0.1:5 {tmp_path}/key 2 cpu")
+        assert command.endswith(f"launched_rank.py 10.0.0.1:5 {tmp_path}/key 2 cpu")
 
 
 @pytest.mark.parametrize(

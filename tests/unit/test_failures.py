@@ -81,7 +81,7 @@ Timeout (0:00:05)!Thread 0x00007f9c (most recent call first):
 Current thread 0x00007f9d (most recent call first):
   File "{TORCH}/distributed/distributed_c10d.py", line 3913 in all_reduce
   File "/home/a/models/slow.py", line 12 in forward
-  File "/x/ddpperf/workers/start_rank.py", line 108 in <module>
+  File "/x/ddpperf/workers/rank_entry.py", line 108 in <module>
 """
 AT = "at models/slow.py:12 in forward"
 

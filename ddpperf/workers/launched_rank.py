@@ -1,6 +1,6 @@
 """Join a process set as one rank: the command that a launcher starts for each rank, on any node.
 
-    python join.py HOST:PORT KEYFILE PER_NODE DEVICE [IMAGES]
+    python launched_rank.py HOST:PORT KEYFILE PER_NODE DEVICE [IMAGES]
 
 The process reads its rank from the launcher's variables, connects to pytest twice, proves that it
 knows the key of the run, and becomes the rank's interpreter. It imports no torch. Its first

@@ -1,7 +1,7 @@
 """The first file that a rank's Python interpreter runs, which starts the rank.
 
-    python start_rank.py rank PACKAGE FOLDER RANK
-    python start_rank.py probe PACKAGE FUNCTION...
+    python rank_entry.py rank PACKAGE FOLDER RANK
+    python rank_entry.py probe PACKAGE FUNCTION...
 
 The second command prints, as a line of JSON, what the interpreter can import. PACKAGE is the folder
 of the ddpperf that the rank uses. ddpperf is imported by its path, because its parent folder on
