@@ -185,7 +185,11 @@ BATCHES = "batch_sizes = { cpu = [64], cuda = [2048, 8192] }\n"
     ("old", "new", "sentence"),
     [
         (NAME, f"{NAME}device = 1\n", "the key 'device' is unknown; correct or remove it"),
-        (NAME, f'{NAME}rate_of = "64, warm-up"\n', "rate_of is '64, warm-up', no earlier recipe of its kind"),
+        (
+            NAME,
+            f'{NAME}rate_of = "64, warm-up"\n',
+            "rate_of is '64, warm-up', but no earlier recipe of this kind has",
+        ),
         (f"{NAME}{BATCHES}", NAME, "warm-up' of cpu in recipes.toml has no 'global_batch_size'; add it"),
         (NAME, "name = \n", "recipes.toml cannot be read (Invalid value"),
         (f"[[remedy]]\n{NAME}", f"[[remedies]]\n{NAME}", "the unknown table 'remedies'; correct or remove"),
