@@ -224,14 +224,16 @@ class ProcessSet:
 
     def close(self) -> None:
         """Wait at most EXIT_SECONDS until all ranks have exited, then kill the remaining ranks."""
-        self.begin_to_close()
-        if self.alive:
-            end = time.monotonic() + EXIT_SECONDS
-            with contextlib.suppress(SetFailure):
-                self.answers(deadline_seconds=EXIT_SECONDS)
-                for rank in self.ranks:
-                    rank.wait(max(0.0, end - time.monotonic()))
-        self.kill()
+        try:
+            self.begin_to_close()
+            if self.alive:
+                end = time.monotonic() + EXIT_SECONDS
+                with contextlib.suppress(SetFailure):
+                    self.answers(deadline_seconds=EXIT_SECONDS)
+                    for rank in self.ranks:
+                        rank.wait(max(0.0, end - time.monotonic()))
+        finally:  # also if it is interrupted
+            self.kill()
 
     def kill(self) -> None:
         """Kill all ranks and what they started, and remove their files. May be called again."""

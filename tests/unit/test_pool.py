@@ -16,6 +16,7 @@ from ddpperf.workers import pool as pool_module
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import ROUND_SECONDS, Pool, choose_iterations
+from ddpperf.workers.process_set import ProcessSet, SetOptions
 from tests.canned import Canned, pool_of, step_seconds
 from tests.faults import failing
 from tests.generated import BOUNDED
@@ -50,6 +51,20 @@ def test_same_spec_is_measured_once_by_same_sets(canned: Canned) -> None:
         pool.live_sets()[0].kill()
         assert pool.measure_once(SMALL) is not once
         assert pool.measure_once(SMALL) is pool.measure_once(SMALL)
+
+
+def test_interrupted_end_of_a_set_kills_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool no longer knows the larger process sets that it ends."""
+
+    def interrupted(deadline_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    live = ProcessSet("A1", Side(), SetOptions(size=4, device="cpu", rounds=1, deadline_seconds=1))
+    monkeypatch.setattr(live, "answers", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        live.close()
+    assert not live.alive
+    assert not live._folder.path.exists()
 
 
 def test_more_ranks_than_gpus_are_refused(canned: Canned) -> None:
