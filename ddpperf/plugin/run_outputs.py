@@ -214,7 +214,7 @@ class RunOutputs:
 
 def _header(session: Session, command_line: str) -> dict[str, Any]:
     """Return what ddpperf stores of a whole run besides the judge's answer, as JSON."""
-    options, seconds = session.options, session.outcomes.seconds
+    options = session.options
     return {
         "schema": SCHEMA,
         "hardware_key": session.storage.hardware_key,
@@ -233,11 +233,6 @@ def _header(session: Session, command_line: str) -> dict[str, Any]:
         "timing": {
             "seconds": time.monotonic() - session.outcomes.begun,
             "counted_seconds": sum(measuring.pool.counted_seconds for measuring in session.passes),
-            "overhead_seconds": {
-                test: seconds[test] - measure.counted_seconds
-                for test, measure in session.measures.items()
-                if test in seconds
-            },
         },
     }
 

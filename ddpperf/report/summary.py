@@ -329,7 +329,7 @@ def _distance(check: Mapping[str, Any]) -> float:
 
 
 def _timing(timing: Mapping[str, Any] | None) -> list[str]:
-    if timing is None or not timing["overhead_seconds"]:
+    if timing is None or not timing["counted_seconds"]:
         return []
     total, counted = timing["seconds"], timing["counted_seconds"]
     return [f"{total:.0f} s, {counted / total:.0%} of it in timed rounds"]
