@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ddpperf.report.summary import highlights, summary_lines, verdict_lines
+from ddpperf.results.metrics import find_or_plain
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec, Spec, TrainingSpec
 from ddpperf.verdict.stored_run_comparison import Change, Comparison
@@ -37,7 +38,7 @@ def stored(
         "references": {},
         "notes": [],
         "metrics": {
-            name: {"value": value, "unit": "J", "by_set": {"A1": value}}
+            name: {"value": value, "unit": find_or_plain(name).unit or "J", "by_set": {"A1": value}}
             for name, value in (metrics or {}).items()
         },
     }
