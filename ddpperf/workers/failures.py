@@ -1,4 +1,4 @@
-"""Failures of ranks: the likeliest cause, and what each rank of a hanging process set does.
+"""Failures of ranks: the likeliest cause, what a dead rank printed, and what the ranks of a hang do.
 
 A rank prints its stacks and the collective that it waits in after the deadline of a command.
 """
@@ -17,6 +17,7 @@ from ddpperf.io.terminal_text import harmless, printable, shortened
 
 COLLECTIVE = "ddpperf collective: "  # begins a rank's line of JSON, the last line of its report
 FREE_SPACE = "free space there, or name another folder by --worker-logs"
+LOG_TAIL_LINES = 20  # of a dead rank, in its message
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _LIBRARY = re.compile(r"/((site|dist)-packages|lib/python[\d.]+)/(?!(site|dist)-packages|ddpperf/)")
 
@@ -70,6 +71,12 @@ class SetFailure(Exception):
         lines += [f"after it, rank {failure.rank}{failure.where} {failure.what}" for failure in others]
         texts = (shortened(line.rstrip()) for line in lines if line.strip())
         super().__init__(harmless("\n".join(texts)))
+
+
+def explain_death(rank: int, printed: str, words: Sequence[str]) -> str:
+    """Return the last lines that a dead rank has printed, and what its launcher said of its end."""
+    lines = printed.splitlines()[-LOG_TAIL_LINES:]
+    return "\n".join([*([f"the end of rank {rank}'s output:"] if lines else []), *lines, *words])
 
 
 # --- hangs

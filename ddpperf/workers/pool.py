@@ -337,7 +337,10 @@ def _sample(
 
 
 def _open(jobs: list[Job], progress: Progress) -> list[int]:
-    """Build and warm up a measurement on each process set, and return the most steps of its rounds."""
+    """Build and warm up a measurement on each process set, and return the most steps of its rounds.
+
+    The number of warm-up steps is `WARMUP_ITERATIONS` in rank_commands.py.
+    """
     for process_set, spec in jobs:  # before the first request, since a request may fail
         process_set.leave(unless=spec.world_size if spec.grouped else 0)
     _wait([made for made, spec in jobs if spec.grouped and made.join(spec.world_size)], progress)

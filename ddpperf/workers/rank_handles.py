@@ -16,12 +16,11 @@ import psutil
 from ddpperf.io.private_folders import remove_tensors
 from ddpperf.machine.child_process import describe_status, kill_group, members_of, wait_for_end, wait_for_exit
 from ddpperf.workers.channel import Message, limit_pauses, send
-from ddpperf.workers.failures import Cause, RankFailure, Report
+from ddpperf.workers.failures import Cause, RankFailure, Report, explain_death
 from ddpperf.workers.rank_output import RankOutput
 
 EXIT_SECONDS = 5
 LATE_SECONDS = 0.25  # until a process that has closed its connection has ended
-LOG_TAIL_LINES = 20
 
 
 class RankHandle:
@@ -67,9 +66,7 @@ class RankHandle:
         error: the number of the error that the connection had, or 0.
         """
         what, words = self._ending(error)
-        lines = self.output.end().splitlines()[-LOG_TAIL_LINES:]
-        printed = [f"the end of rank {self.rank}'s output:", *lines] if lines else []
-        return self.failure(Cause.DIED, what, "\n".join(printed + words))
+        return self.failure(Cause.DIED, what, explain_death(self.rank, self.output.end(), words))
 
     def _ending(self, error: int) -> tuple[str, list[str]]:
         """Return how the rank's process ended, and what its launcher said of it."""
