@@ -55,7 +55,7 @@ PLACEHOLDERS = ("nodes", "per_node", "ranks", "node", "rank", "local_rank", "add
 JOIN_SECONDS = 60.0  # from the start of a launcher until its last rank has joined
 LOOK_SECONDS = 0.1
 STRANGE = (AuthenticationError, OSError, EOFError, SlowMessage)
-WORDS_SECONDS = 1.5  # from the end of a rank until its launcher has said why
+WORDS_SECONDS = 5.0  # from the end of a rank until its launcher has said why; torchrun on a busy node needs 2
 TERM_SECONDS, KILL_SECONDS = 2.0, 3.0  # from the end of the ranks to SIGTERM, and then to SIGKILL
 WORDS_LINES = 10
 
