@@ -103,7 +103,7 @@ def test_full_suite_of_a_cpu_fits_three_sizes(
         reference = found["references"]["world_size=2"]["spec"]
         assert (reference["world_size"], reference["per_rank_batch_size"]) == (2, 8)
         texts = [note["text"] for note in found["notes"]]
-        shared = f"4 ranks share {core_count()} cores, so the law describes these cores"
+        shared = f"4 ranks share {core_count()} cores, so the law is about these cores"
         assert any(text.startswith(shared) for text in texts) == (core_count() < 4)
 
 

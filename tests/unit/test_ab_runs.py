@@ -177,7 +177,7 @@ def test_equal_sides_pass_and_are_no_baseline(project: CannedSuite) -> None:
     project.canned.seconds = slower("B", 1.0)
     finished = run(project, *WITH_BF16, "--benchmark-save=same")
     assert finished.status == 0, finished
-    assert "not saved as a baseline: an A/B run measures base and candidate" in finished.output
+    assert "not saved as a baseline: an A/B run measures two versions of the code" in finished.output
     found = project.rows()
     assert found["test_step", "time"]["finding"] == "unchanged"
     assert found["positive control", "time"]["ratio"] == pytest.approx(1.25, abs=0.01)
