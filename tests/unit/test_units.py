@@ -19,6 +19,7 @@ from ddpperf.results import units
         (units.seconds, 1234.4, "1234 s"),
         (units.seconds, 1e-3, "1.000 ms"),
         (units.nbytes, 46_760_000, "46.76 MB"),
+        (units.nbytes, 1e9, "1 GB"),
         (units.nbytes, 1e3, "1 KB"),
         (units.nbytes, 4, "4 B"),
         (units.bandwidth, 2.5e9, "2.5 GB/s"),
