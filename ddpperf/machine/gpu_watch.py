@@ -146,7 +146,7 @@ class GpuWatch:
         for gpu, (before, now) in enumerate(zip(one.before, one.after, strict=True)):
             is_capped = gpu in usually_capped
             why = throttled(before, now) - ({POWER_CAP} if is_capped else set())
-            highest = max(each.after[gpu].megahertz or 0 for each in self._rounds)
+            highest = max(known.after[gpu].megahertz or 0 for known in self._rounds)
             if why:
                 texts.append(f"GPU {gpu} was throttled ({', '.join(sorted(why))})")
             elif not is_capped and now.megahertz and now.megahertz < (1 - EQUAL_CLOCKS) * highest:

@@ -70,7 +70,7 @@ def parameters(test: str, marker: pytest.Mark, options: Options, machine: Machin
     found = [_parameter(measured, options, machine) for measured in cases]
     ids = [parameter.id for parameter in found]
     if twice := [name for name in ids if ids.count(name) > 1]:
-        why = f"{test} has two cases with the id {twice[0]}, so their results cannot be told apart"
+        why = f"{test} has two cases with the id {twice[0]}, so their results cannot be distinguished"
         raise Refused(f"{why}; measure each once, or name one with case(spec, id=...)")
     return found
 
