@@ -72,7 +72,7 @@ _KINDS: tuple[tuple[str, str, Callable[[float], str]], ...] = (  # the first pat
     (r"images_per_joule", "1/J", units.images_per_joule),
     (r"reduce_byte_seconds", "s/B", lambda value: f"{value * 1e9:.2g} s/GB"),
     (r"\w+_bytes_per_second", "B/s", units.bandwidth),
-    (r"time|\w+_seconds\w*|projected_excess_on_\d+", "s", units.seconds),
+    (r"(mean_)?time|\w+_seconds\w*|projected_excess_on_\d+", "s", units.seconds),
     (r"\w+_bytes\w*", "B", units.nbytes),
     (r"joules_per_\w+", "J", units.joules),
     (r"\w+_watts", "W", units.watts),
@@ -180,6 +180,7 @@ _BOUNDED: dict[str, Any] = {**_HIGHER, "threshold": True}
 _EXACT: dict[str, Any] = {**_LOWER, "exact": True}
 _ALL = (
     _by_name("time", gate=Gate.UNLESS_LAUNCH_BOUND, **_LOWER),
+    _by_name("mean_time", **_LOWER),
     _by_name("tail_seconds", "slowest tenth of rounds", gate=Gate.UNLESS_LAUNCH_BOUND, **_LOWER),
     _by_name("cpu_seconds", "CPU time", gate=Gate.LAUNCH_BOUND, threshold=True, **_LOWER),
     _by_name("peak_memory_bytes", gate=Gate.ALWAYS, **_LOWER),

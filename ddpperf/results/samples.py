@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from ddpperf import specs
@@ -113,6 +113,13 @@ class Measured:
     def median_step_seconds(self) -> dict[str, float]:
         """Return the median step time over rounds of each process set, in seconds."""
         return {sample.set: median(self.step_seconds(sample)) for sample in self.samples}
+
+    def mean_step_seconds(self) -> dict[str, float]:
+        """Return the total time of all rounds divided by their steps, in seconds, by process set.
+
+        Unlike the median over rounds, the mean shows rare stalls.
+        """
+        return {sample.set: fmean(self.step_seconds(sample)) for sample in self.samples}
 
     def rank_step_seconds(self, sample: Sample, ranks: int | None = None) -> list[float]:
         """Return the median step time over rounds of each of the first `ranks` ranks, in seconds.

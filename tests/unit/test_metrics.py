@@ -18,6 +18,7 @@ from tests.project import REPOSITORY
     ("name", "value", "unit", "text"),
     [
         ("speedup_of_4", 3.5, "1", "speedup on 4 devices 3.50x"),
+        ("mean_time", 0.1, "s", "mean time 100.0 ms"),
         ("compute_seconds", 0.1, "s", "compute 100.0 ms"),
         ("step_seconds_at_32", 0.1, "s", "step of batch 32 100.0 ms"),
         ("device_seconds_per_epoch", 2.0, "s", "device time per epoch 2.000 s"),

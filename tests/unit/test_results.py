@@ -68,6 +68,14 @@ def test_step_is_that_of_the_slowest_rank(spec: Spec, steps: list[float]) -> Non
     assert rounds.step_seconds(rounds.samples[0]) == steps
 
 
+def test_mean_shows_the_stall_that_the_median_hides() -> None:
+    """The slowest rank of each round counts, as in the median."""
+    rounds = sample((1.0, 2.0), (2.0, 1.0), (2.0, 17.0)), sample((1.0, 3.0), name="A2")
+    both = measured(*rounds, spec=AllReduceSpec(world_size=2, nbytes=1024), iterations=2)
+    assert both.mean_step_seconds() == {"A1": 3.5, "A2": 1.5}
+    assert both.median_step_seconds() == {"A1": 1.0, "A2": 1.5}
+
+
 @pytest.mark.parametrize(("devices", "seconds"), [(1, 1.0), (2, 1.5), (3, 2.5)])
 def test_slowest_device_has_the_largest_median(devices: int, seconds: float) -> None:
     """The median of each round's maximum would be 4.0, because each device stalls in another round."""
