@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ddpperf.analysis.statistics import CONFIDENCE, Estimate
+from ddpperf.analysis.statistics import CONFIDENCE, Estimate, t_quantile
 
 NEGLIGIBLE = 1e-6  # a part below this fraction of every measured time counts as 0
 DIGITS = 3  # prediction errors that agree to this many digits count as equal
@@ -39,11 +39,9 @@ class LogFit(NamedTuple):
         The standard deviation is that of `residuals`, of this fit or of several fits with
         `parameters` values together. The intervals are infinite if no degrees of freedom are left.
         """
-        from scipy.stats import t  # imported here because it takes 0.5 s
-
         freedom = len(residuals) - parameters
         deviation = math.sqrt(float(residuals @ residuals) / freedom) if freedom > 0 else math.inf
-        half = t.ppf((1 + CONFIDENCE) / 2, max(freedom, 1)) * deviation * self.errors
+        half = t_quantile((1 - CONFIDENCE) / 2, max(freedom, 1)) * deviation * self.errors
         return [
             Estimate(value=float(value), low=max(0.0, float(value - width)), high=float(value + width))
             for value, width in zip(self.values, half, strict=True)

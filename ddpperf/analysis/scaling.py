@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf, isfinite
 from statistics import mean
 
-from ddpperf.analysis.statistics import CONFIDENCE, Estimate, mean_interval
+from ddpperf.analysis.statistics import CONFIDENCE, Estimate, mean_interval, t_quantile
 
 Law = Callable[[float, float], float]  # from the serial fraction and N to the speedup
 Fit = Callable[[Sequence[int], Sequence[float]], Estimate]
@@ -149,12 +149,11 @@ def _fit(
 ) -> Estimate:
     """Fit s in 1 - S/N = s * weight by least squares to the speedups S on N > 1 devices."""
     from scipy.optimize import curve_fit  # imported here because it takes 0.5 s
-    from scipy.stats import t
 
     points = [(weight(N, S), 1 - S / N) for N, S in zip(world_sizes, speedups, strict=True) if N > 1]
     x, y = zip(*points, strict=True)
     if len(points) == 1:
         return Estimate(value=y[0] / x[0], low=-inf, high=inf)
     (fraction,), ((variance,),) = curve_fit(lambda x, s: s * x, x, y, jac=lambda x, s: x[:, None])
-    half = float(t.ppf((1 + CONFIDENCE) / 2, len(points) - 1)) * float(variance) ** 0.5
+    half = t_quantile((1 - CONFIDENCE) / 2, len(points) - 1) * float(variance) ** 0.5
     return Estimate(value=float(fraction), low=float(fraction) - half, high=float(fraction) + half)

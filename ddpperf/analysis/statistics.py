@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import mean, median, quantiles, stdev
 
 CONFIDENCE = 0.95
@@ -57,11 +58,17 @@ def not_longer(times: Sequence[float], least: Sequence[float]) -> bool:
     return t - t0 <= 2 * math.hypot(error, error0)
 
 
-def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95% interval of the mean of two or more values, by Student's t."""
+@cache
+def t_quantile(alpha: float, degrees_of_freedom: float) -> float:
+    """Return the value that Student's t exceeds with probability `alpha`."""
     from scipy.stats import t  # imported here because it takes 0.5 s
 
-    half = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+    return float(t.isf(alpha, degrees_of_freedom))
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95% interval of the mean of two or more values, by Student's t."""
+    half = t_quantile((1 - CONFIDENCE) / 2, len(values) - 1) * stdev(values) / math.sqrt(len(values))
     return mean(values) - half, mean(values) + half
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from math import fsum, log, sqrt
 from statistics import mean, median, variance
 
+from ddpperf.analysis.statistics import t_quantile
 from ddpperf.results.samples import Measured
 from ddpperf.results.stored_runs import FIRST_RUNS, PastRun
 
@@ -86,7 +86,7 @@ def bounds(spread: Spread, *, margin: float, suite_alpha: float, compared: int) 
     """
     error = spread.deviation * sqrt(2)
     suspect, slower = (
-        margin + _t_quantile(alpha, spread.degrees_of_freedom) * error
+        margin + t_quantile(alpha, spread.degrees_of_freedom) * error
         for alpha in (SCREEN_ALPHA, min(SCREEN_ALPHA, suite_alpha / compared))
     )
     return suspect, slower
@@ -95,7 +95,7 @@ def bounds(spread: Spread, *, margin: float, suite_alpha: float, compared: int) 
 def noticed(spread: Spread, *, margin: float) -> float:
     """Return the growth of log step time that exceeds the first limit of `bounds` 19 times in 20."""
     suspect, _ = bounds(spread, margin=margin, suite_alpha=SCREEN_ALPHA, compared=1)
-    return suspect + _t_quantile(MISSED, spread.degrees_of_freedom) * spread.deviation * sqrt(2)
+    return suspect + t_quantile(MISSED, spread.degrees_of_freedom) * spread.deviation * sqrt(2)
 
 
 def first_and_last(
@@ -126,12 +126,5 @@ def drift(first: Sequence[float], last: Sequence[float], usual: float, alpha: fl
     within = _moderated(own_variance, len(first) + len(last) - 2, usual)
     error = within.deviation * sqrt(1 / len(first) + 1 / len(last))
     change = mean(last) - mean(first)
-    significant = change - _t_quantile(alpha, within.degrees_of_freedom) * error > DRIFT_MARGIN
+    significant = change - t_quantile(alpha, within.degrees_of_freedom) * error > DRIFT_MARGIN
     return change if significant else 0.0
-
-
-@cache
-def _t_quantile(alpha: float, degrees_of_freedom: float) -> float:
-    from scipy.stats import t  # imported here because it takes 0.5 s
-
-    return float(t.isf(alpha, degrees_of_freedom))
