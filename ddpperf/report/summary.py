@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from ddpperf.analysis.comm_split import AGREEMENT
+from ddpperf.analysis.run_drift import DRIFT_RUNS
 from ddpperf.machine.links import rates_in_words
 from ddpperf.report.stored_cases import (
     Case,
@@ -25,7 +26,6 @@ from ddpperf.results import units
 from ddpperf.results.metrics import find
 from ddpperf.results.outcomes import OutcomeKind, Status
 from ddpperf.specs import from_json
-from ddpperf.verdict.run_history import DRIFT_RUNS
 from ddpperf.verdict.stored_run_comparison import Comparison
 from ddpperf.verdict.thresholds import WORDS_OF_BOUNDS, BoundKind
 

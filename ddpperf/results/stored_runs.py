@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any, Literal
 
 from ddpperf import specs
+from ddpperf.analysis.run_drift import DRIFT_RUNS
 from ddpperf.errors import MAX_LETTERS, first_line, quoted, short
 from ddpperf.io.files import open_regular, temporary_file
 from ddpperf.io.terminal_text import finite_json, printable_document
@@ -25,7 +26,6 @@ from ddpperf.specs import Spec
 
 SCHEMA = 2
 COPY = "a copy of memory"  # the id of a run's memory copy, beside the ids of its tests
-FIRST_RUNS = 5  # a history holds this many of the oldest baselines
 COMMIT = re.compile(r"([0-9a-f]{4,64}\+?|nogit)?")  # also stands in git's command lines
 HARDWARE_KEY = re.compile(r"[\w+-]+")  # names a folder, which must not be elsewhere
 MOST_READ = 20  # the most files read for a history; 20 files of 0.85 MB take 0.4 s
@@ -161,7 +161,7 @@ class Storage:
         the newest runs that were compared and passed. Other runs may have slower code. Unreadable
         files are left out. A run that was promoted counts once.
         """
-        promoted, first = _numbered(self.baselines), FIRST_RUNS
+        promoted, first = _numbered(self.baselines), DRIFT_RUNS
         paths = [*promoted[:first], *reversed(promoted[first:]), *reversed(_numbered(self.runs))]
         found = self._readable(
             paths[:MOST_READ],

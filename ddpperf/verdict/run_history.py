@@ -1,4 +1,4 @@
-"""The limits of the screening, and slow drifts over many runs, both from the times of stored runs.
+"""The limits of the screening.
 
 The limits for a test's change follow from the variation of its time between stored runs. All values
 are natural logs of a run's median step seconds, so that a difference of 0.01 is 1% and greater is
@@ -11,17 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import fsum, log, sqrt
-from statistics import mean, median, variance
+from statistics import median
 
 from ddpperf.analysis.statistics import t_quantile
 from ddpperf.results.samples import Measured
-from ddpperf.results.stored_runs import FIRST_RUNS, PastRun
+from ddpperf.results.stored_runs import PastRun
 
 PRIOR_DEGREES_OF_FREEDOM = 10  # the weight of the usual spread, against a test's own spread
 SCREEN_ALPHA = 0.01  # one-sided, for each test
 MISSED = 0.05  # of slow-downs of the size that `noticed` returns
-DRIFT_RUNS = FIRST_RUNS  # the number of runs compared at the beginning, and at the end
-DRIFT_MARGIN = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +37,12 @@ def step_log(measured: Measured) -> float:
 
 def series(history: Sequence[PastRun], test: str, like: Measured) -> list[float]:
     """Return a test's log step times in all runs with the same spec, oldest first."""
-    return [step_log(run.measured[test]) for run in _comparable(history, test, like)]
+    return [step_log(run.measured[test]) for run in history if is_comparable(run, test, like)]
 
 
-def _comparable(history: Sequence[PastRun], test: str, like: Measured) -> list[PastRun]:
-    return [run for run in history if test in run.measured and run.measured[test].spec == like.spec]
+def is_comparable(run: PastRun, test: str, like: Measured) -> bool:
+    """Return whether a stored run measured a test with the same spec."""
+    return test in run.measured and run.measured[test].spec == like.spec
 
 
 def spread(logs: Sequence[float], usual: float) -> Spread:
@@ -64,12 +63,9 @@ def spread(logs: Sequence[float], usual: float) -> Spread:
     if runs < 2:
         return Spread(deviation=usual, degrees_of_freedom=PRIOR_DEGREES_OF_FREEDOM)
     own = fsum((after - before) ** 2 for before, after in pairwise(logs)) / (2 * (runs - 1))
-    return _moderated(own, 2 * (runs - 1) ** 2 / (3 * runs - 4), usual)
-
-
-def _moderated(own_variance: float, degrees_of_freedom: float, usual: float) -> Spread:
+    degrees_of_freedom = 2 * (runs - 1) ** 2 / (3 * runs - 4)
     together = PRIOR_DEGREES_OF_FREEDOM + degrees_of_freedom
-    weighted = PRIOR_DEGREES_OF_FREEDOM * usual**2 + degrees_of_freedom * own_variance
+    weighted = PRIOR_DEGREES_OF_FREEDOM * usual**2 + degrees_of_freedom * own
     return Spread(deviation=sqrt(weighted / together), degrees_of_freedom=together)
 
 
@@ -96,35 +92,3 @@ def noticed(spread: Spread, *, margin: float) -> float:
     """Return the growth of log step time that exceeds the first limit of `bounds` 19 times in 20."""
     suspect, _ = bounds(spread, margin=margin, suite_alpha=SCREEN_ALPHA, compared=1)
     return suspect + t_quantile(MISSED, spread.degrees_of_freedom) * spread.deviation * sqrt(2)
-
-
-def first_and_last(
-    history: Sequence[PastRun], test: str, now: Measured
-) -> tuple[list[float], list[float]] | None:
-    """Return the log step times of a test's first five baselines and of its last five runs.
-
-    The last runs include the present run. Returns None if there are fewer than five baselines, or
-    fewer than five runs after the baselines.
-    """
-    runs = _comparable(history, test, now)
-    promoted = [number for number, run in enumerate(runs) if run.promoted][:DRIFT_RUNS]
-    if len(promoted) < DRIFT_RUNS or len(runs) - promoted[-1] < DRIFT_RUNS:
-        return None
-    logs = [step_log(run.measured[test]) for run in runs]
-    return [logs[number] for number in promoted], [*logs, step_log(now)][-DRIFT_RUNS:]
-
-
-def drift(first: Sequence[float], last: Sequence[float], usual: float, alpha: float) -> float:
-    """Return the log ratio by which the last runs are slower than the first; 0 if not significant.
-
-    A significant difference exceeds `DRIFT_MARGIN` by a one-sided t test at level `alpha`. Its
-    standard error is tau sqrt(1/5 + 1/5) for five runs each, with tau from the variance within the
-    two groups. This finds a slow-down of 0.1% per night, which a comparison of one night with the
-    next cannot see.
-    """
-    own_variance = (variance(first) + variance(last)) / 2
-    within = _moderated(own_variance, len(first) + len(last) - 2, usual)
-    error = within.deviation * sqrt(1 / len(first) + 1 / len(last))
-    change = mean(last) - mean(first)
-    significant = change - t_quantile(alpha, within.degrees_of_freedom) * error > DRIFT_MARGIN
-    return change if significant else 0.0

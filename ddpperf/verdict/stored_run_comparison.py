@@ -8,13 +8,14 @@ from math import exp, inf, log
 from statistics import median
 from typing import Any, Literal
 
+from ddpperf.analysis.run_drift import drifts
 from ddpperf.analysis.statistics import FEWEST_ROUNDS, relative_iqr
 from ddpperf.results.samples import Measured
 from ddpperf.results.stored_runs import COPY, Baseline, PastRun
 from ddpperf.specs import RunSpec
 from ddpperf.specs.collective import Call
 from ddpperf.verdict.judged_work import is_informational, is_launch_bound
-from ddpperf.verdict.run_history import bounds, drift, first_and_last, noticed, series, spread
+from ddpperf.verdict.run_history import bounds, is_comparable, noticed, series, spread, step_log
 from ddpperf.verdict.settings import DecisionSettings
 
 LARGEST_LOG = 700.0  # exp() of a greater number overflows
@@ -212,7 +213,7 @@ def compare(now: Mapping[str, Measured], reference: Reference, expected: Collect
     have, the mean calls 87% of unchanged tests slower and the stored run none. After an accepted
     gain of 10% that is lost again, the mean suspects no test and the stored run all of them.
     """
-    then, settings = reference.baseline.measured, reference.settings
+    then = reference.baseline.measured
     present = sorted(test for test in expected if test in then)
     reasons = {test: _missing_reason(now.get(test), then.get(test), reference.name) for test in present}
     missing = {test: reason for test, reason in reasons.items() if reason}
@@ -225,14 +226,25 @@ def compare(now: Mapping[str, Measured], reference: Reference, expected: Collect
         else _cpu_change(now[test], then[test])
         for test in compared
     }
-    alpha = settings.default.suite_alpha / max(1, len(timed))
-    drifts = {
-        test: drift(*ends, _usual_spreads(then[test], now[test], settings)[0], alpha)
-        for test in timed
-        if (ends := first_and_last(reference.history, test, now[test]))
-    }
-    new = sorted(test for test in now if test not in then)
-    return Comparison(baseline=reference.name, changes=changes, missing=missing, new=new, drifts=drifts)
+    return Comparison(
+        baseline=reference.name,
+        changes=changes,
+        missing=missing,
+        new=sorted(test for test in now if test not in then),
+        drifts=_drifts({test: now[test] for test in timed}, reference),
+    )
+
+
+def _drifts(now: Mapping[str, Measured], reference: Reference) -> dict[str, float]:
+    """Return the slow drifts over the reference's history, as `run_drift.drifts` does."""
+    then, settings = reference.baseline.measured, reference.settings
+    past = [
+        (run.promoted, {t: step_log(run.measured[t]) for t in now if is_comparable(run, t, now[t])})
+        for run in reference.history
+    ]
+    usual = {test: _usual_spreads(then[test], now[test], settings)[0] for test in now}
+    logs = {test: step_log(measured) for test, measured in now.items()}
+    return drifts(past, logs, usual, settings.default.suite_alpha)
 
 
 def negative_control(now: Measured | None, reference: Reference, *, compared: int) -> Change | str:

@@ -1,4 +1,4 @@
-"""The limits learned from earlier runs, and the slow drift over many runs."""
+"""The limits learned from earlier runs."""
 
 from __future__ import annotations
 
@@ -12,24 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest, t
 
-from ddpperf.results.samples import Measured
-from ddpperf.results.stored_runs import PastRun
-from ddpperf.specs import AllReduceSpec
-from ddpperf.verdict.run_history import Spread, bounds, drift, first_and_last, spread
+from ddpperf.verdict.run_history import Spread, bounds, spread
 from ddpperf.verdict.settings import read_decision
 from tests.generated import BOUNDED
-from tests.stored import measured
 
-OTHER = AllReduceSpec(world_size=2, nbytes=2048)
 USUAL = 0.01  # of the simulations in run_history.py
 CELLS = 60
 
 logs = st.lists(st.floats(-3, 3), min_size=1, max_size=20)
 usuals = st.floats(0.001, 0.5)
-
-
-def past(*runs: dict[str, Measured], promoted: bool = True) -> list[PastRun]:
-    return [PastRun(measured=run, promoted=promoted) for run in runs]
 
 
 class Bounds(NamedTuple):
@@ -175,52 +166,3 @@ def test_ten_percent_slower_is_found(runs: int) -> None:
 def test_lost_gain_makes_suspects(runs: int, gain: float) -> None:
     suspects, _ = suites(0.005, runs, number=50, accepted=math.log(1 - gain), now=math.log(1.1))
     assert suspects > 0.99
-
-
-# --- slow drift
-
-
-@pytest.mark.parametrize("deviation", [0.002, 0.005, 0.01])
-def test_steady_nights_do_not_drift(deviation: float) -> None:
-    nights = np.random.default_rng(4).normal(0, deviation, (CELLS, 105)).tolist()
-    found = [
-        drift(each[:5], each[night - 4 : night + 1], USUAL, 0.01 / CELLS)
-        for each in nights
-        for night in range(9, 105)
-    ]
-    assert set(found) == {0.0}
-
-
-@BOUNDED
-@given(st.lists(st.floats(-0.004, 0.004), min_size=10, max_size=10), st.floats(0.06, 1), st.integers(0, 3))
-def test_six_percent_in_small_steps_is_drift(noise: list[float], change: float, zone: int) -> None:
-    first, last = [zone + each for each in noise[:5]], [zone + change + each for each in noise[5:]]
-    assert drift(first, last, USUAL, 0.01 / CELLS) == pytest.approx(
-        change + sum(noise[5:]) / 5 - sum(noise[:5]) / 5
-    )
-    assert drift(last, first, USUAL, 0.01 / CELLS) == 0
-    assert drift(first, last, 0.2, 0.01 / CELLS) == 0 or change > 0.4, (
-        "of what moves that much it says nothing"
-    )
-
-
-def test_drift_compares_first_baselines_with_last_runs() -> None:
-    def runs(*seconds: float, promoted: bool) -> list[PastRun]:
-        return past(*({"t": measured(each)} for each in seconds), promoted=promoted)
-
-    begun = [
-        *runs(9.0, promoted=False),
-        *runs(1, 2, 3, promoted=True),
-        *runs(9.0, promoted=False),
-        *runs(4, 5, promoted=True),
-    ]
-    between = [
-        *past({"t": measured(7.0, spec=OTHER)}, {}),
-        *runs(6, 7, promoted=False),
-        *runs(8, promoted=True),
-    ]
-    ends = first_and_last([*begun, *between, *runs(9, promoted=False)], "t", measured(10.0))
-    assert ends is not None
-    assert [[round(math.exp(each)) for each in end] for end in ends] == [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]]
-    assert first_and_last([*begun, *between], "t", measured(10.0)) is None, "four follow the fifth"
-    assert first_and_last(runs(*[1.0] * 20, promoted=False), "t", measured(1.0)) is None, "none was promoted"
