@@ -22,6 +22,11 @@ from ddpperf.workers.process_set import Answers, ProcessSet, Progress, SetOption
 Job = tuple[ProcessSet, Spec]  # a process set, and what it measures
 Seconds = tuple[float, ...]  # each rank's duration of one round
 ROUND_SECONDS = {"cpu": 0.15, "cuda": 0.05}  # a round takes about this long, or one step
+# The wanted steps of a round, so that a rare stall has a chance to occur. Each of the 7 rounds of an A/B
+# run has at least 16 steps, about a hundred in all. Each of the 10 rounds of another run has 32 steps or
+# calls if a CUDA graph holds them, because the mean of a stored run decides only from 300 steps on.
+COMPARED_STEPS, CAPTURED_STEPS = 16, 32
+LONGEST_ROUND_SECONDS = 0.4  # a round that would take longer has only the steps of ROUND_SECONDS
 WHOLE_SECONDS = 3.0  # a spec whose rounds are single long steps, such as epochs, is measured for this long
 SHARED_WHOLE_SECONDS = 1.0  # the same for each of several process sets, which take turns
 MOST_STEPS = 1000  # in a round, unless a measurement says otherwise
@@ -152,17 +157,28 @@ class Pool:
         spec, sets, parts = before.spec, len(self.sides), self._parts(before.spec)
         seconds = spec.calls * median(before.all_step_seconds())
         if spec.repeats:
-            seconds *= choose_iterations(seconds, MOST_STEPS, ROUND_SECONDS[self.options.device] / parts)
+            seconds *= self._iterations(spec, seconds, MOST_STEPS, parts)
         round_seconds = seconds * len(spec.turns(self.options.devices_in_turn)) * sets
         rounds = 1 if spec.counts else self.options.rounds * parts
         if not spec.repeats:
             rounds = min(rounds, math.ceil(SHARED_WHOLE_SECONDS * sets / round_seconds))
         return rounds * round_seconds
 
+    @property
+    def _compared(self) -> bool:
+        return len({side.name for side in self.sides}) > 1
+
     def _parts(self, spec: Spec) -> int:
         """Return the number of parts of a round. Base and candidate alternate after each part."""
-        compared = len({side.name for side in self.sides}) > 1
-        return spec.compared_parts[self.options.device] if compared else 1
+        return spec.compared_parts[self.options.device] if self._compared else 1
+
+    def _iterations(self, spec: Spec, step_seconds: float, limit: int, parts: int) -> int:
+        """Return how many steps each of the `parts` parts of a round has, at most `limit`."""
+        round_seconds = ROUND_SECONDS[self.options.device]
+        wanted = COMPARED_STEPS if self._compared else CAPTURED_STEPS if spec.captured else 1
+        if (needed := math.ceil(wanted / spec.calls) * step_seconds) <= LONGEST_ROUND_SECONDS:
+            round_seconds = max(round_seconds, needed)
+        return choose_iterations(step_seconds, limit, round_seconds / parts)
 
     def _measure(self, jobs: list[Job], spec: Spec, candidate: Spec | None = None) -> Measured:
         try:
@@ -178,7 +194,6 @@ class Pool:
     def _measure_on(self, jobs: list[Job], spec: Spec, candidate: Spec | None) -> Measured:
         alone = len(jobs) == 1
         parts = 1 if alone else self._parts(spec)
-        round_seconds = ROUND_SECONDS[self.options.device]
         rounds = 1 if spec.counts else self.options.rounds * parts
 
         def progress(index: int, fraction: float) -> None:
@@ -190,12 +205,12 @@ class Pool:
         if not spec.repeats:
             enough = WHOLE_SECONDS if alone else SHARED_WHOLE_SECONDS * len(jobs)
         elif spec in self._step_seconds:
-            seconds = spec.calls * self._step_seconds[spec]
-            iterations = choose_iterations(seconds, limit, round_seconds / parts)
+            iterations = self._iterations(spec, spec.calls * self._step_seconds[spec], limit, parts)
         else:
             of_sides = {job[0].side.name: job for job in jobs}.values()
-            seconds = min(_step_seconds(*job, limit, round_seconds / 8) for job in of_sides)
-            iterations = choose_iterations(seconds, limit, round_seconds / parts)
+            enough_seconds = ROUND_SECONDS[self.options.device] / 8
+            seconds = min(_step_seconds(*job, limit, enough_seconds) for job in of_sides)
+            iterations = self._iterations(spec, seconds, limit, parts)
         recorders = {live.name: self._recorder_of(live, of_set, alone) for live, of_set in jobs}
         durations = self._sample_rounds(jobs, iterations, rounds, enough, progress, recorders)
         ended = _close(jobs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -35,11 +36,11 @@ def test_replicates_of_sides_start_in_mirrored_order(canned: Canned) -> None:
 
 
 def test_candidate_sets_measure_the_candidate_spec(canned: Canned) -> None:
-    canned.seconds = lambda spec, name: 0.02 if spec.delay_seconds else 0.01
+    canned.seconds = lambda spec, name: 0.06 if spec.delay_seconds else 0.03
     with pool_of(1, sides=SIDES) as pool:
-        measured = pool.measure(SINGLE, replace(SINGLE, delay_seconds=0.03))
-    assert measured.median_step_seconds() == pytest.approx({"A1": 0.01, "B2": 0.05}, rel=0.01)
-    assert measured.iterations == 8, "the faster side's rounds last about 0.15 s"
+        measured = pool.measure(SINGLE, replace(SINGLE, delay_seconds=0.09))
+    assert measured.median_step_seconds() == pytest.approx({"A1": 0.03, "B2": 0.15}, rel=0.01)
+    assert measured.iterations == 4, "the faster side's rounds last about 0.15 s"
 
 
 def test_same_spec_is_measured_once_by_same_sets(canned: Canned) -> None:
@@ -167,7 +168,10 @@ def test_kernels_are_listed_where_process_sets_are_compared(
 
 
 def test_expected_seconds_follow_sets_and_rounds(canned: Canned) -> None:
-    """Steps take all rounds on each process set; a whole training is one round on each."""
+    """Steps take all rounds on each process set; a whole training is one round on each.
+
+    An A/B run times 16 steps of 12 ms in a round, and a run without sides 8.
+    """
     training = RunSpec(
         world_size=1,
         per_rank_batch_size=2,
@@ -181,7 +185,7 @@ def test_expected_seconds_follow_sets_and_rounds(canned: Canned) -> None:
     with pool_of(1) as alone, pool_of(1, sides=SIDES, replicates=3) as beside:
         beside.options = replace(beside.options, rounds=5)
         steps, whole = alone.measure(SINGLE), alone.measure(training)
-        assert beside.expected_seconds(steps) == pytest.approx(6 * 5 / 3 * steps.counted_seconds())
+        assert beside.expected_seconds(steps) == pytest.approx(6 * 5 / 3 * 16 / 8 * steps.counted_seconds())
         assert beside.expected_seconds(whole) == pytest.approx(6 * whole.counted_seconds())
 
 
@@ -196,10 +200,10 @@ def test_expected_seconds_count_the_devices_in_turn(canned: Canned, time_only: b
 
 def test_known_step_times_need_no_trial_rounds(canned: Canned) -> None:
     call = AllReduceSpec(world_size=2, nbytes=2**24)
-    for parts, sides in ((1, SIDES[:1]), (call.compared_parts["cpu"], SIDES)):
+    for parts, steps, sides in ((1, 8, SIDES[:1]), (call.compared_parts["cpu"], 16, SIDES)):
         canned.sampled.clear()
         with pool_of(2, rounds=3, sides=sides, step_seconds={call: 0.15 / 8}) as pool:
-            assert pool.measure(call).iterations == 8 // parts
+            assert pool.measure(call).iterations == steps // parts
         assert len(canned.sampled) == 3 * parts * len(sides)
 
 
@@ -216,6 +220,36 @@ def test_iterations_are_largest_power_of_two_that_fits(
     assert iterations <= limit
     assert iterations == 1 or iterations * step_seconds <= round_seconds * (1 + 1e-12)
     assert 2 * iterations > limit or 2 * iterations * step_seconds > round_seconds * (1 - 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("device", "execution", "milliseconds", "plain", "compared"),
+    [
+        ("cpu", "eager", 19, 4, 16),
+        ("cpu", "eager", 26, 4, 4),  # 16 steps would take more than 0.4 s
+        ("cuda", "eager", 7, 4, 16),
+        ("cuda", "graph", 7, 32, 16),
+        ("cuda", "graph", 1, 32, 32),
+        ("cuda", "graph", 13, 2, 16),
+    ],
+)
+def test_rounds_have_enough_steps_for_a_rare_stall(
+    canned: Canned, device: str, execution: Any, milliseconds: float, plain: int, compared: int
+) -> None:
+    spec = replace(SINGLE, execution=execution)
+    canned.seconds = lambda spec, name: milliseconds / 1e3
+    for sides, steps in ((SIDES[:1], plain), (SIDES, compared)):
+        with pool_of(1, device=device, sides=sides) as pool:
+            measured = pool.measure(spec)
+            assert measured.iterations == steps
+            assert pool.expected_seconds(measured) == pytest.approx(measured.counted_seconds(), rel=0.01)
+
+
+def test_calls_in_one_graph_are_as_many_steps(canned: Canned) -> None:
+    canned.seconds = lambda spec, name: 3.2e-3
+    with pool_of(2, device="cuda") as pool:
+        measured = pool.measure(AllReduceSpec(world_size=2, nbytes=2**30, execution="graph"))
+    assert measured.iterations == 2, "40 calls"
 
 
 def test_trial_rounds_grow_until_they_are_long(canned: Canned) -> None:
