@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from statistics import mean, median, quantiles, stdev
+from statistics import mean, median, quantiles, stdev, variance
 
 CONFIDENCE = 0.95
+USUAL_DEGREES_OF_FREEDOM = 8  # of a usual spread, in place of a measured one
 FEWEST_ROUNDS = 4  # fewer rounds have no meaningful spread
 DRIFT_P = 0.001  # two-sided; at most one run in 17 of 60 steady tests reports a drift
 LEAST_DRIFT = 0.02  # it moves the median by 1%, which is how much undisturbed runs differ
@@ -49,21 +50,30 @@ def median_and_error(values: Sequence[float]) -> tuple[float, float]:
     return middle, math.sqrt(math.pi / 2) * (upper - lower) / 1.349 / math.sqrt(len(values))
 
 
-def not_longer(times: Sequence[float], least: Sequence[float]) -> bool:
-    """Return whether the median of `times` is at most that of `least` plus the error of their difference.
-
-    The error is twice the standard error of the difference of the two medians.
-    """
-    (t, error), (t0, error0) = median_and_error(times), median_and_error(least)
-    return t - t0 <= 2 * math.hypot(error, error0)
-
-
 @cache
 def t_quantile(alpha: float, degrees_of_freedom: float) -> float:
     """Return the value that Student's t exceeds with probability `alpha`."""
     from scipy.stats import t  # imported here because it takes 0.5 s
 
     return float(t.isf(alpha, degrees_of_freedom))
+
+
+def fastest(seconds: Mapping[str, Sequence[float]], usual: float) -> list[str]:
+    """Return the names that may be the fastest, the shortest mean time first.
+
+    `seconds[name]` has one value per process set, equally many for each of two or more names. The
+    truly fastest name is returned with a probability of 95% (subset selection, Gupta 1965). Of K
+    names with R values each, a name is left out if its mean log seconds exceed the smallest mean by
+    more than t(0.05 / (K-1)) s sqrt(2/R). s is the standard deviation of log seconds between process
+    sets, pooled over the names, with K (R-1) degrees of freedom. For R = 1, s is `usual`.
+    """
+    logs = {name: [math.log(value) for value in values] for name, values in seconds.items()}
+    means = {name: mean(values) for name, values in logs.items()}
+    K, R = len(logs), min(map(len, logs.values()))
+    s = math.sqrt(mean(map(variance, logs.values()))) if R > 1 else usual
+    quantile = t_quantile((1 - CONFIDENCE) / (K - 1), K * (R - 1) or USUAL_DEGREES_OF_FREEDOM)
+    limit = min(means.values()) + quantile * s * math.sqrt(2 / R)
+    return sorted((name for name in means if means[name] <= limit), key=means.__getitem__)
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:

@@ -1,17 +1,19 @@
-"""Drift and spread: known points, bounds, and how often noise alone is called a drift."""
+"""Drift, spread and the fastest: known points, bounds, and how often noise alone is a finding."""
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from itertools import permutations
 
 import numpy as np
 import pytest
 
-from ddpperf.analysis.statistics import drift, mean_interval, spread_over_ranks, welch_interval
+from ddpperf.analysis.statistics import drift, fastest, mean_interval, spread_over_ranks, welch_interval
 from tests.project import REPOSITORY
 
 Noise = Callable[[np.random.Generator, int], "np.ndarray[tuple[int], np.dtype[np.float64]]"]
@@ -108,6 +110,61 @@ def test_collecting_the_experiments_loads_neither_torch_nor_scipy() -> None:
         [sys.executable, "-c", script], check=True, timeout=60, capture_output=True, text=True, cwd=REPOSITORY
     )
     assert imported.stdout.split() == []
+
+
+# --- the fastest
+
+
+def winners(names: int, sets: int, spread: float, faster: float, runs: int = 2000) -> Counter[str]:
+    """Count the runs in which a single name may be the fastest, by name.
+
+    Log seconds of `names` names in `sets` process sets differ by the usual `spread`. The name "0" is
+    faster than all others by `faster`.
+    """
+    logs = np.random.default_rng(48).normal(0, spread, (runs, names, sets))
+    logs[:, 0] -= math.log1p(faster)
+    found = [
+        fastest({str(name): seconds.tolist() for name, seconds in enumerate(run)}, spread)
+        for run in np.exp(logs)
+    ]
+    return Counter(names[0] for names in found if len(names) == 1)
+
+
+GPU_CALLS, CPU_CALLS = 0.0035, 0.2  # usual spreads
+
+
+@pytest.mark.parametrize(
+    ("names", "sets", "spread"), [(3, 1, GPU_CALLS), (4, 1, CPU_CALLS), (4, 3, CPU_CALLS)]
+)
+def test_equal_algorithms_hardly_ever_have_a_winner(names: int, sets: int, spread: float) -> None:
+    assert winners(names, sets, spread, faster=0.0).total() < 0.05 * 2000
+
+
+@pytest.mark.parametrize(("names", "sets"), [(2, 1), (3, 1), (3, 3), (5, 6)])
+def test_winner_by_three_percent_is_found_on_gpus(names: int, sets: int) -> None:
+    assert winners(names, sets, GPU_CALLS, faster=0.03)["0"] > 0.95 * 2000
+
+
+@pytest.mark.parametrize("sets", [1, 2])
+def test_slower_of_two_wins_once_in_twenty_runs(sets: int) -> None:
+    """The faster one is faster by too little to see: at most 5% of 2,000 runs, and two standard errors."""
+    assert winners(2, sets, CPU_CALLS, faster=0.001)["1"] < 0.06 * 2000
+
+
+@pytest.mark.parametrize(
+    ("seconds", "limit"),
+    [
+        ({"a": [1.0], "b": [1.0]}, 1.859548 * 0.1 * 2**0.5),  # t(0.05) for 8 degrees of freedom
+        ({"a": [1.0], "b": [1.0], "c": [9.0]}, 2.306004 * 0.1 * 2**0.5),  # t(0.05 / 2)
+        ({"a": [0.8, 1.25], "b": [1.0, 1.0]}, 2.919986 * math.log(1.25) * (2 / 2) ** 0.5),  # t for 2 (2 - 1)
+    ],
+)
+def test_names_within_the_limit_may_be_the_fastest(seconds: dict[str, list[float]], limit: float) -> None:
+    """The seconds of b are as many times longer as the limit allows, or a little more."""
+    for factor, found in ((0.999, ["a", "b"]), (1.001, ["a"])):
+        longer = [second * math.exp(factor * limit) for second in seconds["b"]]
+        assert fastest(seconds | {"b": longer}, usual=0.1) == found
+        assert fastest({"b": longer} | seconds | {"b": longer}, usual=0.1) == found, "in any order"
 
 
 # --- the spread over ranks
