@@ -121,28 +121,50 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
 
 def members_of(groups: Collection[int]) -> list[int]:
     """Return the ids of the live processes in some process groups."""
-    entries: list[str] = []
-    with contextlib.suppress(OSError):  # no descriptor is free: the groups must be killed all the same
-        entries = os.listdir("/proc") if groups else []
-    processes = (int(entry) for entry in entries if entry.isdecimal())
-    return [process for process in processes if _group_of(process) in groups]
+    live = _live_processes() if groups else {}
+    return [process for process, (_, group) in live.items() if group in groups]
+
+
+def trees_of(roots: Collection[int]) -> dict[int, list[int]]:
+    """Return the ids of each root process and its descendants, by root.
+
+    A member of a group that a root leads counts as its child, even after its own parent has ended.
+    """
+    children: dict[int, list[int]] = {}
+    for process, (parent, group) in _live_processes().items():
+        leader = group if group in roots and group != process else parent
+        children.setdefault(leader, []).append(process)
+    trees = {root: [root] for root in roots}
+    for tree in trees.values():
+        for process in tree:  # the tree grows meanwhile
+            tree += children.pop(process, [])
+    return trees
 
 
 def wait_for_end(processes: Collection[int]) -> None:
     """Wait at most END_SECONDS until processes that were killed have ended."""
     end = time.monotonic() + END_SECONDS
-    while any(_group_of(process) for process in processes) and time.monotonic() < end:
+    while any(_parent_and_group(process) for process in processes) and time.monotonic() < end:
         time.sleep(LOOK_SECONDS)
 
 
-def _group_of(process: int) -> int | None:
-    """Return the process group of a process, or None if the process has ended."""
+def _live_processes() -> dict[int, tuple[int, int]]:
+    """Return the parent and the process group of each live process."""
+    entries: list[str] = []
+    with contextlib.suppress(OSError):  # no descriptor is free: the groups must be killed all the same
+        entries = os.listdir("/proc")
+    processes = {int(entry): _parent_and_group(int(entry)) for entry in entries if entry.isdecimal()}
+    return {process: found for process, found in processes.items() if found is not None}
+
+
+def _parent_and_group(process: int) -> tuple[int, int] | None:
+    """Return the parent and the process group of a process, or None if the process has ended."""
     try:
         status = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    state, _, group = status.rpartition(")")[2].split()[:3]
-    return None if state in "ZX" else int(group)
+    state, parent, group = status.rpartition(")")[2].split()[:3]
+    return None if state in "ZX" else (int(parent), int(group))
 
 
 def end_of(log: Path) -> str:

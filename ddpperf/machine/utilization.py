@@ -6,6 +6,7 @@ Sampling happens in a thread of the controller process. A rank knows nothing of 
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -131,6 +132,58 @@ def _total(ask_process: Callable[[psutil.Process], float], family: Sequence[psut
         with contextlib.suppress(psutil.Error):
             answers.append(ask_process(process))
     return sum(answers) if answers else None
+
+
+class IdleLoad:
+    """Adds up the CPU time that the ranks of a process set use between the rounds of their set.
+
+    Meanwhile another process set measures, and whatever is busy slows it. trees: for each rank, the
+    process ids of the rank and its descendants. Without trees nothing is counted.
+    """
+
+    def __init__(self, trees: Sequence[Sequence[int]] = ()) -> None:
+        self._trees: list[list[psutil.Process]] = [[] for _ in trees]
+        for processes, pids in zip(self._trees, trees, strict=True):
+            for pid in pids:
+                with contextlib.suppress(psutil.Error):  # it has ended
+                    processes.append(psutil.Process(pid))
+        self._last: tuple[float, list[list[float]]] | None = None  # when the last round ended
+        self._seconds = 0.0
+        self._cpu_seconds = [0.0] * len(trees)
+
+    @contextlib.contextmanager
+    def round(self) -> Iterator[None]:
+        """Leave the time in this block out, and count the time since the last such block."""
+        if self._last is not None:
+            ended, before = self._last
+            self._seconds += time.monotonic() - ended
+            for rank, (now, then) in enumerate(zip(self._read(), before, strict=True)):
+                used = [new - old for new, old in zip(now, then, strict=True)]
+                self._cpu_seconds[rank] += sum(seconds for seconds in used if not math.isnan(seconds))
+        yield
+        if self._trees:
+            self._last = time.monotonic(), self._read()
+
+    def _read(self) -> list[list[float]]:
+        """Return the CPU seconds of each process so far, NaN for one that has ended."""
+        return [[_cpu_seconds(process) for process in tree] for tree in self._trees]
+
+    def counters(self) -> dict[str, tuple[float, ...]]:
+        """Return the counted CPU seconds and the seconds between rounds, with a value for each rank."""
+        if not self._seconds:
+            return {}
+        return {
+            "idle_cpu_seconds": tuple(self._cpu_seconds),
+            "idle_seconds": (self._seconds,) * len(self._cpu_seconds),
+        }
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.Error:
+        return math.nan
+    return float(times.user + times.system)
 
 
 class Recorder:

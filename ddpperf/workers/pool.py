@@ -12,7 +12,8 @@ from typing import Any
 
 from ddpperf import specs
 from ddpperf.instruments.kernels import digest_of_ranks
-from ddpperf.machine.utilization import Recorder
+from ddpperf.machine.child_process import trees_of
+from ddpperf.machine.utilization import IdleLoad, Recorder
 from ddpperf.results.samples import CANDIDATE, Measured, Sample
 from ddpperf.specs import Spec
 from ddpperf.workers.failures import SetFailure
@@ -212,7 +213,8 @@ class Pool:
             seconds = min(_step_seconds(*job, limit, enough_seconds) for job in of_sides)
             iterations = self._iterations(spec, seconds, limit, parts)
         recorders = {live.name: self._recorder_of(live, of_set, alone) for live, of_set in jobs}
-        durations = self._sample_rounds(jobs, iterations, rounds, enough, progress, recorders)
+        idle = {live.name: IdleLoad() for live, _ in jobs} if alone else _idle_loads(jobs)
+        durations = self._sample_rounds(jobs, iterations, rounds, enough, progress, recorders, idle)
         ended = _close(jobs)
         for process_set, _ in jobs:
             process_set.require_alive()
@@ -222,7 +224,7 @@ class Pool:
                 side=live.side.name,
                 torch=str(live.environment["torch"]),
                 seconds=tuple(of_round[live.name] for of_round in durations),
-                counters=_counters(ended[live.name]),
+                counters=_counters(ended[live.name]) | idle[live.name].counters(),
                 kernels=digest_of_ranks([answer["kernels"] for answer in ended[live.name]]),
                 usage=recorders[live.name].usage(),
             )
@@ -238,6 +240,7 @@ class Pool:
         enough_seconds: float,
         progress: Callable[[int, float], None],
         recorders: Mapping[str, Recorder],
+        idle: Mapping[str, IdleLoad],
     ) -> list[dict[str, Seconds]]:
         """Measure up to `rounds` rounds, and return the durations of each round by process set.
 
@@ -263,7 +266,8 @@ class Pool:
             order = jobs if is_balanced or index % 2 == 0 else jobs[::-1]
             taken = {}
             for live, spec in order:
-                with recorders[live.name].round(iterations + (spec.repeats and not warm)):
+                steps = iterations + (spec.repeats and not warm)
+                with idle[live.name].round(), recorders[live.name].round(steps):
                     taken[live.name] = _sample(live, spec, iterations, partial(progress, index), warm=warm)
             lasted = sum(map(max, taken.values()))
             if self._check_round(processes, index + 1) and again < rounds and again_seconds < enough_seconds:
@@ -367,6 +371,16 @@ def _open(jobs: list[Job], progress: Progress) -> list[int]:
             process_set.ask("open", ranks=_ranks(process_set, spec), spec=specs.to_json(spec))
         answers += _wait([process_set for process_set, _ in group], progress)
     return [min(int(answer["max_iterations"]) for answer in of_set.values()) for of_set in answers]
+
+
+def _idle_loads(jobs: list[Job]) -> dict[str, IdleLoad]:
+    """Return what counts each process set's idle load, or counts nothing if a rank's process is unknown."""
+    trees = trees_of([pid for live, _ in jobs for pid in live.pids.values()])
+    known = {live: [trees[pid] for pid in live.pids.values()] for live, _ in jobs}
+    return {
+        live.name: IdleLoad(of_ranks if len(of_ranks) == live.options.size else ())
+        for live, of_ranks in known.items()
+    }
 
 
 def _close(jobs: list[Job]) -> dict[str, list[dict[str, Any]]]:

@@ -5,6 +5,7 @@ lock.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from ddpperf.errors import Refused
 from ddpperf.machine import child_process
-from ddpperf.machine.child_process import run_child
+from ddpperf.machine.child_process import kill_group, run_child, trees_of
 from ddpperf.machine.device_lock import lock_devices
 from tests.project import HANG_SECONDS, Marked, wait_until
 
@@ -85,6 +86,19 @@ def test_child_that_prints_too_much_is_killed(monkeypatch: pytest.MonkeyPatch) -
     finished = run_child(["yes"], {}, 60)
     assert finished.returncode == -9
     assert 10_000 < len(finished.stdout) <= child_process.KEPT_BYTES
+
+
+def test_tree_has_children_of_other_sessions_and_of_ended_parents() -> None:
+    script = "setsid sleep 60 & (sleep 60 & echo $!) ; echo $! ; wait"
+    with subprocess.Popen(["sh", "-c", script], process_group=0, stdout=subprocess.PIPE) as root:
+        assert root.stdout is not None
+        orphan, other = (int(root.stdout.readline()) for _ in range(2))
+        try:
+            wait_until(lambda: os.getsid(other) == other, HANG_SECONDS, lambda: script)
+            assert sorted(trees_of([root.pid])[root.pid]) == sorted([root.pid, orphan, other])
+        finally:
+            kill_group(root)
+            os.kill(other, signal.SIGKILL)
 
 
 def test_ended_child_is_not_reaped_before_its_group() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -363,6 +365,35 @@ def test_ranks_in_turn_are_not_recorded(canned: Canned) -> None:
         for spec in (SINGLE, DDP):
             pool.measure(spec)
     assert recorded == [DDP]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_cpu_time_counts_between_the_rounds_of_a_set(
+    canned: Canned, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    """Here all ranks are this process, which works in the rounds of B2 and sleeps in those of A1."""
+    pids = {0: os.getpid(), 1: os.getpid()} if known else {0: os.getpid()}
+    monkeypatch.setattr(ProcessSet, "pids", pids)
+
+    def seconds(spec: Spec, name: str) -> float:
+        began = time.process_time()
+        while name == "B2" and time.process_time() - began < 0.05:
+            pass
+        time.sleep(0.05 * (name == "A1"))
+        return 0.01
+
+    canned.seconds = seconds
+    with pool_of(2, rounds=6, sides=SIDES, time_only=True) as pool:
+        samples = pool.measure(LISTING).samples
+        assert "idle_seconds" not in pool.measure_alone(LISTING).samples[0].counters
+    idle = [sample.counters.get("idle_cpu_seconds") for sample in samples]
+    if not known:
+        assert idle == [None, None], "another node has its own processes"
+        return
+    beside_busy, beside_sleeping = idle
+    assert beside_busy == pytest.approx((0.25, 0.25), abs=0.1)
+    assert beside_sleeping == pytest.approx((0.0, 0.0), abs=0.06)
+    assert all(len(set(sample.counters["idle_seconds"])) == 1 for sample in samples)
 
 
 # --- spoiled rounds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ import psutil
 import pytest
 
 from ddpperf.machine import utilization
-from ddpperf.machine.utilization import Recorder, Sampler, gpu_now
+from ddpperf.machine.utilization import IdleLoad, Recorder, Sampler, gpu_now
 from ddpperf.plugin.device_guard import Devices
 from ddpperf.results.usage import MOST_POINTS, Usage, averaged
 from ddpperf.specs import AllReduceSpec, EpochSpec, TrainingSpec
@@ -157,6 +158,29 @@ def test_costly_samples_become_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
     with (sampler := sampler_of(gpus=[fake])).sampling():
         time.sleep(0.9)
     assert len(sampler.samples) == 1  # the next one is due 1 s after the begin
+
+
+# --- the idle load
+
+
+def test_process_that_ends_meanwhile_is_left_out_of_the_idle_load() -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        load = IdleLoad([[os.getpid(), child.pid, NO_PROCESS]])
+        with load.round():
+            keep_busy()
+        child.kill()
+    keep_busy(0.1)
+    with load.round():
+        pass
+    counters = load.counters()
+    (used,), (seconds,) = counters["idle_cpu_seconds"], counters["idle_seconds"]
+    assert 0.09 <= used <= seconds + 0.02, "the work in the round does not count"
+
+
+def test_idle_load_needs_a_pause_between_rounds() -> None:
+    with (load := IdleLoad([[os.getpid()]])).round():
+        keep_busy()
+    assert load.counters() == {}
 
 
 # --- the recorder
