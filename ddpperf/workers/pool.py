@@ -83,10 +83,10 @@ class Pool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def live_sets(self, most: int | None = None, ranks: int = 0) -> list[ProcessSet]:
+    def live_sets(self, places: Sequence[int] | None = None, ranks: int = 0) -> list[ProcessSet]:
         """Return the process sets, after starting those that are missing or have failed.
 
-        most: how many of the process sets to return, all by default. They start side by side.
+        places: which process sets to return, all by default. They start side by side.
         ranks: the number of ranks, if it is more than usual. Larger process sets are ended. Raises
         ValueError for more ranks than usual on GPUs or by a launcher.
         """
@@ -100,10 +100,10 @@ class Pool:
         for size, place in list(self._sets):
             if size > options.size:
                 self._sets.pop((size, place)).close()
-        places = [(options.size, place) for place in range(len(self.sides[:most]))]
+        keys = [(options.size, place) for place in places or range(len(self.sides))]
         started = []
         try:
-            for key in places:
+            for key in keys:
                 if (current := self._sets.get(key)) is not None:
                     if current.alive and not current.dead_ranks():
                         continue
@@ -119,7 +119,7 @@ class Pool:
             for new in started:
                 new.kill()
             raise
-        return [self._sets[key] for key in places]
+        return [self._sets[key] for key in keys]
 
     def measure(self, spec: Spec, candidate: Spec | None = None, ranks: int = 0) -> Measured:
         """Take the measurement that `spec` describes on every process set.
@@ -137,10 +137,23 @@ class Pool:
 
     def measure_alone(self, spec: Spec) -> Measured:
         """Measure `spec` on the first process set, after all other process sets have ended."""
+        return self._measure(self._alone([0], spec), spec)
+
+    def measure_base_alone(self, like: Measured) -> Measured:
+        """Measure the base's spec of `like` on the base's process sets, after the candidate's have ended.
+
+        Whatever the candidate's did while they waited no longer slows the base. There are as many
+        rounds of as many steps as in `like`, which these process sets measured last.
+        """
+        places = [place for place, side in enumerate(self.sides) if side.name != CANDIDATE]
+        return self._measure(self._alone(places, like.spec), like.spec, like=like)
+
+    def _alone(self, places: Sequence[int], spec: Spec) -> list[Job]:
+        """Return some process sets with what they measure, after all others have ended."""
         for (_, place), process_set in self._sets.items():
-            if place > 0:
+            if place not in places:
                 process_set.close()
-        return self._measure([(live, spec) for live in self.live_sets(1)], spec)
+        return [(live, spec) for live in self.live_sets(places, spec.world_size)]
 
     def measure_once(self, spec: Spec, candidate: Spec | None = None, ranks: int = 0) -> Measured:
         """Measure `spec`, or return the result if the same process sets have measured it before."""
@@ -181,9 +194,11 @@ class Pool:
             round_seconds = max(round_seconds, needed)
         return choose_iterations(step_seconds, limit, round_seconds / parts)
 
-    def _measure(self, jobs: list[Job], spec: Spec, candidate: Spec | None = None) -> Measured:
+    def _measure(
+        self, jobs: list[Job], spec: Spec, candidate: Spec | None = None, like: Measured | None = None
+    ) -> Measured:
         try:
-            measured = self._measure_on(jobs, spec, candidate)
+            measured = self._measure_on(jobs, spec, candidate, like)
         except SetFailure:
             raise
         except BaseException:  # such as pytest-timeout's: answers may still be on their way
@@ -192,10 +207,14 @@ class Pool:
         self.counted_seconds += measured.counted_seconds()
         return measured
 
-    def _measure_on(self, jobs: list[Job], spec: Spec, candidate: Spec | None) -> Measured:
+    def _measure_on(
+        self, jobs: list[Job], spec: Spec, candidate: Spec | None, like: Measured | None
+    ) -> Measured:
         alone = len(jobs) == 1
         parts = 1 if alone else self._parts(spec)
         rounds = 1 if spec.counts else self.options.rounds * parts
+        if like is not None:
+            rounds = len(like.samples[0].seconds)
 
         def progress(index: int, fraction: float) -> None:
             self._progress(spec, (index + fraction) / rounds if spec.repeats else min(1.0, fraction))
@@ -203,7 +222,9 @@ class Pool:
         self._progress(spec, 0.0)
         limit = min(_open(jobs, partial(progress, 0)))
         iterations, enough = 1, math.inf
-        if not spec.repeats:
+        if like is not None:
+            iterations = like.iterations
+        elif not spec.repeats:
             enough = WHOLE_SECONDS if alone else SHARED_WHOLE_SECONDS * len(jobs)
         elif spec in self._step_seconds:
             iterations = self._iterations(spec, spec.calls * self._step_seconds[spec], limit, parts)

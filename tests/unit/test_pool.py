@@ -139,6 +139,21 @@ def test_measuring_alone_ends_other_sets(canned: Canned) -> None:
         assert [sample.set for sample in pool.measure(SINGLE).samples] == ["A1", "A3"]
 
 
+@pytest.mark.parametrize("spec", [SINGLE, SMALL, EPOCH], ids=lambda spec: spec.measurement)
+def test_base_alone_is_measured_as_beside_the_candidate(canned: Canned, spec: Spec) -> None:
+    """In as many rounds of as many steps, whatever its own time of a step."""
+    with pool_of(2, sides=SIDES[::-1], replicates=2) as pool:
+        beside = pool.measure(spec, replace(spec, delay_seconds=1e-3))
+        candidates = [live for live in pool.live_sets() if live.side.name == "B"]
+        canned.seconds = lambda spec, name: 1e-5
+        alone = pool.measure_base_alone(beside)
+        assert not any(live.alive for live in candidates)
+        assert [sample.set for sample in alone.samples] == ["A2", "A3"]
+        assert {len(sample.seconds) for sample in alone.samples} == {len(beside.samples[0].seconds)}
+        assert (alone.spec, alone.candidate_spec, alone.iterations) == (spec, None, beside.iterations)
+        assert [sample.set for sample in pool.measure(spec).samples] == ["B5", "A2", "A3", "B6"]
+
+
 def test_larger_group_maps_memory_on_fresh_sets(canned: Canned, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranks that a smaller group left out would wait in a larger one forever."""
     monkeypatch.setattr(AllReduceSpec, "maps_memory", property(lambda spec: spec.nbytes == 2048))
