@@ -88,6 +88,7 @@ SPECS: tuple[Spec, ...] = (
     AllReduceSpec(**COLLECTIVE, execution="graph"),
     CollectiveSpec(**COLLECTIVE, kind="all_gather"),
     CopySpec(**COLLECTIVE),
+    CopySpec(**COLLECTIVE, memory="host"),
     CustomStepSpec(**TWO, function="my.steps:make", execution="graph"),
     CustomCollectiveSpec(**COLLECTIVE, function="my.calls:sum", kind="broadcast"),
     SamplerSpec(world_size=3, epoch_images=10, set_epoch=False, drop_last=True),

@@ -62,6 +62,8 @@ def labels(spec: Spec) -> dict[str, str]:
         found["batch"] = f"b{spec.per_rank_batch_size}"
     if isinstance(spec, Call | CopySpec):
         found["buffer"] = format_bytes(spec.nbytes)
+    if spec.on_cpu:
+        found["memory"] = "host"
     for function in spec.functions:
         found["function"] = function.rpartition(":")[2]
     if isinstance(spec, Call):

@@ -145,6 +145,11 @@ class Spec:
         return False
 
     @property
+    def on_cpu(self) -> bool:
+        """Return whether a measured step works on the CPU, even in ranks that have GPUs."""
+        return False
+
+    @property
     def functions(self) -> tuple[str, ...]:
         """Return the user's functions that the ranks import, each as `package.module:function`."""
         return ()

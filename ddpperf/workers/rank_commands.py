@@ -186,7 +186,8 @@ class Rank:
         if self.device.type == "cuda":
             default = torch.cuda.default_stream(self.device)
             torch.cuda.set_stream(self.graph_stream if described.captured else default)
-        self.opened = open_measurement(described, rank=self.rank, device=self.device, report=self.report)
+        device = self._device_of(described)
+        self.opened = open_measurement(described, rank=self.rank, device=device, report=self.report)
         measurement = self.opened.measurement
         measurement.start_round()
         measurement.warm_up(WARMUP_ITERATIONS[self.device.type])
@@ -219,7 +220,7 @@ class Rank:
         if untimed and spec.repeats:
             step()
         measurement.begin_timed()
-        seconds = seconds_of(step, iterations, self.device) / spec.calls
+        seconds = seconds_of(step, iterations, self._device_of(spec)) / spec.calls
         require_none_new(self.compiled_graphs)
         measurement.end_round((untimed and spec.repeats) + iterations)
         record = {"spec": spec.id, "iterations": iterations, "seconds": seconds, "ended": time.monotonic()}
@@ -256,6 +257,10 @@ class Rank:
         if dist.is_initialized():
             self.leave()
         return {}
+
+    def _device_of(self, spec: Spec) -> torch.device:
+        """Return the device that a measured step works on, and whose clock times it."""
+        return torch.device("cpu") if spec.on_cpu else self.device
 
     def _drop_measurement(self) -> None:
         if self.opened is None:

@@ -114,6 +114,7 @@ def test_options_of_the_run_are_not_in_the_id(read: Read) -> None:
             "3rank-drop_last-no_set_epoch",
         ),
         (CopySpec(world_size=1, nbytes=2**20), "1rank-1MiB"),
+        (CopySpec(world_size=1, nbytes=2**20, memory="host"), "1rank-1MiB-host"),
     ],
 )
 def test_ids_of_other_work(spec: Spec, expected: str, read: Read) -> None:

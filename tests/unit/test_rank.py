@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from ddpperf import specs
-from ddpperf.specs import AllReduceSpec, EpochSpec, Execution, Spec, TrainingSpec
+from ddpperf.specs import AllReduceSpec, CopySpec, EpochSpec, Execution, Spec, TrainingSpec
 from ddpperf.specs.collective import GRAPH_CALLS
 from ddpperf.training.epoch import TrainingEpoch
 from ddpperf.training.step import TrainingStep
@@ -110,6 +110,16 @@ def test_all_graphs_of_a_rank_are_on_one_stream(calls: list[str], monkeypatch: p
     begun = ["built", "start", f"warm up {rank.WARMUP_ITERATIONS['cuda']}"]
     first, default = ["graph stream 1", *begun], ["the default stream", *begun]
     assert calls == [*first, *default, *first]
+
+
+def test_copy_in_host_memory_is_timed_by_the_cpu_of_a_gpus_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("default_stream", "set_stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda _: None)
+    monkeypatch.setattr(rank, "synchronize", lambda device: None)
+    mine = Rank(0)
+    mine.device = torch.device("cuda", 0)
+    mine.open(specs.to_json(CopySpec(world_size=1, nbytes=2**20, memory="host", delay_seconds=2e-3)))
+    assert 4 * 2e-3 <= mine.sample(4)["seconds"] < 1
 
 
 BEGUN, ENDED = "start, synchronize, ", "step, begin timed, step, step, end 3"
