@@ -235,10 +235,10 @@ class Project(Marked):
         return {each["name"]: each["extra_info"]["ddpperf"] for each in self.saved_runs()[-1]["benchmarks"]}
 
     def rows(self) -> dict[tuple[str, str], dict[str, Any]]:
-        """Return the newest run's rows of base and candidate, by the test's name and the metric."""
-        header = self.saved_runs()[-1]["ddpperf"]
-        rows = header["confirmed" if "confirmed" in header else "against"]["rows"]
-        return {(row["test"].rpartition("::")[2], row["metric"]): row for row in rows}
+        """Return the newest run's rows, by the name of the first test or the control, and the metric."""
+        rows = self.saved_runs()[-1]["ddpperf"]["judged"]["rows"]
+        names = [[*row["tests"], row["control"] or ""][0].rpartition("::")[2] for row in rows]
+        return {(name, row["metric"]): row for name, row in zip(names, rows, strict=True)}
 
 
 class Finished:

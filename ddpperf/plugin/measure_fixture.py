@@ -20,7 +20,6 @@ from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.results import metrics
 from ddpperf.results.notes import Note, info, warning
 from ddpperf.results.samples import BASE, CANDIDATE, Measured
-from ddpperf.results.stored_runs import SCHEMA
 from ddpperf.specs import CustomStepSpec, Spec
 from ddpperf.workers.failures import Cause, SetFailure
 from ddpperf.workers.pool import Pool
@@ -223,7 +222,6 @@ class Measure:
         """Return what is stored of a measured test."""
         assert self.measured is not None
         return {
-            "schema": SCHEMA,
             **self.measured.to_json(),
             "references": {name: reference.to_json() for name, reference in self.references.items()},
             "metrics": self.metrics,

@@ -38,7 +38,8 @@ from ddpperf.report.markdown_pages import VERDICT_BEGINS, markdown
 from ddpperf.report.questions import report_tables
 from ddpperf.report.summary import WIDTH, markup, summary_lines, verdict_lines
 from ddpperf.results.outcomes import Status, Verdict
-from ddpperf.results.stored_runs import SCHEMA, is_baseline, to_json
+from ddpperf.results.schema_2 import converted
+from ddpperf.results.stored_runs import SCHEMA, is_ab_run, is_baseline, to_json
 from ddpperf.verdict.run_verdict import decide
 
 # Fields of Options that are stored elsewhere, or not at all.
@@ -102,7 +103,7 @@ class RunOutputs:
             "unfit": list(answer.unfit) if answer is not None else [],
             **judge.to_json(),
         }
-        document = printable_document(self._document(session) | {"ddpperf": header})
+        document = printable_document(converted(self._document(session) | {"ddpperf": header}))
         self._save(session, document)
         width = self._width()
         tables = report_tables(document).splitlines() if self._config.getoption("tables") else []
@@ -238,7 +239,7 @@ def _header(session: Session, command_line: str) -> dict[str, Any]:
 
 
 def _no_baseline(header: dict[str, Any]) -> str:
-    if "against" in header:
+    if is_ab_run(header):
         return "an A/B run measures two versions of the code, and a baseline holds only one"
     if header["unfit"]:
         return str(header["unfit"][0])

@@ -26,12 +26,8 @@ from ddpperf.report.plots import write_plots
 from ddpperf.report.questions import report_tables
 from ddpperf.report.summary import summary_lines, verdict_lines
 from ddpperf.results.outcomes import Outcome, OutcomeKind
-from ddpperf.results.stored_runs import (
-    NoBaseline,
-    Storage,
-    newest_run,
-    read_document,
-)
+from ddpperf.results.schema_2 import converted
+from ddpperf.results.stored_runs import NoBaseline, Storage, newest_run, read_document
 from ddpperf.verdict.confirmed_comparison import answer_of
 from ddpperf.verdict.run_verdict import decide
 from ddpperf.verdict.stored_run_comparison import Controls, Reference, compare, negative_control
@@ -77,7 +73,7 @@ def compared(document: dict[str, Any], run: Path, with_run: Path, root: Path) ->
     }
     verdict = decide(outcomes, measured=now.measured, answer=answer)
     fields = {"comparison": found.to_json(), "compared_with": with_run.name, "verdict": asdict(verdict)}
-    return document | {"ddpperf": header | fields | {"confirmed": None}}
+    return converted(document | {"ddpperf": header | fields})
 
 
 def main() -> int:

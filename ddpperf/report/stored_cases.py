@@ -14,11 +14,11 @@ from ddpperf.report.round_warnings import warnings_of
 from ddpperf.results.metrics import find_or_plain
 from ddpperf.results.notes import NoteKind
 from ddpperf.results.samples import CANDIDATE, Measured
+from ddpperf.results.stored_runs import is_ab_run
 from ddpperf.specs import RETIRED_FIELDS, CustomStepSpec, EpochSpec, RunSpec, SamplerSpec, Spec, TrainingSpec
 from ddpperf.specs.labels import labels
-from ddpperf.verdict.stored_run_comparison import Comparison
 
-SHOWN = ("worse", "suspect")  # findings that give a metric a row besides the test's primary metric
+SAME_CHANGE = 1 / 3  # of a change of the time; a mean that changed as much, within this, says nothing new
 DESCRIBED = ("GPUs", "ranks", "batch", "model", "execution", "strategy", "recipe")  # properties
 BY_EPOCH = (
     *("train_loss", "train_accuracy", "test_loss", "test_accuracy"),
@@ -31,14 +31,14 @@ SEED = "seed="  # how the names of references begin that train with other random
 class Case:
     """A measured test of a stored run.
 
-    stored: what the run stored of the test. header: what the run stored of itself. ab: the stored row
-    of an A/B run that a row of a table shows.
+    stored: what the run stored of the test. header: what the run stored of itself. row: the row of
+    the run's comparison that a row of a table shows.
     """
 
     test: str
     stored: dict[str, Any]
     header: Mapping[str, Any]
-    ab: Mapping[str, Any] | None = None
+    row: Mapping[str, Any] | None = None
 
     @cached_property
     def measured(self) -> Measured:
@@ -53,14 +53,13 @@ class Case:
     def _of_candidate(self, stored: dict[str, Any]) -> Measured:
         measured = Measured.from_json(stored)
         sides = {sample.side for sample in measured.samples}
-        is_ab = "against" in self.header and len(sides) > 1
-        return measured.of(CANDIDATE) if is_ab and CANDIDATE in sides else measured
+        return measured.of(CANDIDATE) if is_ab_run(self.header) and CANDIDATE in sides else measured
 
     @cached_property
     def metrics(self) -> dict[str, dict[str, Any]]:
         """The metrics by name, each with "value", "unit" and its values "by_set"."""
         found: dict[str, dict[str, Any]] = self.stored["metrics"]
-        if "against" not in self.header:
+        if not is_ab_run(self.header):
             return found
         sets = {sample.set for sample in self.measured.samples}
         sides = {}
@@ -231,14 +230,30 @@ def cases_of(document: Mapping[str, Any]) -> list[Case]:
 
 
 def rows_of(document: Mapping[str, Any]) -> list[Case]:
-    """Return the rows of all tables: each test, or each shown metric of a test in an A/B run."""
-    ab_rows = ab_of(document["ddpperf"]).get("rows", ())
+    """Return the rows of all tables: each test, or each shown metric of a compared test."""
+    judged = judged_rows(document["ddpperf"])
     found: list[Case] = []
     for case in cases_of(document):
-        rows = [row for row in ab_rows if row["test"] == case.test]
-        shown = [row for row in rows if row["primary"] or (row["gated"] and row["finding"] in SHOWN)]
-        found += [replace(case, ab=row) for row in shown] or [case]
+        shown = _shown([row for row in judged if case.test in row["tests"]])
+        found += [replace(case, row=row) for row in shown] or [case]
     return found
+
+
+def _shown(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the rows of a test that a table shows: its time, and other metrics that look worse."""
+    times = [row for row in rows if row["metric"] == "time"]
+    worse = [row for row in rows if row["metric"] != "time" and looks_worse(row)]
+    slower = max((row["ratio"] - 1 for row in times if row["finding"] == "worse"), default=0.0)
+    return times + [
+        row
+        for row in worse
+        if row["metric"] != "mean_time" or abs(row["ratio"] - 1 - slower) > SAME_CHANGE * slower
+    ]
+
+
+def looks_worse(row: Mapping[str, Any]) -> bool:
+    """Return whether a row was found worse, or may be worse and could not be decided."""
+    return row["finding"] == "worse" or (row["finding"] == "undecided" and bool(row["suspicious"]))
 
 
 def of_functions(cases: Sequence[Case], *names: str) -> list[Case]:
@@ -246,16 +261,10 @@ def of_functions(cases: Sequence[Case], *names: str) -> list[Case]:
     return [case for case in cases if function_of(case.test) in names]
 
 
-def ab_of(header: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the stored results of an A/B run or of a confirmation; empty if there was none."""
-    found: Mapping[str, Any] | None = header.get("against") or header.get("confirmed")
-    return found or {}
-
-
-def comparison_of(header: Mapping[str, Any]) -> Comparison | None:
-    """Return the comparison of a stored run with an earlier run, or None if there was none."""
-    fields = header.get("comparison")
-    return Comparison.from_json(fields) if fields is not None else None
+def judged_rows(header: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return the rows of a run's comparison with its base; none if it was compared with nothing."""
+    found: Sequence[Mapping[str, Any]] = header.get("judged", {}).get("rows", ())
+    return found
 
 
 def without_file(test: str) -> str:

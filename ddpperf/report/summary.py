@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
+from statistics import median
 from typing import Any
 
 from ddpperf.analysis.comm_split import AGREEMENT
@@ -13,20 +14,20 @@ from ddpperf.analysis.run_drift import DRIFT_RUNS
 from ddpperf.machine.links import rates_in_words
 from ddpperf.report.stored_cases import (
     Case,
-    ab_of,
     cases_of,
-    comparison_of,
+    judged_rows,
+    looks_worse,
     of_functions,
     usual_properties,
     without_file,
 )
-from ddpperf.report.tables import interval, tables_of
+from ddpperf.report.tables import finding, interval, tables_of
 from ddpperf.report.terminal_tables import table_lines, wrapped
 from ddpperf.results import units
-from ddpperf.results.metrics import find
+from ddpperf.results.metrics import find, find_or_plain
 from ddpperf.results.outcomes import OutcomeKind, Status
+from ddpperf.results.stored_runs import is_ab_run
 from ddpperf.specs import from_json
-from ddpperf.verdict.stored_run_comparison import Comparison
 from ddpperf.verdict.thresholds import WORDS_OF_BOUNDS, BoundKind
 
 WIDTH = 110  # characters of a line, unless the output is a terminal
@@ -56,11 +57,11 @@ def summary_lines(document: Mapping[str, Any], *, width: int = WIDTH) -> list[st
 def summary_facts(document: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     """Return sentences on the whole run, with a label for each subject."""
     header = document["ddpperf"]
-    comparison = comparison_of(header)
     return [
-        ("compared", _compared(comparison) if comparison is not None else []),
+        ("compared", _compared(header)),
         ("A/B", _sides(header)),
-        ("controls", _controls(header, comparison)),
+        ("controls", _controls(header)),
+        ("idle load", _idle_load(header)),
         ("thresholds", [_thresholds(header)]),
         ("nodes", _nodes(header["environment"].get("nodes", []))),
         ("machine", _machine(header.get("machine_findings", []))),
@@ -77,7 +78,7 @@ def highlights(document: Mapping[str, Any]) -> list[str]:
     """
     header = document["ddpperf"]
     found = [*_changed(header)]
-    if "against" not in header:
+    if not is_ab_run(header):
         found += _scaling(cases_of(document))
     return found
 
@@ -86,14 +87,20 @@ def _changed(header: Mapping[str, Any]) -> Iterator[str]:
     """Say which time changed most compared with the base."""
     rows = [
         row
-        for row in ab_of(header).get("rows", ())
-        if row["primary"] and row["gated"] and row["control"] is None
+        for row in _times(header)
+        if row["finding"] != "for information" and row["stages"] != ["stored run"]
     ]
     if rows:
         most = max(rows, key=lambda row: max(row["ratio"], 1 / row["ratio"]))
-        unchanged = all(row["finding"] == "unchanged" for row in rows)
-        which = "No test changed. The largest ratio is" if unchanged else "The largest change is"
-        yield f"{which} {most['ratio']:.3f} ({interval(most)}), of {without_file(most['test'])}."
+        findings = {row["finding"] for row in judged_rows(header) if row["control"] is None}
+        none = "No test got worse. " if findings.isdisjoint(("worse", "undecided")) else ""
+        test = without_file(most["tests"][0])
+        yield f"{none}The largest change is {most['ratio']:.3f} ({interval(most)}), of {test}."
+
+
+def _times(header: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the rows that compare the times of tests."""
+    return [row for row in judged_rows(header) if row["metric"] == "time" and row["tests"]]
 
 
 def _scaling(cases: Sequence[Case]) -> Iterator[str]:
@@ -147,20 +154,18 @@ def next_step(header: Mapping[str, Any]) -> str:
     match header["verdict"]["status"]:
         case Status.PASS if compared:
             return "make this run the baseline: python -m ddpperf.results.promote"
-        case Status.PASS if "against" in header:
+        case Status.PASS if is_ab_run(header):
             return f"store a baseline of the accepted code: {command} --benchmark-save=NAME"
         case Status.PASS:
             return f"commit, change the code, then compare: {command} --benchmark-compare"
         case Status.FAIL:
             failed = [test for test, outcome in header["outcomes"].items() if outcome["kind"] == "failed"]
-            worse = [
-                row
-                for row in ab_of(header).get("rows", ())
-                if row["finding"] == "worse" and row["gated"] and row["control"] is None
-            ]
+            worse = [row for row in judged_rows(header) if row["finding"] == "worse" and row["tests"]]
             worse.sort(key=lambda row: -abs(math.log(row["ratio"])))
-            test = next(iter([*failed, *(row["test"] for row in worse)]), "FILE::TEST")
+            test = next(iter([*failed, *(row["tests"][0] for row in worse)]), "FILE::TEST")
             return f"run only this test, with the same options: python -m pytest '{test}'"
+    if advice := header["verdict"].get("advice"):  # runs of schema 2 have none
+        return str(advice)
     if compared:
         return "repeat the run on a quieter machine, or give it more time: --max-seconds 1200"
     return "remove the reasons above, then run the same command again"
@@ -179,7 +184,7 @@ def title(document: Mapping[str, Any]) -> str:
     named = {field.name for spec in specs for field in fields(from_json(spec))}  # a collective has no model
     parts = [
         f"ddpperf on {header['hardware_key']}",
-        f"torch {environment['torch']}" if "torch" in environment and "against" not in header else "",
+        f"torch {environment['torch']}" if "torch" in environment and not is_ab_run(header) else "",
         " ".join(str(part) for part in (environment.get("backend"), environment.get("nccl")) if part),
         "not pinned" if environment.get("gpus") and isinstance(environment.get("pinning"), str) else "",
         "NVLS off" if environment.get("nvls") == "0" else "",
@@ -194,14 +199,13 @@ def title(document: Mapping[str, Any]) -> str:
 
 
 def _sides(header: Mapping[str, Any]) -> list[str]:
-    ab = ab_of(header)
-    if not ab:
+    judged = header.get("judged", {})
+    if not (sides := judged.get("sides")):
         return []
-    explained = "ratio: candidate over base, with its 95% interval"
-    if "against" in header:
-        explained += "; detectable: the smallest slow-down that is found 19 times in 20"
-    late = [ab["late"]] if ab.get("late") else []  # older runs do not have it
-    return [f"base: {_described(ab['base'])}", f"candidate: {_described(ab['candidate'])}", explained, *late]
+    level = judged.get("interval", "98%, or 99% if repeated")
+    meaning = f"candidate over base, with its interval ({level}); slow-downs above the interval are excluded"
+    described = [f"{side}: {_described(sides[side])}" for side in ("base", "candidate")]
+    return [*described, f"ratio: {meaning}", *filter(None, [judged["late"]])]
 
 
 def _described(side: Mapping[str, Any]) -> str:
@@ -212,21 +216,23 @@ def _described(side: Mapping[str, Any]) -> str:
     return ", ".join([*parts, *(f"{name}={value}" for name, value in fields)])
 
 
-def _compared(comparison: Comparison) -> list[str]:
-    lines = [f"with {comparison.baseline}"]
-    if (shift := comparison.median_shift()) is not None:
-        timed = sum(change.quantity == "step" for change in comparison.changes.values())
-        by = f"{abs(math.expm1(shift)):.1%} {'longer' if shift > 0 else 'shorter'}"
-        lines[0] += f": {units.counted(timed, 'time')}, the median is {by} than stored"
-    if comparison.new:
-        more = f" and {len(comparison.new) - MOST_NAMED} more" if len(comparison.new) > MOST_NAMED else ""
-        named = ", ".join(map(without_file, comparison.new[:MOST_NAMED]))
+def _compared(header: Mapping[str, Any]) -> list[str]:
+    """Return sentences on the comparison of the run's times with those of a stored run."""
+    if "judged" not in header or is_ab_run(header):
+        return []
+    lines, judged = [f"with {header['compared_with']}"], header["judged"]
+    times = {test: row for row in _times(header) for test in row["tests"] if row["stored_ratio"] is not None}
+    if times:
+        change = median(row["stored_ratio"] for row in times.values()) - 1
+        by = f"{abs(change):.1%} {'longer' if change > 0 else 'shorter'}"
+        lines[0] += f": {units.counted(len(times), 'time')}, the median is {by} than stored"
+    if new := judged["new"]:
+        more = f" and {len(new) - MOST_NAMED} more" if len(new) > MOST_NAMED else ""
+        named = ", ".join(map(without_file, new[:MOST_NAMED]))
         lines.append(f"new, so compared with nothing: {named}{more}")
-    if suspects := comparison.looks_slower:
-        found = units.counted(len(suspects), "test")
-        named = _largest({test: change.ratio - 1 for test, change in suspects.items()})
-        lines.append(f"{found} slower than stored or suspected, such as {named}")
-    if drifts := comparison.drifts:
+    if slower := {test: row["stored_ratio"] - 1 for test, row in times.items() if row["stored_slower"]}:
+        lines.append(f"{units.counted(len(slower), 'test')} slower than stored, such as {_largest(slower)}")
+    if drifts := judged["drifts"]:
         slower = {test: math.expm1(change) for test, change in drifts.items() if change > 0}
         found = f"{units.counted(len(slower), 'test')} slower, such as {_largest(slower)}"
         lines.append(
@@ -242,20 +248,25 @@ def _largest(slowdowns: Mapping[str, float]) -> str:
     return ", ".join(f"{without_file(test)} ({slowdowns[test]:+.1%})" for test in tests)
 
 
-def _controls(header: Mapping[str, Any], comparison: Comparison | None) -> list[str]:
-    """Return the ratio of each control measurement, with its interval or limit."""
-    what = {"negative": "a copy of memory", "positive": "a deliberately slowed step"}
+def _controls(header: Mapping[str, Any]) -> list[str]:
+    """Return the ratio of each control measurement, with its interval if it is known."""
     found = [
-        f"{what[row['control']]} {row['ratio']:.3f} times ({row['low']:.3f} to {row['high']:.3f})"
-        for row in ab_of(header).get("rows", ())
+        f"{row['control']} {row['ratio']:.3f} times" + (f" ({ends})" if (ends := interval(row)) else "")
+        for row in judged_rows(header)
         if row["control"] is not None
     ]
-    if not found and comparison is not None:
-        found = [
-            f"{name} {change.ratio:.3f} times (limit {change.limit:.4g})"
-            for name, change in comparison.controls.measured().items()
-        ]
     return [", ".join(found)] if found else []
+
+
+def _idle_load(header: Mapping[str, Any]) -> list[str]:
+    """Return a sentence on each metric of all tests together that looks worse, such as idle_cpus."""
+    return [
+        f"{metric.heading} {finding(row)}: {metric.format(row['candidate'])} in the candidate, "
+        f"{metric.format(row['base'])} in the base"
+        for row in judged_rows(header)
+        if not row["tests"] and row["control"] is None and looks_worse(row)
+        for metric in (find_or_plain(row["metric"]),)
+    ]
 
 
 def _nodes(nodes: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -12,15 +12,15 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ddpperf.report.round_warnings import spread
-from ddpperf.report.stored_cases import Case, comparison_of, in_words, rows_of, usual_properties
+from ddpperf.report.stored_cases import Case, in_words, rows_of, usual_properties
 from ddpperf.results import units
 from ddpperf.results.metrics import column as column_format
 from ddpperf.results.metrics import find_or_plain
 from ddpperf.results.outcomes import OutcomeKind
-from ddpperf.verdict.stored_run_comparison import Comparison
+from ddpperf.results.stored_runs import is_ab_run
 
 ONLY_WHERE_IT_VARIES = ("memory format",)  # properties that no heading names
-COMPARISON_TEXTS = ("limit or interval", "95% interval", "finding")  # headings of columns without numbers
+COMPARISON_TEXTS = ("interval", "finding")  # headings of columns without numbers
 NO_USE = 10.0  # an interval whose ends differ by this factor says nothing
 
 
@@ -64,15 +64,14 @@ def tables_of(document: Mapping[str, Any]) -> list[Table]:
 
     A warning has the same number in all tables.
     """
-    comparison = comparison_of(document["ddpperf"])
     by_title: dict[str, list[Case]] = {}
     for case in rows_of(document):
         by_title.setdefault(case.experiment.title, []).append(case)
     numbers: dict[str, int] = {}
-    return [_table(cases, numbers, comparison) for cases in by_title.values()]
+    return [_table(cases, numbers) for cases in by_title.values()]
 
 
-def _table(cases: Sequence[Case], numbers: dict[str, int], comparison: Comparison | None) -> Table:
+def _table(cases: Sequence[Case], numbers: dict[str, int]) -> Table:
     """Return the table of an experiment. Warnings without a number are added to `numbers`."""
     properties, distinct = distinguished(cases)
     usual = usual_properties(cases[0].header)
@@ -81,12 +80,9 @@ def _table(cases: Sequence[Case], numbers: dict[str, int], comparison: Compariso
         for name, value in properties.items()
         if usual.get(name) != value and name not in ONLY_WHERE_IT_VARIES
     ]
-    figures: list[Column] = []
-    if "against" in cases[0].header:
-        figures += _columns(list(map(_sides, cases)))
-    else:
-        figures += _times(cases)
-        figures += _columns([_compared(case, comparison) for case in cases]) if comparison else []
+    figures = _compared(cases)
+    if not is_ab_run(cases[0].header):
+        figures = [*_times(cases), *figures]
         metrics = _metrics(cases)
         same = [column for column in metrics if len(cases) > 1 and len(set(column.cells)) == 1]
         common += [" ".join(filter(None, (column.heading, column.cells[0], column.unit))) for column in same]
@@ -132,8 +128,8 @@ def distinguished(cases: Sequence[Case]) -> tuple[dict[str, str], tuple[Column, 
             name == "recipe" and all(case.recipe for case in cases),
         )
         columns.append(Column(heading=heading, cells=cells, is_text=not numeric, is_name=is_name))
-    if len({case.ab["metric"] for case in cases if case.ab}) > 1:
-        found = tuple(case.ab["metric"] if case.ab else "-" for case in cases)
+    if len({case.row["metric"] for case in cases if case.row}) > 1:
+        found = tuple(case.row["metric"] if case.row else "-" for case in cases)
         columns.append(Column(heading="metric", cells=found, is_text=True))
     rows_differ = len(set(zip(*(column.cells for column in columns), strict=True))) == len(cases)
     if not rows_differ and len(cases) > 1:
@@ -161,43 +157,27 @@ def _times(cases: Sequence[Case]) -> list[Column]:
     return columns + ([Column(heading="IQR", cells=spreads)] if set(spreads) != {"-"} else [])
 
 
-def _columns(rows: Sequence[Mapping[str, str]]) -> list[Column]:
-    """Return the columns of rows that hold a comparison's texts by heading."""
-    return [
-        Column(
-            heading=name, cells=tuple(row.get(name, "-") for row in rows), is_text=name in COMPARISON_TEXTS
-        )
-        for name in dict.fromkeys(heading for row in rows for heading in row)
-    ]
+def _compared(cases: Sequence[Case]) -> list[Column]:
+    """Return the columns that compare tests with the base or the stored run; none without a comparison."""
+    if "judged" not in cases[0].header:
+        return []
+    rows = list(map(_texts, cases))
+    names = ("ratio", "interval", "finding", *(("base", "candidate") if is_ab_run(cases[0].header) else ()))
+    cells = {name: tuple(row.get(name, "-") for row in rows) for name in names}
+    return [Column(heading=name, cells=of, is_text=name in COMPARISON_TEXTS) for name, of in cells.items()]
 
 
-def _compared(case: Case, comparison: Comparison) -> dict[str, str]:
-    """Compare a test with a stored run, or with the code of the stored run."""
-    change = comparison.changes.get(case.test)
-    if case.ab is not None:
-        texts = f"{case.ab['ratio']:.3f}", interval(case.ab), finding(case.ab)
-    elif change is None:
-        texts = "-", "-", "new" if case.test in comparison.new else "-"
-    else:
-        ratio = f"{change.ratio:.3f}{' (CPU)' if change.quantity == 'CPU seconds' else ''}"
-        found = "slower" if change.slower else "suspect" if change.suspect else "not slower"
-        texts = ratio, f"limit {change.limit:.4g}", found
-        texts = texts if change.judged else (ratio, "-", "for information")
-    return dict(zip(("ratio", "limit or interval", "finding"), texts, strict=True))
-
-
-def _sides(case: Case) -> dict[str, str]:
-    """Compare base and candidate of an A/B run."""
-    if (row := case.ab) is None:
-        return {}
+def _texts(case: Case) -> dict[str, str]:
+    """Return the texts of a test's comparison by the headings of their columns."""
+    if (row := case.row) is None:
+        return {"finding": "new"} if case.test in case.header["judged"]["new"] else {}
     metric = find_or_plain(row["metric"])
     return {
         "ratio": f"{row['ratio']:.3f}",
-        "95% interval": interval(row),
+        "interval": interval(row) or "-",
         "finding": finding(row),
         "base": metric.format(row["base"]),
         "candidate": metric.format(row["candidate"]),
-        "detectable": f"{row['detectable']:.1%}",
     }
 
 
@@ -232,12 +212,11 @@ def _cell(case: Case, name: str, unit: str, text: Callable[[float], str]) -> str
 
 
 def interval(row: Mapping[str, Any]) -> str:
-    """Return the 95% interval of a stored row of an A/B run as text."""
-    return f"{row['low']:.3f} to {row['high']:.3f}"
+    """Return the interval of a row's ratio as text; "" if it is not known."""
+    return "" if row["low"] is None else f"{row['low']:.3f} to {row['high']:.3f}"
 
 
 def finding(row: Mapping[str, Any]) -> str:
-    """Return the finding of a stored row of an A/B run; `repeated` marks a repeated measurement."""
-    if row["control"] is None and not row["gated"]:
-        return "for information"
-    return f"{row['finding']}{', repeated' if row['control'] is None and row['confirmed'] else ''}"
+    """Return the finding of a row; `repeated` marks a repeated measurement."""
+    repeated = "repeat" in row["stages"] and row["finding"] != "for information"
+    return f"{row['finding']}{', repeated' * repeated}"

@@ -22,9 +22,10 @@ from ddpperf.io.files import open_regular, temporary_file
 from ddpperf.io.terminal_text import finite_json, printable_document
 from ddpperf.results.outcomes import OutcomeKind, Status
 from ddpperf.results.samples import Measured
+from ddpperf.results.schema_2 import converted
 from ddpperf.specs import Spec
 
-SCHEMA = 2
+SCHEMA = 3
 COPY = "a copy of memory"  # the id of a run's memory copy, beside the ids of its tests
 COMMIT = re.compile(r"([0-9a-f]{4,64}\+?|nogit)?")  # also stands in git's command lines
 HARDWARE_KEY = re.compile(r"[\w+-]+")  # names a folder, which must not be elsewhere
@@ -33,7 +34,7 @@ MOST_READ = 20  # the most files read for a history; 20 files of 0.85 MB take 0.
 ANOTHER = "name another, or save one anew"  # advice for a stored run that cannot be read
 
 # What code raises that reads damaged JSON:
-_DAMAGED = (AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
+_DAMAGED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 class NoBaseline(Exception):
@@ -185,7 +186,7 @@ class Storage:
         if (key := header["hardware_key"]) != self.hardware_key:
             there, here = short(key), f"this is {self.hardware_key}; save a baseline here"
             raise NoBaseline(f"{path} was measured on {there}, {here}")
-        if "against" in header:
+        if is_ab_run(header):
             raise NoBaseline(f"{path} is an A/B run, which has two versions of each time; name another run")
         try:
             measured = {
@@ -204,8 +205,7 @@ class Storage:
             if not COMMIT.fullmatch(run.commit):
                 raise ValueError(f"{quoted(run.commit)} is no commit")
         except _DAMAGED as error:
-            why = f"is damaged ({repr(error)[:MAX_LETTERS]})"
-            raise NoBaseline(f"the baseline {path} {why}; {ANOTHER}") from error
+            raise _damaged(path, error) from error
         if not measured:
             raise NoBaseline(f"the baseline {path} holds no measured test; {ANOTHER}")
         return run
@@ -224,8 +224,9 @@ def newest_run(root: Path) -> Path:
 def read_document(path: Path) -> Any:
     """Return the JSON of a stored run, which may be compressed as NAME.json.gz.
 
-    Its part "ddpperf" has this version's schema, and a hardware_key that can name a folder. Raises
-    NoBaseline for any other JSON, and if the file is damaged, or has a NaN or an infinite number.
+    Its part "ddpperf" has this version's schema, to which schema 2 is converted, and a hardware_key
+    that can name a folder. Raises NoBaseline for any other JSON, and if the file is damaged, or has a
+    NaN or an infinite number.
     """
     try:
         with open_regular(path) as file:
@@ -239,12 +240,25 @@ def read_document(path: Path) -> Any:
     header = document.get("ddpperf") if isinstance(document, dict) else None
     if not isinstance(header, dict) or "schema" not in header:
         raise NoBaseline(f"{path} was not saved by ddpperf; name a file in .ddpperf/runs or perf/baselines")
-    if (schema := header["schema"]) != SCHEMA:
-        raise NoBaseline(f"{path} has schema {quoted(schema)}, this ddpperf reads {SCHEMA}; measure again")
+    if (schema := header["schema"]) not in (2, SCHEMA):
+        reads = f"this ddpperf reads 2 and {SCHEMA}; measure again"
+        raise NoBaseline(f"{path} has schema {quoted(schema)}, {reads}")
     key = header.get("hardware_key")
     if not isinstance(key, str) or not HARDWARE_KEY.fullmatch(key):
         raise NoBaseline(f"{path} is damaged (its hardware_key is {quoted(key)}); name another run")
-    return document
+    try:
+        return converted(document) if schema == 2 else document
+    except _DAMAGED as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> NoBaseline:
+    return NoBaseline(f"the baseline {path} is damaged ({repr(error)[:MAX_LETTERS]}); {ANOTHER}")
+
+
+def is_ab_run(header: Mapping[str, Any]) -> bool:
+    """Return whether a run measured two versions of the code because its options named them."""
+    return "judged" in header and header.get("compared_with") is None
 
 
 def _numbered(folder: Path) -> list[Path]:
@@ -286,7 +300,7 @@ def is_baseline(document: Any, *, compared: bool = False) -> bool:
             and measured == required
             and all(kinds[test] is OutcomeKind.PASSED for test in required)
             and not any(test["extra_info"]["ddpperf"]["spec"].get("delay_seconds") for test in benchmarks)
-            and "against" not in header  # base and candidate evict each other's caches
+            and not is_ab_run(header)  # base and candidate evict each other's caches
             and status != Status.FAIL
             and not header.get("unfit")
             and (not compared or (status == Status.PASS and header.get("compared_with")))

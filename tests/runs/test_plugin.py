@@ -36,7 +36,7 @@ def test_stored_durations_are_those_of_the_ranks(
     assert benchmark["extra_info"]["ddpperf"]["samples"][0]["set"] == "A1"
     assert json.loads((project.root / "copy.json").read_text()) == saved
     header = saved["ddpperf"]
-    assert header["schema"] == 2
+    assert header["schema"] == 3
     assert header["environment"]["threads"] == 1
     assert header["environment"]["torch"] == benchmark["extra_info"]["ddpperf"]["samples"][0]["torch"]
     assert shlex.split(header["options"]["command_line"])[-len(arguments) :] == arguments, (

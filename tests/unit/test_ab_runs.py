@@ -62,13 +62,14 @@ def test_slower_candidate_fails_on_fresh_sets(project: CannedSuite) -> None:
     finished.assert_one_sentence(1, "FAIL: perf/test_it.py::test_step is worse: its time is 1.")
     rows = project.rows()
     assert rows["test_step", "time"]["ratio"] == pytest.approx(1.6, abs=0.02)
-    assert rows["positive control", "time"]["ratio"] == pytest.approx(1.25, abs=0.01), "of the delay"
+    assert rows["delayed step", "time"]["ratio"] == pytest.approx(1.25, abs=0.01), "of the delay"
     finished.assert_one_sentence(1, "measured again on new process sets")
-    assert rows["test_step", "time"]["confirmed"] is True
+    assert rows["test_step", "time"]["stages"] == ["first", "repeat"]
     (document,) = project.saved_runs()
     screened = document["benchmarks"][0]["extra_info"]["ddpperf"]
-    (confirmed,) = document["ddpperf"]["against"]["confirmation"]["perf/test_it.py::test_step"]
-    sets = [{sample["set"] for sample in stored["samples"]} for stored in (screened, confirmed)]
+    (stage,) = document["ddpperf"]["judged"]["stages"]
+    repeated = stage["tests"]["perf/test_it.py::test_step"]
+    sets = [{sample["set"] for sample in stored["samples"]} for stored in (screened, repeated)]
     assert [len(names) for names in sets] == [6, 6]
     assert not sets[0] & sets[1]
     assert "is worse: its time is 1." in (project.root / "junit.xml").read_text()
@@ -145,7 +146,7 @@ def test_run_that_has_failed_ends_in_time(project: CannedSuite) -> None:
     finished = run(project, *WITH_BF16, *NO_TIME)
     finished.assert_one_sentence(1, "FAIL: perf/test_it.py::test_step[16] is worse: its time is 1.")
     assert "test_step[8] is worse" not in finished.output
-    assert project.rows()["test_step[8]", "time"]["finding"] == "suspect"
+    assert project.rows()["test_step[8]", "time"]["suspicious"] is True
     finished.assert_one_sentence(1, "--max-seconds 0 left no time for 1 measurement; pass more seconds")
 
 
@@ -155,7 +156,7 @@ def test_run_has_more_time_until_it_has_failed(project: CannedSuite) -> None:
     project.canned.seconds = first_slower(1.6, 1.0)
     finished = run(project, *WITH_BF16, *NO_TIME)
     finished.assert_one_sentence(1, "FAIL: perf/test_it.py::test_step[8] is worse: its time is 1.")
-    assert project.rows()["test_step[16]", "time"]["finding"] == "unchanged"
+    assert project.rows()["test_step[16]", "time"]["finding"] == "not worse"
     assert "left no time" not in finished.output
 
 
@@ -179,9 +180,9 @@ def test_equal_sides_pass_and_are_no_baseline(project: CannedSuite) -> None:
     assert finished.status == 0, finished
     assert "not saved as a baseline: an A/B run measures two versions of the code" in finished.output
     found = project.rows()
-    assert found["test_step", "time"]["finding"] == "unchanged"
-    assert found["positive control", "time"]["ratio"] == pytest.approx(1.25, abs=0.01)
-    assert found["negative control", "time"]["ratio"] == pytest.approx(1, abs=0.01)
+    assert found["test_step", "time"]["finding"] == "not worse"
+    assert found["delayed step", "time"]["ratio"] == pytest.approx(1.25, abs=0.01)
+    assert found["copy of memory", "time"]["ratio"] == pytest.approx(1, abs=0.01)
     (benchmark,) = project.saved_runs()[-1]["benchmarks"]
     samples = benchmark["extra_info"]["ddpperf"]["samples"]
     assert sorted(sample["side"] for sample in samples) == ["A"] * 3 + ["B"] * 3
@@ -194,8 +195,8 @@ def test_named_base_stands_for_the_stored_code(project: CannedSuite) -> None:
     same = run(project, "--base", "other", "--benchmark-compare-fail=median:20%", "--benchmark-compare=fast")
     changed = "NO VERDICT: this machine or its environment changed: perf/test_it.py::test_step is slower: "
     same.assert_one_sentence(125, changed, "1.50 times", "the stored run's code takes as long today")
-    assert project.rows()["test_step", "time"]["finding"] == "unchanged"
-    root = project.saved_runs()[-1]["ddpperf"]["confirmed"]["base"]["root"]
+    assert project.rows()["test_step", "time"]["finding"] == "not worse"
+    root = project.saved_runs()[-1]["ddpperf"]["judged"]["sides"]["base"]["root"]
     assert root == str(project.root / "other")
 
 

@@ -187,6 +187,6 @@ def test_missing_slow_down_is_no_verdict(project: CannedSuite, monkeypatch: pyte
 
 def test_controls_are_printed(project: CannedSuite) -> None:
     run = compare_with(project, limit=1.2)
-    run.assert_one_sentence(0, "controls    a copy of memory ", ", a slowed step ", " (limit 1.125)")
+    run.assert_one_sentence(0, "controls    copy of memory ", ", delayed step 1.25")
     (line,) = (line for line in run.lines if line.startswith("controls "))
-    assert float(line.split("slowed step ")[1].split()[0]) == pytest.approx(1.25, rel=0.01)
+    assert float(line.split("delayed step ")[1].split()[0]) == pytest.approx(1.25, rel=0.01)

@@ -61,7 +61,7 @@ def fail_a_test(header: dict[str, Any]) -> None:
     [
         (fail_a_test, "cannot become a baseline: its verdict is FAIL, a control failed, a test was not"),
         (lambda header: header.pop("outcomes"), "or the file is damaged; name another run"),
-        (lambda header: header.update(against={}), "is an A/B run, which has two versions of each time"),
+        (lambda header: header.update(judged={}), "is an A/B run, which has two versions of each time"),
     ],
 )
 def test_unfit_run_is_refused(

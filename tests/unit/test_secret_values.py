@@ -56,7 +56,7 @@ def test_run_stores_and_prints_no_secret(canned_suite: CannedSuite) -> None:
     assert len(files) > 6
     assert [path.name for path in files if VALUE.encode() in path.read_bytes()] == []
     (saved,) = canned_suite.saved_runs()
-    assert saved["ddpperf"]["against"]["candidate"]["environment"]["HF_TOKEN"] == "***"
+    assert saved["ddpperf"]["judged"]["sides"]["candidate"]["environment"]["HF_TOKEN"] == "***"
     assert saved["ddpperf"]["environment"]["variables"]["NVIDIA_API_KEY"] == "***"
     assert "--candidate 'HF_TOKEN=***'" in json.dumps(saved["ddpperf"]["options"]["command_line"])
 

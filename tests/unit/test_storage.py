@@ -229,7 +229,8 @@ NOT_SAVED = r"was not saved by ddpperf; name a file in \.ddpperf/runs or perf/ba
         ({}, NOT_SAVED),
         ([], NOT_SAVED),
         ({"ddpperf": 1}, NOT_SAVED),
-        (other(schema=SCHEMA + 1), rf"has schema {SCHEMA + 1}, this ddpperf reads {SCHEMA}; measure again$"),
+        (other(schema=SCHEMA + 1), rf"has schema {SCHEMA + 1}, this ddpperf reads 2 and {SCHEMA}; measure"),
+        (other(schema=2, against=7), r"is damaged \(AttributeError\("),
         (other(hardware_key=7), r"is damaged \(its hardware_key is 7\); name another run$"),
         (other(hardware_key="h200x8"), r"was measured on h200x8, this is h200x4; save a baseline here$"),
         ({"ddpperf": run_of()["ddpperf"]}, r"is damaged \(KeyError\('benchmarks'\)\); name another"),
@@ -238,7 +239,7 @@ NOT_SAVED = r"was not saved by ddpperf; name a file in \.ddpperf/runs or perf/ba
         (damaged_sample(seconds=[[-1.0]]), r"is damaged .*no duration"),
         (other(environment={"commit": "--output=x"}), r"is damaged \(ValueError\(.* is no commit"),
         (run_of({}), r"holds no measured test; name another, or save one anew$"),
-        (other(against={}), r"is an A/B run, which has two versions of each time; name another run$"),
+        (other(judged={}), r"is an A/B run, which has two versions of each time; name another run$"),
         *((text, r"cannot be read \(.*\); name another, or save one anew$")
           for text in (b"", b'{"', b"\xff", b"[" * 100_000)),
     ],
@@ -264,7 +265,7 @@ def test_what_cannot_be_compared_with_gives_one_sentence(
         (run_of(t="passed", u="not run", status="NO VERDICT"), False),
         (other(unfit=["t is slower"]), False),  # beside a control that failed
         (run_of({}, t="passed", status="NO VERDICT"), False),  # benchmarks were disabled
-        (other(against={}), False),  # base and candidate evict each other's caches
+        (other(judged={}), False),  # base and candidate evict each other's caches
         (damaged(spec=MEASURED.to_json()["spec"] | {"delay_seconds": 0.1}), False),
         ({"ddpperf": None}, False),
         (run_of(t="passed", u="passed", status="NO VERDICT"), False),  # one test measured nothing

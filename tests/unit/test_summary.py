@@ -13,7 +13,6 @@ from ddpperf.report.summary import highlights, summary_lines, verdict_lines
 from ddpperf.results.metrics import find_or_plain
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec, Spec, TrainingSpec
-from ddpperf.verdict.stored_run_comparison import Change, Comparison
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
 FILE = "perf/test_it.py::"
@@ -130,77 +129,112 @@ def test_missed_threshold_is_shown() -> None:
     assert labelled(summary_lines(run), "thresholds") == [words]
 
 
-SLOWER = Change(then_seconds=0.05, now_seconds=0.1, limit=1.5)
+SIDE: Json = {"python": "/bin/python", "torch": "2.11", "root": None, "environment": {}}
+COPY = {"tests": [], "control": "copy of memory", "finding": "not worse"}
 
 
-def compared(run: Json, **changes: Change) -> Json:
-    """A run that was compared with 0001_x.json; `changes` is by test, without its brackets."""
-    comparison = Comparison(
-        baseline="0001_x.json",
-        changes={f"{FILE}test_all_reduce[{name[1:]}]": c for name, c in changes.items()},
-    )
-    run["ddpperf"] |= {"comparison": comparison.to_json(), "compared_with": "0001_x.json"}
+def found(test: str, **fields: Any) -> Json:
+    """A stored row, by default of a test that is worse in the first measurement."""
+    seconds = {"metric": "time", "base": 0.1, "candidate": 0.11, "ratio": 1.1, "low": 1.05, "high": 1.15}
+    flags = {"finding": "worse", "suspicious": True, "stages": ["first"], "control": None}
+    stored_run = {"stored_ratio": None, "stored_slower": False}
+    return {"tests": [f"{FILE}{test}"]} | seconds | flags | stored_run | fields
+
+
+def only_stored(test: str, **fields: Any) -> Json:
+    """A stored row of a test that was compared with its stored time only."""
+    ratio = {"ratio": 1.002, "stored_ratio": 1.002, "low": None, "high": None, "stages": ["stored run"]}
+    return found(test, **ratio | {"finding": "not worse", "suspicious": False} | fields)
+
+
+def judged(run: Json, *rows: Json, compared_with: str = "", **fields: Any) -> Json:
+    """A run that was compared with a stored run, or an A/B run."""
+    sides = {"base": SIDE, "candidate": SIDE | {"root": "/other"}}
+    nothing: Json = {"sides": sides, "late": "", "new": [], "drifts": {}}
+    run["ddpperf"]["judged"] = nothing | {"rows": rows} | fields
+    if compared_with:
+        run["ddpperf"]["compared_with"] = compared_with
     return run
 
 
 @pytest.mark.parametrize(
-    ("change", "cells"),
+    ("row_of_test", "cells"),
     [
-        (SLOWER, ["2.000", "limit 1.5", "slower"]),
-        (replace(SLOWER, now_seconds=0.05), ["1.000", "limit 1.5", "not slower"]),
-        (replace(SLOWER, now_seconds=0.065, suspect_limit=1.2), ["1.300", "limit 1.5", "suspect"]),
-        (replace(SLOWER, judged=False), ["2.000", "-", "for information"]),
+        (
+            found("a", stages=["stored run", "first", "repeat"]),
+            ["1.100", "1.050 to 1.150", "worse, repeated"],
+        ),
+        (only_stored("a"), ["1.002", "-", "not worse"]),
+        (only_stored("a", finding="undecided"), ["1.002", "-", "undecided"]),
+        (only_stored("a", finding="for information"), ["1.002", "-", "for information"]),
+        (found("other"), ["-", "-", "new"]),
     ],
 )
-def test_comparison_with_stored_times_has_ratio_and_finding(change: Change, cells: list[str]) -> None:
-    lines = summary_lines(compared(calls(1024, 2048), _1024=change))
+def test_comparison_with_stored_run_has_ratio_and_finding(row_of_test: Json, cells: list[str]) -> None:
+    run = calls(1024, 2048)
+    tests = [f"{FILE}test_all_reduce[{size}]" for size in (1024, 2048)]
+    if cells[-1] != "new":
+        row_of_test = row_of_test | {"tests": ["another", tests[0]]}
+    lines = summary_lines(judged(run, row_of_test, compared_with="0001_x.json", new=tests[:1]))
     assert row(lines, "buffer") == ["buffer", "call ms", "IQR", "ratio", "interval", "finding"]
     assert row(lines, "1 KiB")[3:] == cells
     assert row(lines, "2 KiB")[3:] == ["-", "-", "-"]
-    assert labelled(lines, "compared")[0].startswith("with 0001_x.json")
 
 
-def ab_row(test: str, **fields: Any) -> Json:
-    """A stored finding of an A/B run."""
-    seconds = {"metric": "time", "base": 0.1, "candidate": 0.11, "detectable": 0.03}
-    found = {"ratio": 1.1, "low": 1.05, "high": 1.15, "finding": "worse", "confirmed": False}
-    return {"test": FILE + test, "gated": True, "primary": True, "control": None} | seconds | found | fields
-
-
-SIDE: Json = {"python": "/bin/python", "torch": "2.11", "root": None, "environment": {}}
-
-
-def test_confirmation_replaces_the_comparison_with_stored_times() -> None:
-    run = compared(calls(1024, 2048), _1024=SLOWER, _2048=SLOWER)
-    rows = [ab_row("test_all_reduce[1024]", confirmed=True), ab_row("negative control", control="negative")]
-    run["ddpperf"]["confirmed"] = {"base": SIDE, "candidate": SIDE, "rows": rows}
+def test_comparison_says_how_the_machine_changed() -> None:
+    slower = only_stored("b", ratio=1.3, stored_ratio=1.3, stored_slower=True)
+    rows = found("a", stored_ratio=1.1), slower, only_stored("c"), found("d"), found("copy", **COPY)
+    run = judged(calls(1024), *rows, compared_with="0001_x.json", new=["d"], drifts={"a": 0.1, "b": 0.0})
     lines = summary_lines(run)
-    assert row(lines, "1 KiB")[3:] == ["1.100", "1.050 to 1.150", "worse, repeated"]
-    assert row(lines, "2 KiB")[3:] == ["2.000", "limit 1.5", "slower"]
-    assert labelled(lines, "controls") == ["a copy of memory 1.100 times (1.050 to 1.150)"]
-    assert "The largest change is 1.100 (1.050 to 1.150), of test_all_reduce[1024]." in lines
+    assert labelled(lines, "compared") == [
+        "with 0001_x.json: 3 times, the median is 10.0% longer than stored",
+        "new, so compared with nothing: d",
+        "1 test slower than stored, such as b (+30.0%)",
+        "slow drift from the first 5 baselines to the last 5 runs: 1 test slower, such as a (+10.5%), of 2",
+    ]
+    assert labelled(lines, "controls") == ["copy of memory 1.100 times (1.050 to 1.150)"]
+    assert "The largest change is 1.100 (1.050 to 1.150), of a." in lines
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ({"metric": "peak_memory_bytes"}, True),
+        ({"metric": "peak_memory_bytes", "finding": "undecided"}, True),
+        ({"metric": "peak_memory_bytes", "finding": "undecided", "suspicious": False}, False),
+        ({"metric": "peak_memory_bytes", "finding": "not worse"}, False),
+        ({"metric": "mean_time", "ratio": 1.13}, False),  # says nothing that the time does not say
+        ({"metric": "mean_time", "ratio": 1.14}, True),
+    ],
+)
+def test_metric_that_looks_worse_has_its_own_row(fields: Json, shown: bool) -> None:
+    rows = found("test_all_reduce[1024]"), found("test_all_reduce[1024]", **fields)
+    lines = starting(summary_lines(judged(calls(1024, 2048), *rows)), "1 KiB")
+    assert [fields["metric"] in line for line in lines] == [False, True][: 1 + shown]
 
 
 def test_ab_run_shows_base_and_candidate() -> None:
-    """A second metric has a row only where it got worse; test_frozen_numbers has the figures."""
-    run = calls(1024, 2048)
-    run["ddpperf"]["outcomes"][f"{FILE}test_all_reduce[2048]"]["kind"] = "failed"
-    rows = [
-        ab_row(f"test_all_reduce[{size}]", finding=finding, metric=metric, primary=metric == "time")
-        for size, finding in ((1024, "worse"), (2048, "unchanged"))
-        for metric in ("time", "peak_memory_bytes")
-    ]
-    run["ddpperf"]["against"] = {"base": SIDE, "candidate": SIDE | {"root": "/other"}, "rows": rows}
+    run = judged(calls(1024, 2048), found("test_all_reduce[1024]"), late="no time was left")
+    run["ddpperf"]["outcomes"][f"{FILE}test_all_reduce[1024]"]["kind"] = "failed"
     lines = summary_lines(run)
-    figures = ["ratio", "95% interval", "finding", "base", "candidate", "detectable"]
-    assert row(lines, "buffer") == ["buffer", "metric", "outcome", *figures]
-    found = [re.split(r" {2,}", line)[1:3] for line in starting(lines, "1 KiB")]
-    assert found == [["time", "passed"], ["peak_memory_bytes", "passed"]]
-    assert row(lines, "2 KiB")[2:6] == ["failed", "1.100", "1.050 to 1.150", "unchanged"]
-    assert labelled(lines, "A/B")[:2] == [
+    figures = ["ratio", "interval", "finding", "base", "candidate"]
+    assert row(lines, "buffer") == ["buffer", "outcome", *figures]
+    cells = ["1.100", "1.050 to 1.150", "worse", "100.0 ms", "110.0 ms"]
+    assert row(lines, "1 KiB")[1:] == ["failed", *cells]
+    base, candidate, *_, late = labelled(lines, "A/B")
+    assert (base, candidate) == (
         "base: /bin/python, torch 2.11",
         "candidate: /bin/python, torch 2.11, code in /other",
-    ]
+    )
+    assert late == "no time was left"
+
+
+def test_load_of_idle_processes_is_shown_where_it_looks_worse() -> None:
+    idle = found("", tests=[], metric="idle_cpus", base=0.01, candidate=0.95)
+    (line,) = labelled(summary_lines(judged(calls(1024), idle)), "idle load")
+    assert "0.95" in line
+    quiet = idle | {"finding": "undecided", "suspicious": False}
+    assert labelled(summary_lines(judged(calls(1024), quiet)), "idle load") == []
 
 
 # --- warnings, explanations and what was not measured
@@ -274,8 +308,8 @@ def test_a_verdict_has_few_reasons_and_says_where_all_are() -> None:
 
 
 WORSE = [
-    ab_row("control", control="positive", ratio=1.5),
-    *(ab_row("test_a"), ab_row("test_b", metric="speedup", ratio=0.8)),
+    found("", tests=[], control="delayed step", ratio=1.5, finding="undecided"),
+    *(found("test_a"), found("test_b", ratio=1.3), found("test_c", ratio=1.4, finding="undecided")),
 ]
 
 
@@ -284,16 +318,17 @@ WORSE = [
     [
         ("PASS", {}, "python -m pytest perf/ --benchmark-compare"),
         ("PASS", {"compared_with": "0001_x.json"}, "python -m ddpperf.results.promote"),
-        ("PASS", {"against": {"rows": []}}, "python -m pytest perf/ --benchmark-save=NAME"),
-        ("FAIL", {"against": {"rows": WORSE}}, f"python -m pytest '{FILE}test_b'"),
+        ("PASS", {"judged": {"rows": []}}, "python -m pytest perf/ --benchmark-save=NAME"),
+        ("FAIL", {"judged": {"rows": WORSE}}, f"python -m pytest '{FILE}test_b'"),
         ("FAIL", {"outcomes": {"x.py::t": {"kind": "failed"}}}, "python -m pytest 'x.py::t'"),
         ("NO VERDICT", {"compared_with": "0001_x.json"}, "--max-seconds 1200"),
         ("NO VERDICT", {}, "run the same command again"),
+        ("NO VERDICT", {"compared_with": "0001_x.json", "advice": "free the GPUs"}, "free the GPUs"),
     ],
 )
 def test_verdict_ends_with_the_next_command(status: str, header: Json, command: str) -> None:
-    common = {"verdict": {"status": status, "reasons": ["why"]}, "outcomes": {}, "environment": {}}
-    lines = verdict_lines({**common, **header})
+    verdict = {"status": status, "reasons": ["why"], "advice": header.pop("advice", "")}
+    lines = verdict_lines({"verdict": verdict, "outcomes": {}, "environment": {}, **header})
     assert lines[0] == f"{status}: why"
     assert lines[1].startswith(" " * (len(status) + 2) + "next: ")
     assert command in lines[1]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddpperf.report.plots.picture import COLOURS, Picture, label, legend, row_frame
-from ddpperf.report.stored_cases import Case, ab_of, without_file
+from ddpperf.report.stored_cases import Case, judged_rows, without_file
 from ddpperf.specs import PARTS
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 40
 HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo")
-OF_FINDINGS = {"worse": COLOURS[5], "suspect": COLOURS[1], "better": COLOURS[2], "undecided": COLOURS[3]}
+OF_FINDINGS = {"worse": COLOURS[5], "undecided": COLOURS[1], "for information": COLOURS[3]}
 
 
 Bars = list[tuple[str, dict[str, float]]]  # the label of each case, and the seconds of its parts
@@ -63,14 +63,18 @@ def step_parts(cases: Sequence[Case]) -> Figure | None:
 
 
 def ab_ratios(header: Mapping[str, Any]) -> Picture | None:
-    rows = [row for row in ab_of(header).get("rows", ()) if row["primary"] or row["control"] is not None]
+    times = [row for row in judged_rows(header) if row["metric"] == "time" and row["low"] is not None]
+    rows = [row for row in times if row["stages"] != ["stored run"]]
     rows = sorted(rows, key=lambda row: -row["ratio"])[:MOST_ROWS]
     if not rows:
         return None
     names = [
-        without_file(row["test"]) + f": {row['finding']}" * (row["finding"] != "unchanged") for row in rows
+        (row["control"] or without_file(row["tests"][0]))
+        + f" and {len(row['tests']) - 1} more" * (len(row["tests"]) > 1)
+        + f": {row['finding']}" * (row["finding"] != "not worse")
+        for row in rows
     ]
-    figure, axes = row_frame(names, "time of the candidate over the base, with 95% interval")
+    figure, axes = row_frame(names, "time of the candidate over the base, with its interval")
     axes.tick_params("y", labelsize=7)
     axes.axvline(1.0, color="gray", linestyle="--")
     for number, row in enumerate(rows):
@@ -78,5 +82,5 @@ def ab_ratios(header: Mapping[str, Any]) -> Picture | None:
         marker = "X" if row["finding"] == "worse" else "o"
         colour = OF_FINDINGS.get(row["finding"], COLOURS[0])
         axes.errorbar(row["ratio"], number, xerr=ends, fmt=marker, color=colour, capsize=3)
-    description = "Time ratio of each test in the A/B run, with its 95% interval"
+    description = "Time ratio of each test in the A/B run, with its interval"
     return Picture(name="ab", experiment="", description=description, figure=figure)
