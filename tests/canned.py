@@ -44,17 +44,19 @@ from ddpperf.specs import (
 from ddpperf.workers import pool
 from ddpperf.workers.channel import PROTOCOL, Message
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure
+from ddpperf.workers.interpreter import Found
 from ddpperf.workers.process_set import ProcessSet, SetOptions
 from tests.faults import PURPOSE
-from tests.project import Finished, Project
+from tests.project import Finished, Project, git
 
 INNER_OPTIONS = "--capture=sys --import-mode=importlib " + " ".join(
     f"-p no:{plugin}" for plugin in ("faulthandler", "unraisableexception", "threadexception", "xdist")
 )
 ENDING = ("finish", "close")  # commands that end a measurement
+TORCH = "2.11.0"
 ENVIRONMENT: Message = {
     "python": "3.12.0",
-    "torch": "2.11.0",
+    "torch": TORCH,
     "cuda": None,
     "cudnn": None,
     "nccl": None,
@@ -126,7 +128,8 @@ class Canned:
 
     seconds(spec, set name): of a step, without the spec's delay, which is added. counters(spec,
     rank). kernels(spec, set name): the digest of the kernels that a step runs. spread: by which
-    fraction the rounds of a set differ from each other. sampled: the names of the sets, in the
+    fraction the rounds of a set differ from each other. set_counters(spec, set name): further counters
+    of each rank of a set. sampled: the names of the sets, in the
     order in which they were told to sample. asked: the ranks that each of these samples was asked
     of, and whether the sample has an untimed step. setup: what ranks answer to "setup".
     fails_at: the command at which a failing step of tests/faults.py fails.
@@ -139,6 +142,7 @@ class Canned:
         self.counters: Callable[[Spec, int], Mapping[str, float]] = step_counters
         self.kernels: Callable[[Spec, str], str] = lambda spec, name: ""
         self.spread = 0.002
+        self.set_counters: Callable[[Spec, str], Mapping[str, float]] = lambda spec, name: {}
         self.sampled: list[str] = []
         self.asked: list[tuple[list[int], bool]] = []
         self.setup: Message = {"port": None, "environment": ENVIRONMENT, PROTOCOL: True}
@@ -192,7 +196,8 @@ class CannedSet(ProcessSet):
                 seconds = self.canned.round_seconds(self.spec, self.name, rank, self.rounds)
                 return {"seconds": arguments["iterations"] * seconds}
             case "finish":
-                return {"counters": dict(self.canned.counters(self.spec, rank))}
+                of_set = self.canned.set_counters(self.spec, self.name)
+                return {"counters": {**self.canned.counters(self.spec, rank), **of_set}}
             case "close":
                 return {"kernels": self.canned.kernels(self.spec, self.name) if arguments["kernels"] else ""}
             case _:
@@ -239,6 +244,16 @@ class CannedSuite(Project):
             status = pytest.main([*self.options(), *(arguments or ("perf",))])
         self.assert_nothing_left()
         return Finished(int(status), printed.getvalue())
+
+    def commit(self, patch: pytest.MonkeyPatch) -> None:
+        """Commit the project, so that comparisons can run this code without trying it first."""
+        found = Found(python="", torch=TORCH, torchvision=True)
+        patch.setattr("ddpperf.plugin.base_checkout.check_side", lambda *_: found)
+        patch.setattr("ddpperf.plugin.base_checkout.version", lambda _: TORCH)
+        (self.root / ".gitignore").write_text(".ddpperf/\n.pytest_cache/\n")
+        git(self.root, "init", "--quiet")
+        git(self.root, "add", ".")
+        git(self.root, "commit", "--quiet", "-m", "one")
 
     @contextlib.contextmanager
     def _as_its_own_process(self) -> Iterator[None]:

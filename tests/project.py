@@ -54,10 +54,6 @@ def sleeping():
 """
 
 
-# For perf/thresholds.toml: limits of 10 to 15 times, which a busy machine does not reach by noise.
-NOISY = "[decision.cpu]\nrun_spread = 0.6\nnoisy_run_spread = 0.6\n"
-
-
 def unmapped(names: set[str]) -> set[str]:
     """Return the files of shared memory among these that no process has mapped.
 
@@ -237,8 +233,8 @@ class Project(Marked):
     def rows(self) -> dict[tuple[str, str], dict[str, Any]]:
         """Return the newest run's rows, by the name of the first test or the control, and the metric."""
         rows = self.saved_runs()[-1]["ddpperf"]["judged"]["rows"]
-        names = [[*row["tests"], row["control"] or ""][0].rpartition("::")[2] for row in rows]
-        return {(name, row["metric"]): row for name, row in zip(names, rows, strict=True)}
+        named = [(name, row) for row in rows for name in row["tests"] or [row["control"] or ""]]
+        return {(name.rpartition("::")[2], row["metric"]): row for name, row in named}
 
 
 class Finished:

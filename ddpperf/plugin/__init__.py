@@ -15,22 +15,22 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from ddpperf.errors import Refused
 from ddpperf.io.terminal_text import harmless
 from ddpperf.machine import hardware
-from ddpperf.plugin.ab_judge import ABJudge
 from ddpperf.plugin.cases import parameters, sides_reason
 from ddpperf.plugin.collected_tests import spec_of
 from ddpperf.plugin.interrupts import interrupt_once
+from ddpperf.plugin.judge import Judge
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.benchmark_options import check_measuring_options, runs_tests
 from ddpperf.plugin.options.option_table import add_options
 from ddpperf.plugin.options.options import is_experiment
 from ddpperf.plugin.run_outputs import RunOutputs
 from ddpperf.plugin.session import Session
-from ddpperf.plugin.stored_run_judge import StoredRunJudge
+from ddpperf.results.outcomes import Reason
 from ddpperf.specs import Spec
-from ddpperf.verdict.run_verdict import exit_status
+from ddpperf.verdict.verdict import exit_status
 
 SESSION, OUTPUTS = pytest.StashKey[Session](), pytest.StashKey[RunOutputs]()
-JUDGE = pytest.StashKey[ABJudge | StoredRunJudge]()
+JUDGE = pytest.StashKey[Judge]()
 NO_XDIST = "performance tests measure time one after another, but -n was given; run them without -n"
 MARKERS = (
     "specs(cases=f): f(options) yields the specs to measure, one test for each spec",
@@ -68,9 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
     with refusals_as_usage_errors():
         config.stash[OUTPUTS] = RunOutputs(config)  # first, as it deletes an earlier run's verdict
         config.stash[SESSION] = session = Session(config)
-    sides = session.sides
-    judge = StoredRunJudge(session) if sides is None else ABJudge(session, sides, session.settings)
-    config.stash[JUDGE] = judge
+    config.stash[JUDGE] = Judge(session)
     for plugin in (session.collection, session.outcomes, config.stash[OUTPUTS]):
         config.pluginmanager.register(plugin)
     config.option.benchmark_storage = "file://."  # pytest-benchmark then makes no folder
@@ -154,7 +152,7 @@ def pytest_runtestloop(session: pytest.Session) -> Iterator[Any]:
         try:
             config.stash[JUDGE].judge(session.items)
         except Refused as refused:  # a usage error would lose what was measured
-            ours.problems.append(str(refused))
+            ours.problems.append(Reason(str(refused)))
     return result
 
 

@@ -1,23 +1,26 @@
 """Control measurements, which check that a comparison of step times can be trusted.
 
-The negative control is a copy of memory, whose time no code change affects. The positive control is
-a training step with an artificial delay, which the comparison must find.
+The negative control is a copy of memory, whose time no code change affects. The positive control is a
+step with an artificial delay, which the comparison must find. The base is measured once more
+after the candidate's processes have ended, because these must not disturb it.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from statistics import mean, median
+from statistics import mean
 
 from ddpperf.errors import first_line
+from ddpperf.results.outcomes import Reason
 from ddpperf.results.samples import BASE, CANDIDATE, Measured
 from ddpperf.specs import CopySpec, EpochSpec, RunSpec, Spec, TrainingSpec
 from ddpperf.specs.spec import MOST_DELAY_SECONDS
-from ddpperf.verdict.estimates import Control, MetricEstimates
-from ddpperf.verdict.stored_run_comparison import Change, Comparison
+from ddpperf.verdict.controls import QUIETER
+from ddpperf.verdict.estimates import Control, Estimates, RowKey, Stage
+from ddpperf.verdict.noise_classes import EAGER_TOLERANCE, NoiseClass, usual_spread
+from ddpperf.verdict.settings import Limits, Settings
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.pool import Pool
 
@@ -25,19 +28,97 @@ COPY = {  # the CPU's size fits into a core's own cache
     "cpu": CopySpec(world_size=1, nbytes=2**20),
     "cuda": CopySpec(world_size=1, nbytes=2**28),
 }
-SLOW_DOWN = {"cpu": 0.25, "cuda": 0.05}  # the delay as a fraction of the step time
+HOST_COPY = CopySpec(world_size=1, nbytes=2**20, memory="host")  # on GPUs; it sees slower CPU cores
 CANNOT_MEASURE = (SetFailure, ValueError, OSError)
+NO_STEP = Reason(
+    "the positive control was not measured: no test measures a step or a call whose time is judged",
+    "run a test of a training step in the same run",
+)
+COPY_CLASS = NoiseClass(kind="copy", described="copy of memory")
+HOST_CLASS = NoiseClass(kind="host copy", described="copy in the CPU's cache")
+HOST = Limits(margin=0.05, tolerance=EAGER_TOLERANCE)  # the CPU's speed matters only outside of CUDA graphs
 
 
-def _shortest(seconds: Mapping[str, float], measured: Mapping[str, Measured]) -> str | None:
-    """Return the id of the test with the shortest training step, or None if there is no test.
+def copied(pool: Pool, device: str) -> Measured | None:
+    """Time a copy of memory for comparisons with this run; None if that fails."""
+    with contextlib.suppress(*CANNOT_MEASURE):
+        return pool.measure(COPY[device])
+    return None
 
-    Without a training step, the shortest of the other tests is returned. A whole training run is
-    never returned, because it would add the delay to very many steps.
+
+def stored_copy(then: Measured | None, now: Measured | None, settings: Settings) -> list[Estimates]:
+    """Return the estimates of the copies of memory in the stored run and in this run, if both have one."""
+    if then is None or now is None or then.spec != now.spec:
+        return []
+    base, candidate = (tuple(run.median_step_seconds().values())[:1] for run in (then, now))
+    control = _control(Control.STORED_COPY, base, candidate, COPY_CLASS, settings, stage=Stage.STORED)
+    return [replace(control, run_spread=usual_spread("time", now.spec, settings))]
+
+
+def measure_controls(
+    pool: Pool, tests: Mapping[str, Measured], estimates: Sequence[Estimates], settings: Settings
+) -> tuple[list[Estimates], list[Reason]]:
+    """Make the control measurements of an A/B run.
+
+    Returns their estimates, and a reason for each control that could not be measured.
+    tests, estimates: the measurements of the tests, and the estimates of their metrics.
     """
-    tests = [test for test in seconds if not isinstance(measured[test].spec, RunSpec)]
-    trained = [test for test in tests if isinstance(measured[test].spec, TrainingSpec)]
-    return min(trained or tests, key=seconds.__getitem__, default=None)
+    found: list[Estimates] = []
+    step = _shortest(tests, estimates)
+    try:
+        # On a CPU, other programs make all times vary, and two process sets do not tell how much.
+        noise_class = step.noise_class if step is not None and settings.device == "cpu" else COPY_CLASS
+        copy = pool.measure(COPY[settings.device])
+        found.append(_control(Control.COPY, *_by_side(copy), noise_class, settings))
+        if settings.device == "cuda":
+            with contextlib.suppress(*CANNOT_MEASURE):  # an older base does not know it
+                host = pool.measure(HOST_COPY)
+                found.append(_control(Control.HOST_COPY, *_by_side(host), HOST_CLASS, settings, limits=HOST))
+        if step is not None:
+            found += _delayed(pool, tests[step.tests[0]], step, settings)
+    except CANNOT_MEASURE as error:
+        return found, [Reason(f"a control could not be measured: {first_line(error)}", QUIETER)]
+    return found, [] if step is not None else [NO_STEP]
+
+
+def _shortest(tests: Mapping[str, Measured], estimates: Sequence[Estimates]) -> Estimates | None:
+    """Return the judged time with the smallest tolerance, of those the shortest; if possible of a step.
+
+    A whole training run is never returned, because it would add the delay to very many steps.
+    """
+    timed = [
+        entry for entry in estimates if entry.key.metric == "time" and entry.limits and not entry.missing
+    ]
+    timed = [entry for entry in timed if not isinstance(tests[entry.tests[0]].spec, RunSpec)]
+    trained = [entry for entry in timed if isinstance(tests[entry.tests[0]].spec, TrainingSpec)]
+    return min(
+        trained or timed,
+        key=lambda entry: (entry.limits.tolerance if entry.limits else 0.0, mean(entry.base)),
+        default=None,
+    )
+
+
+def _delayed(pool: Pool, usual: Measured, step: Estimates, settings: Settings) -> list[Estimates]:
+    """Time a step whose candidate is delayed by its tolerance, and then the base alone.
+
+    The base is measured without a delay in the same rounds, so that a change of the machine's speed
+    since the step's own measurement cancels out.
+    """
+    assert step.limits is not None
+    delay = step.limits.tolerance * mean(_by_side(usual)[1])
+    delayed = pool.measure(usual.spec, _slowed(usual.spec_of(CANDIDATE), delay))
+    if {sample.set for sample in usual.samples} != {sample.set for sample in delayed.samples}:
+        usual = pool.measure(usual.spec, usual.candidate_spec)  # a process set was replaced in between
+    (base, candidate), (base_again, candidate_delayed) = _by_side(usual), _by_side(delayed)
+    # The ratios are of the same process sets, so what makes sets differ cancels out, too.
+    pairs = zip(base, candidate, base_again, candidate_delayed, strict=True)
+    scale = mean(base)  # makes the ratios seconds again, for the table
+    grown = tuple(scale * (slower / again) / (c / b) for b, c, again, slower in pairs)
+    fixed = (scale,) * len(grown)
+    found = [_control(Control.DELAYED, fixed, grown, step.noise_class, settings, limits=step.limits)]
+    alone = tuple(pool.measure_base_alone(delayed).median_step_seconds().values())
+    control = _control(Control.BASE_ALONE, alone, base_again, step.noise_class, settings, limits=step.limits)
+    return [*found, control]
 
 
 def _slowed(spec: Spec, seconds: float) -> Spec:
@@ -49,101 +130,6 @@ def _slowed(spec: Spec, seconds: float) -> Spec:
     return replace(spec, delay_seconds=min(MOST_DELAY_SECONDS, spec.delay_seconds + seconds / steps))
 
 
-# --- of a comparison with a stored run
-
-
-def copied(pool: Pool, device: str) -> Measured | None:
-    """Time a copy of memory, which is the negative control of a comparison with a stored run.
-
-    Returns None if that fails, because only a comparison needs this control measurement.
-    """
-    with contextlib.suppress(*CANNOT_MEASURE):
-        return pool.measure(COPY[device])
-    return None
-
-
-def positive_control(comparison: Comparison, measured: Mapping[str, Measured], pool: Pool) -> Change | str:
-    """Time the shortest training step again, without and with a delay of the test's tolerance.
-
-    The delayed step must take longer than the step without a delay. Returns a sentence if the
-    control could not be measured.
-    """
-    changes = comparison.changes
-    timed = {
-        test: change.now_seconds
-        for test, change in changes.items()
-        if change.quantity == "step" and change.judged
-    }
-    if (test := _shortest(timed, measured)) is None:
-        return (
-            "the positive control was not measured: no step time was compared with the stored run"
-            if changes
-            else ""
-        )
-    spec, tolerance = measured[test].spec, min(changes[test].tolerance, SLOW_DOWN["cpu"])
-    try:
-        usual = median(pool.measure(spec).all_step_seconds())
-        delayed = median(pool.measure(_slowed(spec, tolerance * usual)).all_step_seconds())
-    except CANNOT_MEASURE as error:
-        return f"the positive control could not be measured: {first_line(error)}"
-    return Change(then_seconds=usual, now_seconds=delayed, limit=1 + tolerance / 2)
-
-
-# --- of an A/B run
-
-
-def ab_controls(
-    pool: Pool, tests: Mapping[str, Measured], estimates: Sequence[MetricEstimates], device: str
-) -> tuple[list[MetricEstimates], list[str]]:
-    """Make the control measurements of an A/B run.
-
-    Returns their estimates, and a sentence for each control that could not be measured.
-    tests, estimates: the measurements of the tests, and the estimates of their metrics.
-    """
-    found: list[MetricEstimates] = []
-    failures = []
-    for control in (partial(_copy, pool, device), partial(_slow_down, pool, tests, estimates, device)):
-        try:
-            found += control()
-        except CANNOT_MEASURE as error:
-            failures.append(f"a control could not be measured: {first_line(error)}")
-    return found, failures
-
-
-def _copy(pool: Pool, device: str) -> list[MetricEstimates]:
-    """Time a copy of memory in base and candidate, which should take the same time in both."""
-    return [_control("negative", *_by_side(pool.measure(COPY[device])), "copy")]
-
-
-def _slow_down(
-    pool: Pool, tests: Mapping[str, Measured], estimates: Sequence[MetricEstimates], device: str
-) -> list[MetricEstimates]:
-    """Time the candidate's shortest training step with a delay, which the comparison has to find.
-
-    The base is measured without a delay in the same rounds, so that a change of the machine's speed
-    since the step's own measurement cancels out.
-    """
-    timed = {
-        metric.test: metric
-        for metric in estimates
-        if metric.test in tests and metric.primary and metric.gated and metric.metric == "time"
-    }
-    test = _shortest({test: mean(metric.base) for test, metric in timed.items()}, tests)
-    if test is None:
-        return []
-    usual = tests[test]
-    delay = SLOW_DOWN[device] * mean(_by_side(usual)[1])
-    delayed = pool.measure(usual.spec, _slowed(usual.spec_of(CANDIDATE), delay))
-    if {sample.set for sample in usual.samples} != {sample.set for sample in delayed.samples}:
-        usual = pool.measure(usual.spec, usual.candidate_spec)  # a process set was replaced in between
-    (base, candidate), (base_again, candidate_delayed) = _by_side(usual), _by_side(delayed)
-    # The ratios are of the same process sets, so what makes sets differ cancels out, too.
-    pairs = zip(base, candidate, base_again, candidate_delayed, strict=True)
-    scale = mean(base)  # makes the ratios seconds again, for the table
-    grown = tuple(scale * (slower / again) / (c / b) for b, c, again, slower in pairs)
-    return [_control("positive", (scale,) * len(grown), grown, timed[test].noise_class)]
-
-
 def _by_side(measured: Measured) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the median seconds of a step in each process set of the base, and of the candidate."""
     base, candidate = (tuple(measured.of(side).median_step_seconds().values()) for side in (BASE, CANDIDATE))
@@ -151,13 +137,21 @@ def _by_side(measured: Measured) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def _control(
-    control: Control, base: tuple[float, ...], candidate: tuple[float, ...], noise_class: Hashable
-) -> MetricEstimates:
-    return MetricEstimates(
-        test=f"{control} control",
-        metric="time",
+    control: Control,
+    base: tuple[float, ...],
+    candidate: tuple[float, ...],
+    noise_class: NoiseClass,
+    settings: Settings,
+    *,
+    limits: Limits | None = None,
+    stage: Stage = Stage.FIRST,
+) -> Estimates:
+    return Estimates(
+        key=RowKey(metric="time", control=control),
+        tests=(),
+        stage=stage,
         base=base,
         candidate=candidate,
         noise_class=noise_class,
-        control=control,
+        limits=limits or Limits(margin=settings.margin, tolerance=settings.tolerance),
     )

@@ -15,7 +15,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
+from math import log
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 import pytest
@@ -23,27 +25,29 @@ from _pytest.cacheprovider import LFPlugin
 from _pytest.junitxml import LogXML, xml_key
 from pytest_benchmark.plugin import pytest_benchmark_generate_commit_info, pytest_benchmark_generate_json
 
+from ddpperf.analysis.run_drift import drifts
 from ddpperf.errors import Refused, first_line
 from ddpperf.io.files import require_replaceable, write_atomically
 from ddpperf.io.secret_values import shown_command_line
 from ddpperf.io.terminal_text import harmless, printable_document
 from ddpperf.machine import hardware
-from ddpperf.plugin.ab_judge import ABJudge
+from ddpperf.plugin.judge import Judge
 from ddpperf.plugin.options.benchmark_options import runs_tests
 from ddpperf.plugin.options.options import is_experiment
 from ddpperf.plugin.session import Session
-from ddpperf.plugin.stored_run_judge import StoredRunJudge
 from ddpperf.report.html_page import PAGE_BEGINS, page
 from ddpperf.report.markdown_pages import VERDICT_BEGINS, markdown
 from ddpperf.report.questions import report_tables
 from ddpperf.report.summary import WIDTH, markup, summary_lines, verdict_lines
-from ddpperf.results.outcomes import Status, Verdict
-from ddpperf.results.schema_2 import converted
-from ddpperf.results.stored_runs import SCHEMA, is_ab_run, is_baseline, to_json
-from ddpperf.verdict.run_verdict import decide
+from ddpperf.results.outcomes import Reason, Status, Verdict
+from ddpperf.results.samples import Measured
+from ddpperf.results.stored_runs import SCHEMA, Baseline, is_ab_run, is_baseline, to_json
+from ddpperf.verdict.noise_classes import usual_spread
+from ddpperf.verdict.verdict import decide
 
 # Fields of Options that are stored elsewhere, or not at all.
 NOT_STORED = ("given", "data", "sides")
+AGAIN = "run the same command again"
 VERDICT = "ddpperf::verdict"  # the JUnit case that stands for the whole run
 
 
@@ -79,7 +83,7 @@ class RunOutputs:
         if excinfo.type is KeyboardInterrupt:  # pytest calls this hook for its own exits, too
             self._signal = str(excinfo.value)
 
-    def end(self, session: Session, judge: ABJudge | StoredRunJudge, exitstatus: int) -> None:
+    def end(self, session: Session, judge: Judge, exitstatus: int) -> None:
         """End all worker processes, decide the verdict and save the run.
 
         Later failures of other plugins cannot lose what was measured.
@@ -87,7 +91,8 @@ class RunOutputs:
         try:
             session.finish()
         except Exception as error:
-            session.problems.append(f"the worker processes could not be ended: {first_line(error)}")
+            what = f"the worker processes could not be ended: {first_line(error)}"
+            session.problems.append(Reason(what, "end them, then run the same command again"))
         if not self._needs_verdict(session, exitstatus):
             return
         ended, uncollected = session.outcomes, session.collection.uncollected
@@ -100,10 +105,12 @@ class RunOutputs:
         header |= {
             "outcomes": {test: asdict(outcome) for test, outcome in outcomes.items()},
             "verdict": asdict(verdict),
-            "unfit": list(answer.unfit) if answer is not None else [],
+            "unfit": answer.unfit if answer is not None else [],
             **judge.to_json(),
         }
-        document = printable_document(converted(self._document(session) | {"ddpperf": header}))
+        if session.baseline is not None:
+            header["judged"]["drifts"] = _drifts(session, session.baseline)
+        document = printable_document(self._document(session) | {"ddpperf": header})
         self._save(session, document)
         width = self._width()
         tables = report_tables(document).splitlines() if self._config.getoption("tables") else []
@@ -126,16 +133,18 @@ class RunOutputs:
         ):
             return False
         if failed:
-            session.problems.append("pytest or a plugin failed during the tests; its error is printed above")
+            session.problems.append(
+                Reason("pytest or a plugin failed during the tests", "read its error above")
+            )
         elif self._signal:
-            session.problems.append(f"the run was interrupted by {self._signal}")
+            session.problems.append(Reason(f"the run was interrupted by {self._signal}", AGAIN))
         elif exitstatus == pytest.ExitCode.INTERRUPTED and not session.collection.uncollected:
-            session.problems.append("the run was interrupted")
+            session.problems.append(Reason("the run was interrupted", AGAIN))
         if (count := len(session.collection.deselected)) and not session.outcomes.measured:
             how = "were deselected on the command line"
             if session.collection.left_out:
                 how = "were left out or deselected; --full runs the tests outside the core suite"
-            session.problems.append(f"all {count} tests {how}")
+            session.problems.append(Reason(f"all {count} tests {how}", "select at least one test"))
         return True
 
     def _report_worse(self, worse: Mapping[str, str], verdict: Verdict) -> None:
@@ -236,6 +245,19 @@ def _header(session: Session, command_line: str) -> dict[str, Any]:
             "counted_seconds": sum(measuring.pool.counted_seconds for measuring in session.passes),
         },
     }
+
+
+def _drifts(session: Session, baseline: Baseline) -> dict[str, float]:
+    """Return the slow drifts of step times over the stored runs, as `run_drift.drifts` does."""
+    now, settings = session.measured(), session.settings
+
+    def logs(measured: Mapping[str, Measured]) -> dict[str, float]:
+        like = {test: run for test, run in measured.items() if test in now and run.spec == now[test].spec}
+        return {test: log(median(run.all_step_seconds())) for test, run in like.items()}
+
+    history = [(run.promoted, logs(run.measured)) for run in session.storage.history(baseline)]
+    usual = {test: usual_spread("time", run.spec, settings) for test, run in now.items()}
+    return drifts(history, logs(now), usual, settings.false_alarms)
 
 
 def _no_baseline(header: dict[str, Any]) -> str:

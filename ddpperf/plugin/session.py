@@ -33,6 +33,7 @@ from ddpperf.plugin.options.options import Options, read_options
 from ddpperf.plugin.options.refused_combinations import check_combinations
 from ddpperf.plugin.options.slow_checks import check_sides, prepare
 from ddpperf.plugin.progress import ProgressLine
+from ddpperf.results.outcomes import Reason
 from ddpperf.results.samples import Measured
 from ddpperf.results.stored_runs import Baseline, NoBaseline, Storage
 from ddpperf.specs import FUNCTIONS_VARIABLE
@@ -63,7 +64,7 @@ class Session:
         self.thresholds = HardwareThresholds(thresholds, self.storage.hardware_key)
         self.settings = settings["gpu" if self.options.device == "cuda" else "cpu"]
         self.collection, self.outcomes = Collection(config), Outcomes()
-        self.problems: list[str] = []  # why the run can give no verdict
+        self.problems: list[Reason] = []  # why the run can give no verdict
         self.baseline: Baseline | None = None  # the stored run to compare with
         try:
             if compare_with:
@@ -71,7 +72,9 @@ class Session:
         except NoBaseline as problem:
             if compare_with is not True:  # the newest one need not exist
                 raise Refused(str(problem)) from problem
-            self.problems.append(str(problem))
+            self.problems.append(
+                Reason(str(problem), "store a baseline: python -m pytest perf/ --benchmark-save=NAME")
+            )
         if self.sides is not None and self.options.replicates is not None:
             self.settings = self.settings.with_sets(self.options.replicates)
         self.progress = ProgressLine()
@@ -136,7 +139,7 @@ class Session:
         self.devices.acquire()
         self.machine_findings = run_findings(self.gpus)
         alone = self.options.replicates or 1
-        sets = alone if self.sides is None else self.settings.default.screen_sets
+        sets = alone if self.sides is None else self.settings.first_sets
         first = self.begin_pass(self.sides, sets, self.options.rounds)
         if self.launcher is not None:
             try:

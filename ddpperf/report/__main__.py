@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,12 @@ from ddpperf.report.markdown_pages import RESULTS_BEGIN, results_page
 from ddpperf.report.plots import write_plots
 from ddpperf.report.questions import report_tables
 from ddpperf.report.summary import summary_lines, verdict_lines
-from ddpperf.results.outcomes import Outcome, OutcomeKind
-from ddpperf.results.schema_2 import converted
+from ddpperf.results.outcomes import Outcome, OutcomeKind, Reason
 from ddpperf.results.stored_runs import NoBaseline, Storage, newest_run, read_document
-from ddpperf.verdict.confirmed_comparison import answer_of
-from ddpperf.verdict.run_verdict import decide
-from ddpperf.verdict.stored_run_comparison import Controls, Reference, compare, negative_control
+from ddpperf.verdict.estimates import stored_estimates, stored_exact, stored_missing, with_equal_specs
+from ddpperf.verdict.rows import rows
 from ddpperf.verdict.thresholds import read_threshold_file
+from ddpperf.verdict.verdict import Context, answer_of, decide
 
 PATHS = (
     ("--baseline", "OTHER.json", "a stored run; show times as ratios to its times"),
@@ -49,31 +48,39 @@ Output = tuple[bytes, str, Callable[[], str]]
 def compared(document: dict[str, Any], run: Path, with_run: Path, root: Path) -> dict[str, Any]:
     """Return a stored run's document, with its comparison with another stored run and a new verdict.
 
-    Nothing is measured, so only slow-downs above the limits of the stored times are found. root: the
-    project's root, whose perf/thresholds.toml has the settings of comparisons.
+    Nothing is measured, so the verdict is never PASS. root: the project's root, whose
+    perf/thresholds.toml has the settings of comparisons.
     """
     header = document["ddpperf"]
     storage = Storage(root=root, hardware_key=header["hardware_key"])
     now, then = storage.read(document, run), storage.load(with_run)
-    device = header["options"].get("device", "cpu")
-    _, settings = read_threshold_file(root)
-    reference = Reference(
-        baseline=then,
-        settings=settings["gpu" if device == "cuda" else "cpu"],
-        device=device,
-        history=storage.history(then),
+    _, by_hardware = read_threshold_file(root)
+    settings = by_hardware["gpu" if header["options"].get("device") == "cuda" else "cpu"].comparing()
+    estimates = stored_estimates(then.measured, now.measured, settings)
+    equal = with_equal_specs(then.measured, now.measured)
+    estimates += stored_exact(equal, then.metrics, now.metrics, settings)
+    found = rows(estimates, settings)
+    nothing = Reason(
+        "two stored runs were compared, and nothing was measured",
+        f"check out the newer code, and compare: python -m pytest perf/ --benchmark-compare={with_run}",
     )
-    found = compare(now.measured, reference, list(now.measured))
-    copies = negative_control(now.copied, reference, compared=len(found.changes))
-    found = replace(found, controls=Controls(negative=copies))
-    answer = answer_of(found, None, no_stored_code="two stored runs were compared, and nothing was measured")
+    missing = stored_missing(then.measured, now.measured, now.measured, with_run.name)
+    context = Context(compared_with=with_run.name, missing=missing, problems=[nothing])
     outcomes = {
         test: Outcome(kind=OutcomeKind(outcome["kind"]), reason=outcome["reason"])
         for test, outcome in header["outcomes"].items()
     }
-    verdict = decide(outcomes, measured=now.measured, answer=answer)
-    fields = {"comparison": found.to_json(), "compared_with": with_run.name, "verdict": asdict(verdict)}
-    return converted(document | {"ddpperf": header | fields})
+    verdict = decide(outcomes, measured=now.measured, answer=answer_of(found, estimates, context))
+    judged: dict[str, Any] = {
+        "sides": None,
+        "rows": [row.to_json() for row in found],
+        "stages": [],
+        "late": "",
+        "new": sorted(now.measured.keys() - then.measured.keys()),
+        "drifts": {},
+    }
+    fields = {"judged": judged, "compared_with": with_run.name, "verdict": asdict(verdict)}
+    return document | {"ddpperf": header | fields}
 
 
 def main() -> int:

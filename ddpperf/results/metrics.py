@@ -23,21 +23,13 @@ class Better(StrEnum):
     HIGHER = "higher"
 
 
-class Gate(StrEnum):
-    """The condition under which a worse metric fails an A/B run."""
-
-    ALWAYS = "always"
-    UNLESS_LAUNCH_BOUND = "unless launch bound"  # the time of a step that waits for the CPU varies too much
-    LAUNCH_BOUND = "launch bound"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Metric:
     """The definition of a metric: its name, unit, better direction and print format.
 
     `unit` is in SI ("s", "B/s"), or "1" for a ratio or a count. `better` is None if neither direction
     is better. `exact` marks a metric that depends on the code alone, so that any difference is a
-    change. `gate` is None if a change never fails a run. `threshold` says whether
+    change. `gate` says whether a worse value fails a run. `threshold` says whether
     perf/thresholds.toml may bound the metric, from below if higher is better, else from above.
     """
 
@@ -47,7 +39,7 @@ class Metric:
     format: Callable[[float], str]
     better: Better | None = None
     exact: bool = False
-    gate: Gate | None = None
+    gate: bool = False
     threshold: bool = False
 
     def __post_init__(self) -> None:
@@ -65,7 +57,7 @@ _KINDS: tuple[tuple[str, str, Callable[[float], str]], ...] = (  # the first pat
     (r"\w*(accuracy|efficiency|fraction|spread|utilization)\w*", "1", units.percent),
     (r"parts_over_step|gradients_over_parameters|repeated_places", "1", units.percent),
     (r"held_out_error|method_disagreement|mfu", "1", units.percent),
-    (r"\w+_loss|loss_after_5_steps|marked_over_step|rank_cpus", "1", units.decimal),
+    (r"\w+_loss|loss_after_5_steps|marked_over_step|rank_cpus|idle_cpus", "1", units.decimal),
     (r"\w+_over_\w+|\w*speedup\w*|launch_bound", "1", units.factor),
     (r"\w+_(images|messages|size|steps|workers)|protocols", "1", units.whole),
     (r"images_per_second\w*", "1/s", units.rate),
@@ -179,12 +171,13 @@ _HIGHER: dict[str, Any] = {"better": Better.HIGHER}
 _BOUNDED: dict[str, Any] = {**_HIGHER, "threshold": True}
 _EXACT: dict[str, Any] = {**_LOWER, "exact": True}
 _ALL = (
-    _by_name("time", gate=Gate.UNLESS_LAUNCH_BOUND, **_LOWER),
-    _by_name("mean_time", **_LOWER),
-    _by_name("tail_seconds", "slowest tenth of rounds", gate=Gate.UNLESS_LAUNCH_BOUND, **_LOWER),
-    _by_name("cpu_seconds", "CPU time", gate=Gate.LAUNCH_BOUND, threshold=True, **_LOWER),
-    _by_name("peak_memory_bytes", gate=Gate.ALWAYS, **_LOWER),
-    _by_name("speedup", gate=Gate.UNLESS_LAUNCH_BOUND, **_BOUNDED),
+    _by_name("time", gate=True, **_LOWER),
+    _by_name("mean_time", gate=True, **_LOWER),
+    _by_name("idle_cpus", gate=True, **_LOWER),
+    _by_name("tail_seconds", "slowest tenth of rounds", **_LOWER),
+    _by_name("cpu_seconds", "CPU time", threshold=True, **_LOWER),
+    _by_name("peak_memory_bytes", gate=True, **_LOWER),
+    _by_name("speedup", **_BOUNDED),
     _by_name("efficiency", **_BOUNDED),
     _by_name("images_per_second", **_BOUNDED),
     _by_name("ddp_over_data_parallel", "DDP over DataParallel", **_BOUNDED),
@@ -192,8 +185,8 @@ _ALL = (
     _by_name("busbw_bytes_per_second", "busbw", **_BOUNDED),
     _by_name("test_accuracy", **_BOUNDED),
     _by_name("gradients_over_parameters", threshold=True, **_EXACT),
-    _by_name("communicated_bytes_per_epoch", "gradients per epoch", gate=Gate.ALWAYS, **_EXACT),
-    *(_by_name(f"{kind}_bytes", gate=Gate.ALWAYS, **_EXACT) for kind in MESSAGE_KINDS[:-1]),
+    _by_name("communicated_bytes_per_epoch", "gradients per epoch", gate=True, **_EXACT),
+    *(_by_name(f"{kind}_bytes", gate=True, **_EXACT) for kind in MESSAGE_KINDS[:-1]),
     _by_name("step_seconds", **_LOWER),
     _by_name("epoch_seconds", **_LOWER),
     _by_name("exposed_comm_seconds", "exposed (difference)", **_LOWER),

@@ -39,9 +39,21 @@ class Outcome:
     reason: str = ""
 
 
+@dataclass(frozen=True)
+class Reason:
+    """A reason for a verdict, as a sentence, and what the user can do about it."""
+
+    text: str
+    advice: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The status of a whole test run (PASS, FAIL or NO VERDICT), with one line for each reason."""
+    """The status of a whole test run (PASS, FAIL or NO VERDICT), with one line for each reason.
+
+    `advice` is the next step that follows from the first reason; empty if the status says it.
+    """
 
     status: Status
     reasons: tuple[str, ...]
+    advice: str = ""

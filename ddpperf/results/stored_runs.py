@@ -43,7 +43,7 @@ class NoBaseline(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """A stored run to compare with: its measurements by test id.
+    """A stored run to compare with: its measurements by test id, and its metrics as they are stored.
 
     `copied` is the run's memory copy, if the run measured one. `when` is the run's start in ISO
     8601, and `commit` is the project's commit. Both are empty if unknown. `environment` describes
@@ -52,6 +52,7 @@ class Baseline:
 
     path: Path
     measured: dict[str, Measured]
+    metrics: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     when: str
     copied: Measured | None = None
     commit: str = ""
@@ -189,14 +190,16 @@ class Storage:
         if is_ab_run(header):
             raise NoBaseline(f"{path} is an A/B run, which has two versions of each time; name another run")
         try:
-            measured = {
-                str(benchmark["fullname"]): Measured.from_json(benchmark["extra_info"]["ddpperf"])
+            stored = {
+                str(benchmark["fullname"]): benchmark["extra_info"]["ddpperf"]
                 for benchmark in document["benchmarks"]
             }
+            measured = {test: Measured.from_json(fields) for test, fields in stored.items()}
             copied, environment = header.get("copied"), dict(header.get("environment", {}))
             run = Baseline(
                 path=path,
                 measured=measured,
+                metrics={test: _metrics(fields.get("metrics", {})) for test, fields in stored.items()},
                 when=str(document.get("datetime", "")),
                 copied=Measured.from_json(copied) if copied is not None else None,
                 commit=str(environment.get("commit", "")),
@@ -209,6 +212,14 @@ class Storage:
         if not measured:
             raise NoBaseline(f"the baseline {path} holds no measured test; {ANOTHER}")
         return run
+
+
+def _metrics(stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the stored metrics of a test by name, with their values by process set."""
+    return {
+        str(name): {"by_set": {str(name): float(value) for name, value in metric["by_set"].items()}}
+        for name, metric in stored.items()
+    }
 
 
 def newest_run(root: Path) -> Path:

@@ -11,161 +11,172 @@ import dataclasses
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ddpperf.errors import quoted
-from ddpperf.results import metrics
-from ddpperf.verdict.two_stage_test import CPU, GPU, MOST_SETS, Settings
+from ddpperf.results import metrics as registry
 
 NAME = "perf/thresholds.toml"
-_DEFAULTS = {"gpu": GPU, "cpu": CPU}
-
-# How much the step times of runs of nearly the same code differ, over pairs of stored runs: the
-# root mean square of the differences, and the largest one. A pair is quiet if both runs have quiet
-# rounds.
-# 5 runs in perf/baselines on 2 H200 machines:
-#   quiet pairs 0.14% on one machine, 0.59% between the two, 0.46% in all (578 pairs, at most 2.2%)
-#   other pairs 14% (132 pairs, at most 137%)
-# These and 10 earlier runs from git on 6 more machines:
-#   quiet pairs 0.25% on one machine, 0.77% between machines, 0.91% between two days (1311 pairs, at
-#   most 6.0%)
-# These runs replayed CUDA graphs at two paces. At one pace, the standard deviation of a single run is,
-# for quiet tests in a CUDA graph:
-#   training steps: 0.17% on one machine (31 specs); between two machines 0.16% to 0.35% (five pairs of
-#   runs with 14 to 34 specs)
-#   collective calls: 0.32% on one machine (19 specs); between two machines 0.39% to 0.81% (three pairs
-#   with 19 to 65 specs); half of the calls differ by less than 0.3%, and one by 3.7%
-# 8 runs in perf/baselines on 2 cores of an EPYC, by the spread of the rounds:
-#   below 5%: 3.1% (86 pairs, at most 12%); 5 to 10%: 5.9% (37 pairs, at most 15%); above 10%: 12%
-#   (at most 167% in 22 runs of one day)
-# Of collective calls on 2 cores, two runs differ by 30%, so one run by 20%.
-# A whole training takes 6.31 to 6.50 s in 5 runs on two H200 machines, 1.2%.
-# A default that is too high costs little, because a test's own runs correct it. A default that is
-# too low costs false alarms on another day.
-_SPREADS: dict[str, dict[str, Any]] = {
-    "gpu": {"quiet_iqr": 0.02, "run_spread": 0.0035, "noisy_run_spread": 0.2, "call_spread": 0.02},
-    "cpu": {"quiet_iqr": 0.1, "run_spread": 0.06, "noisy_run_spread": 0.2, "call_spread": 0.2},
-}
-_METRIC_DEFAULTS = {  # by class and metric, where they differ from the class's defaults
-    "gpu": {
-        "tail_seconds": {"margin": 0.02, "tolerance": 0.10},
-        "cpu_seconds": {"margin": 0.05, "tolerance": 0.25},
-        "peak_memory_bytes": {"margin": 0.005, "tolerance": 0.02},
-    },
-    "cpu": {
-        "tail_seconds": {"margin": 0.10, "tolerance": 0.50},
-        "peak_memory_bytes": {"margin": 0.005, "tolerance": 0.02},
-    },
-}
-# A comparison with a stored run has to show slow-downs of this fraction, if the step is captured in
-# a CUDA graph or runs on the CPU. It has less time than an A/B run, so it takes fewer process sets.
-# Simulated on a CPU with 40 tests whose process sets differ by 4.5%: with 3 process sets in each later
-# measurement, 97% of unchanged suites pass, and 51% with 2 process sets. The 3 cost less time, on
-# average 96 instead of 132 process sets times tests, because fewer tests are measured again.
-_BETWEEN_RUNS = {
-    "gpu": {"tolerance": 0.03, "screen_sets": 3, "confirm_sets": 3},
-    "cpu": {"tolerance": 0.25, "screen_sets": 2, "confirm_sets": 3},
-}
+MOST_SETS = 64  # the most process sets of each of base and candidate in one run
 MOST_KNOWN_LETTERS = 150  # of the known words in a sentence
-_SET_KEYS = ("screen_sets", "confirm_sets")
-_SETTING_KEYS = tuple(field.name for field in dataclasses.fields(Settings))
-_SPREAD_KEYS = tuple(_SPREADS["gpu"])
-_METRIC_KEYS = ("margin", "tolerance")  # the other values hold for all metrics
+_SET_KEYS = ("first_sets", "repeat_sets")
+_SPREAD_KEYS = ("run_spread", "noisy_run_spread", "call_spread")
+_OLD_KEYS = {
+    "screen_sets": "write first_sets",
+    "confirm_sets": "write repeat_sets",
+    "suite_alpha": "write false_alarms",
+    "screen_alpha": "the level of the first measurement is fixed; delete it",
+    "quiet_iqr": "the usual spread no longer depends on the rounds; delete it",
+    "tail_seconds": "the slowest tenth of the rounds no longer decides; write mean_time",
+    "cpu_seconds": "CPU seconds no longer decide; delete the table",
+    "speedup": "a speedup no longer decides; delete the table",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecisionSettings:
-    """The settings that decide comparisons of measurements on one hardware class, gpu or cpu.
+class Limits:
+    """The limits for the change of one metric, as fractions: 0.02 is a slow-down of 2%.
 
-    `metrics` holds the metrics with numbers of their own. `run_spread` is the usual standard
-    deviation of the log of a step time between runs of the same code, for tests whose rounds have
-    an interquartile range below `quiet_iqr` of their median. `call_spread` is the same for
-    collective calls and whole trainings, and `noisy_run_spread` for all other measurements. Quiet
-    collective calls in a CUDA graph are suspected by `run_spread`, and called slower by
-    `call_spread`. A comparison with a stored run has to show a slow-down by the fraction
-    `tolerance_between_runs`. `confirms` says whether an A/B run measures what such a comparison
-    left open. It then decides clear worsenings by its first measurement, and can detect worsenings
-    above the 95% interval. Any other A/B run detects worsenings that it finds 19 times in 20.
+    A slow-down up to `margin` does not matter. A slow-down of `tolerance` must be found or excluded.
     """
 
-    default: Settings
-    metrics: Mapping[str, Settings]
-    quiet_iqr: float
+    margin: float
+    tolerance: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.margin < self.tolerance:
+            raise ValueError(f"margin {self.margin} must be at least 0 and below tolerance {self.tolerance}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The settings that decide comparisons on one hardware class.
+
+    `margin` and `tolerance` are the limits of times on the CPU, and of steps and calls in a CUDA
+    graph on GPUs. `compare_tolerance` is the tolerance of a comparison with a stored run, which has
+    less time. `metrics` has the limits of other metrics. `first_sets` and `repeat_sets` are the process
+    sets of each side in the first A/B measurement and in each repeat. `false_alarms` is the largest
+    probability that a run fails although nothing got worse by more than its margin. The usual standard
+    deviation of the log of a time between two runs of the same code is `run_spread` on the CPU and in
+    CUDA graphs, `call_spread` for collective calls outside of CUDA graphs and for whole trainings, and
+    `noisy_run_spread` for everything else.
+    """
+
+    hardware: Literal["gpu", "cpu"]
+    margin: float
+    tolerance: float
+    compare_tolerance: float
+    first_sets: int
+    repeat_sets: int
     run_spread: float
     noisy_run_spread: float
     call_spread: float
-    tolerance_between_runs: float
-    confirms: bool = False
+    false_alarms: float = 0.01
+    metrics: Mapping[str, Limits] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        own, most = self.run_spread, self.noisy_run_spread
-        if not 0 < own <= most:
-            raise ValueError(f"run_spread {own} must lie above 0, up to noisy_run_spread {most}")
+        for tolerance in (self.tolerance, self.compare_tolerance):
+            Limits(margin=self.margin, tolerance=tolerance)
+        if not self.run_spread <= self.noisy_run_spread:
+            raise ValueError(
+                f"run_spread {self.run_spread} must not exceed noisy_run_spread {self.noisy_run_spread}"
+            )
 
-    def of(self, metric: str) -> Settings:
-        """Return the settings for a metric: its own settings if there are any, else the defaults."""
-        return self.metrics.get(metric, self.default)
+    @property
+    def device(self) -> str:
+        return "cuda" if self.hardware == "gpu" else "cpu"
 
-    def beside_stored_code(self, device: str) -> DecisionSettings:
-        """Return the settings of an A/B run that confirms a comparison with a stored run."""
-        fewer = _BETWEEN_RUNS["gpu" if device == "cuda" else "cpu"]
-        sets = {key: int(fewer[key]) for key in _SET_KEYS}
-        # Settings with a wide margin keep their own tolerance, which lies above the margin.
-        between = math.log1p(self.tolerance_between_runs)
-        tolerance = between if between > self.default.margin else self.default.tolerance
-        return dataclasses.replace(
+    def comparing(self, slower_ratio: float | None = None) -> Settings:
+        """Return the settings of a comparison with a stored run, which takes fewer process sets.
+
+        slower_ratio: the ratio of times up to which a slow-down does not matter, if the user gives one.
+        """
+        first, repeat = _COMPARE_SETS[self.hardware]
+        settings = replace(
             self,
-            confirms=True,
-            default=dataclasses.replace(self.default, tolerance=tolerance, **sets),
-            metrics={name: dataclasses.replace(own, **sets) for name, own in self.metrics.items()},
+            tolerance=max(self.tolerance, self.compare_tolerance),
+            first_sets=min(first, self.first_sets),
+            repeat_sets=min(repeat, self.repeat_sets),
+        )
+        if slower_ratio is None:
+            return settings
+        margin = slower_ratio - 1
+        wide = {name: limits for name, limits in self.metrics.items() if name != "mean_time"}
+        mean = self.metrics.get("mean_time", Limits(margin=0, tolerance=settings.tolerance))
+        wide["mean_time"] = Limits(margin=margin, tolerance=max(mean.tolerance, 2 * margin))
+        tolerance = max(settings.tolerance, 2 * margin)
+        return replace(
+            settings, margin=margin, tolerance=tolerance, compare_tolerance=tolerance, metrics=wide
         )
 
-    def with_sets(self, screen_sets: int) -> DecisionSettings:
-        """Return a copy of the settings with another number of process sets for the screening.
-
-        The second measurement takes at least as many process sets.
-        """
-
-        def changed(settings: Settings) -> Settings:
-            confirm_sets = max(screen_sets, settings.confirm_sets)
-            return dataclasses.replace(settings, screen_sets=screen_sets, confirm_sets=confirm_sets)
-
-        by_metric = {metric: changed(settings) for metric, settings in self.metrics.items()}
-        return dataclasses.replace(self, default=changed(self.default), metrics=by_metric)
+    def with_sets(self, first_sets: int) -> Settings:
+        """Return a copy with another number of process sets; a repeat takes at least as many."""
+        return replace(self, first_sets=first_sets, repeat_sets=max(first_sets, self.repeat_sets))
 
 
-Changed = TypeVar("Changed", Settings, DecisionSettings)
+# run_spread: on GPUs, step times in CUDA graphs differ by 0.1% to 0.35% between two runs on H200s, on
+# one machine or two. On 2 cores of an EPYC, step times differ by 3 to 6%, and collective calls by 20%.
+# On GPUs, eager steps differ by 14%, and whole trainings by 1.2%.
+_DEFAULTS = {
+    "gpu": Settings(
+        hardware="gpu",
+        margin=0.005,
+        tolerance=0.02,
+        compare_tolerance=0.03,
+        first_sets=3,
+        repeat_sets=6,
+        run_spread=0.0035,
+        noisy_run_spread=0.2,
+        call_spread=0.02,
+        metrics={
+            "mean_time": Limits(margin=0.005, tolerance=0.05),
+            "peak_memory_bytes": Limits(margin=0.005, tolerance=0.02),
+            "idle_cpus": Limits(margin=0.5, tolerance=1.0),
+        },
+    ),
+    "cpu": Settings(
+        hardware="cpu",
+        margin=0.01,
+        tolerance=0.16,
+        compare_tolerance=0.25,
+        first_sets=3,
+        repeat_sets=5,
+        run_spread=0.06,
+        noisy_run_spread=0.2,
+        call_spread=0.2,
+        metrics={"idle_cpus": Limits(margin=0.5, tolerance=1.0)},
+    ),
+}
+# The most process sets per side of a comparison with a stored run: first, and in each repeat.
+_COMPARE_SETS = {"gpu": (3, 3), "cpu": (2, 3)}
+_METRIC_KEYS = tuple(each.name for each in dataclasses.fields(Limits))
+_KEYS = tuple(each.name for each in dataclasses.fields(Settings) if each.name not in ("hardware", "metrics"))
+_Changed = TypeVar("_Changed", Settings, Limits)
 
 
-def read_decision(document: Mapping[str, Any]) -> dict[str, DecisionSettings]:
-    """Return the decision settings for gpu and cpu from the [decision] tables of a TOML document.
+def read_decision(document: Mapping[str, Any]) -> dict[str, Settings]:
+    """Return the settings for gpu and cpu from the [decision] tables of a TOML document.
 
-    Built-in values fill the gaps. The values of a metric, even built-in ones, override the values
-    of its hardware class. Raises ValueError with one sentence for the first wrong value.
+    Built-in values fill the gaps. Raises ValueError with one sentence for the first wrong value.
     """
     classes = _table(document, "decision", "class", tuple(_DEFAULTS))
     return {hardware: _class_settings(classes, hardware) for hardware in _DEFAULTS}
 
 
-def _class_settings(classes: Mapping[str, Any], hardware: str) -> DecisionSettings:
-    header = f"decision.{hardware}"
-    values = _table(classes, header, "key", (*_SETTING_KEYS, *_SPREAD_KEYS, "metrics"))
-    decided = [metric.name for metric in metrics.registered() if metric.better and not metric.exact]
-    by_metric = _table(values, f"{header}.metrics", "metric", decided)
-    default = _changed(_DEFAULTS[hardware], values, header)
-    built_in = _METRIC_DEFAULTS[hardware]
-    own = {}
-    for metric in dict.fromkeys([*built_in, *by_metric]):
-        metric_header = f"{header}.metrics.{metric}"
-        given = _table(by_metric, metric_header, "key", _METRIC_KEYS)
-        own[metric] = _changed(default, {**built_in.get(metric, {}), **given}, metric_header)
-    between_runs = _BETWEEN_RUNS[hardware]["tolerance"]
-    settings = DecisionSettings(
-        default=default, metrics=own, tolerance_between_runs=between_runs, **_SPREADS[hardware]
-    )
-    return _changed(settings, values, header)
+def _class_settings(classes: Mapping[str, Any], hardware: str) -> Settings:
+    header, default = f"decision.{hardware}", _DEFAULTS[hardware]
+    values = _table(classes, header, "key", (*_KEYS, "metrics"))
+    judged = [metric.name for metric in registry.registered() if metric.gate and not metric.exact]
+    by_metric = _table(values, f"{header}.metrics", "metric", judged)
+    settings = _changed(default, values, header)
+    own = dict(default.metrics)
+    for metric in by_metric:
+        given = _table(by_metric, f"{header}.metrics.{metric}", "key", _METRIC_KEYS)
+        known = own.get(metric, Limits(margin=settings.margin, tolerance=settings.tolerance))
+        own[metric] = _changed(known, given, f"{header}.metrics.{metric}")
+    return replace(settings, metrics=own)
 
 
 def _table(parent: Mapping[str, Any], header: str, what: str, known: Sequence[str]) -> Mapping[str, Any]:
@@ -177,31 +188,31 @@ def _table(parent: Mapping[str, Any], header: str, what: str, known: Sequence[st
         )
     for key in table:
         if key not in known:
-            raise ValueError(
-                f"[{header}] of {NAME} has the unknown {what} {quoted(key)}; {advice(key, known)}"
-            )
+            words = _OLD_KEYS.get(key) or advice(key, known)
+            state = "old" if key in _OLD_KEYS else "unknown"
+            raise ValueError(f"[{header}] of {NAME} has the {state} {what} {quoted(key)}; {words}")
     return table
 
 
-def _changed(settings: Changed, table: Mapping[str, Any], header: str) -> Changed:
+def _changed(settings: _Changed, table: Mapping[str, Any], header: str) -> _Changed:
     """Return the settings with a table's values; raise ValueError for wrong or contradicting values."""
     place = f"[{header}] of {NAME}"
-    values = {key: value for key, value in table.items() if key != "metrics" and hasattr(settings, key)}
+    values = {key: value for key, value in table.items() if key != "metrics"}
     for key, value in values.items():
-        number = type(value) in (int, float)
+        number = type(value) in (int, float) and math.isfinite(value)
         if key in _SET_KEYS:
             valid = type(value) is int and 2 <= value <= MOST_SETS
             wanted = f"a whole number from 2 to {MOST_SETS}"
-        elif key in _METRIC_KEYS:
-            valid, wanted = number and 0 <= value < 1, "a fraction from 0 to below 1, such as 0.02"
         elif key in _SPREAD_KEYS:
             valid, wanted = number and 0 < value < 1, "a fraction above 0 and below 1, such as 0.02"
+        elif key == "false_alarms":
+            valid, wanted = number and 0 < value < 0.5, "a probability above 0 and below 0.5, such as 0.01"
         else:
-            valid, wanted = number and 0 < value < 0.5, "a probability above 0 and below 0.5, such as 0.02"
+            valid, wanted = number and 0 <= value <= 10, "a fraction from 0 to 10, such as 0.02"
         if not valid:
             raise ValueError(f"{place} has {key} = {quoted(value)}; write {wanted}")
     try:
-        return dataclasses.replace(settings, **values)
+        return replace(settings, **values)
     except ValueError as error:
         raise ValueError(
             f"{place} contradicts itself, together with the defaults for what it leaves out ({error}); "

@@ -23,7 +23,7 @@ from ddpperf.io.files import read_text
 from ddpperf.results import metrics
 from ddpperf.results.metrics import Better
 from ddpperf.specs import Spec
-from ddpperf.verdict.settings import NAME, DecisionSettings, advice, read_decision
+from ddpperf.verdict.settings import NAME, Settings, advice, read_decision
 
 NEVER_NAMED = ("delay_seconds",)  # a deliberately slowed step must violate the step's thresholds
 
@@ -166,7 +166,7 @@ class HardwareThresholds:
 # --- reading the file
 
 
-def read_threshold_file(root: Path) -> tuple[tuple[Threshold, ...], Mapping[str, DecisionSettings]]:
+def read_threshold_file(root: Path) -> tuple[tuple[Threshold, ...], Mapping[str, Settings]]:
     """Read the thresholds and the decision settings from perf/thresholds.toml below `root`.
 
     Without the file there are no thresholds, and the settings are the defaults. Raises Refused for

@@ -9,7 +9,7 @@ from statistics import mean
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.results.samples import Measured
 from ddpperf.specs import EpochSpec, RunSpec, TrainingSpec
-from ddpperf.verdict.judged_work import is_launch_bound
+from ddpperf.verdict.noise_classes import is_launch_bound
 from perf.common.by_set import per_set
 
 FEWEST_STEPS = 8  # in a shorter epoch, most rounds wait for the shuffling of the next epoch

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.project import HANG_SECONDS, NOISY, REPOSITORY, SLEEPING_MODEL, Project, git
+from tests.project import HANG_SECONDS, REPOSITORY, SLEEPING_MODEL, Project, git
 
 STEP = """
 from ddpperf.specs import TrainingSpec
@@ -53,7 +53,7 @@ def commit(
 def documented(before: str) -> tuple[str, str]:
     """Return the documented command for the good commit, and the script for `git bisect run`.
 
-    Both compare with a limit that a busy machine does not reach.
+    Both compare with a margin that a busy machine does not reach.
     """
     text = (REPOSITORY / "docs" / "comparing.md").read_text().partition("`git bisect run` skips")[2]
     text = text.replace("/path/to/before.json", before).replace("python3 ", f"{sys.executable} ")
@@ -73,7 +73,6 @@ def test_bisection_names_the_slower_commit(project: Project) -> None:
     on_good, script = documented(str(outside / "before.json"))
     (project.root / "pytest.ini").write_text(OPTIONS)
     (project.root / ".gitignore").write_text("outside/\n")
-    (project.root / "perf" / "thresholds.toml").write_text(NOISY)
     good = commit(project, "fast")
     run(project, *on_good.split())
     commit(project, "one more")
@@ -88,7 +87,7 @@ def test_bisection_names_the_slower_commit(project: Project) -> None:
     found = run(project, "git", "bisect", "run", "sh", str(outside / "try.sh"))
     for said in (
         "NO VERDICT: perf/test_it.py::test_step is in before.json but was not measured",
-        "PASS: 1 test measured, compared with before.json: ",
+        "PASS: 1 test measured, nothing got slower than the code of before.json: ",
         "FAIL: perf/test_it.py::test_step is worse: its time is ",
         f"{slow} is the first bad commit",
     ):

@@ -8,7 +8,6 @@ import pytest
 
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.results import metrics
-from ddpperf.results.metrics import Gate
 from ddpperf.results.stored_runs import read_document
 from tests.fake_measure import measuring
 from tests.project import REPOSITORY
@@ -55,15 +54,11 @@ def test_interval_ends_decide_nothing() -> None:
     assert metrics.find("test_accuracy_high").better is None
 
 
-def test_what_decides_an_ab_run() -> None:
-    gates = {metric.name: metric.gate for metric in metrics.registered() if metric.gate and not metric.exact}
-    assert gates == {
-        "time": Gate.UNLESS_LAUNCH_BOUND,
-        "tail_seconds": Gate.UNLESS_LAUNCH_BOUND,
-        "speedup": Gate.UNLESS_LAUNCH_BOUND,
-        "cpu_seconds": Gate.LAUNCH_BOUND,
-        "peak_memory_bytes": Gate.ALWAYS,
-    }
+def test_what_decides_a_comparison() -> None:
+    """A loss of speedup shows in its times. Thresholds may still bound it."""
+    gates = {metric.name for metric in metrics.registered() if metric.gate and not metric.exact}
+    assert gates == {"time", "mean_time", "idle_cpus", "peak_memory_bytes"}
+    assert metrics.find("speedup").threshold
     exact = {metric.name for metric in metrics.registered() if metric.exact}
     assert exact == {
         "communicated_bytes_per_epoch",
@@ -100,4 +95,4 @@ def test_name_of_another_suite_keeps_its_stored_unit() -> None:
 
 def test_metric_that_decides_needs_a_direction() -> None:
     with pytest.raises(ValueError, match="metric joules can decide nothing without better"):
-        metrics.Metric(name="joules", unit="J", heading="energy", format=str, gate=Gate.ALWAYS)
+        metrics.Metric(name="joules", unit="J", heading="energy", format=str, gate=True)

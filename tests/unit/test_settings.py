@@ -2,93 +2,102 @@
 
 from __future__ import annotations
 
-import math
 import re
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
-from ddpperf.results.metrics import Better, registered
-from ddpperf.verdict.settings import DecisionSettings, read_decision
-from ddpperf.verdict.thresholds import bounded_metrics, read_document
-from ddpperf.verdict.two_stage_test import CPU, GPU
+from ddpperf.specs import AllReduceSpec, RunSpec, Spec, TrainingSpec
+from ddpperf.verdict.noise_classes import usual_spread
+from ddpperf.verdict.settings import Limits, Settings, read_decision
+from ddpperf.verdict.thresholds import read_document
+from tests.generated import TWO
 from tests.project import REPOSITORY
 
 BUILT_IN = read_decision({})
-METRICS_DECIDED = {metric.name for metric in registered() if metric.better and not metric.exact}
+GPU, CPU = BUILT_IN["gpu"], BUILT_IN["cpu"]
+STEP = TrainingSpec(**TWO, strategy="ddp")
 
 
-def read(text: str) -> dict[str, DecisionSettings]:
+def read(text: str) -> dict[str, Settings]:
     return read_decision(read_document(text))
-
-
-def written(decision: dict[str, DecisionSettings]) -> dict[str, Any]:
-    """All values of all classes and metrics, as the table of a file."""
-    tables: dict[str, Any] = {}
-    for name, settings in decision.items():
-        values = asdict(settings.default) | asdict(settings)
-        for absent in ("default", "tolerance_between_runs", "confirms"):
-            del values[absent]
-        values["metrics"] = {
-            metric: {"margin": own.margin, "tolerance": own.tolerance}
-            for metric, own in settings.metrics.items()
-        }
-        tables[name] = values
-    return tables
 
 
 # --- what is built in
 
 
 def test_without_values_those_built_in_hold() -> None:
-    assert read("[decision.gpu]\n[decision.cpu.metrics.tail_seconds]\n") == BUILT_IN
-    assert {name: settings.default for name, settings in BUILT_IN.items()} == {"gpu": GPU, "cpu": CPU}
-
-
-def test_repositorys_file_equals_the_built_in_values() -> None:
+    assert read("[decision.gpu]\n[decision.cpu.metrics.mean_time]\n")["gpu"] == GPU
     path = REPOSITORY / "perf" / "thresholds.toml"
-    document = read_document(path.read_text())
-    assert read_decision(document) == BUILT_IN
-    assert document["decision"] == written(BUILT_IN), "every value, so that a reader sees it"
-
-
-def test_every_metric_with_a_threshold_can_be_decided() -> None:
-    assert set(bounded_metrics(Better.HIGHER)) < METRICS_DECIDED
+    assert read_decision(read_document(path.read_text())) == BUILT_IN
 
 
 @pytest.mark.parametrize(
-    ("device", "hardware", "tolerance", "sets"),
-    [("cuda", "gpu", 0.03, (3, 3)), ("cpu", "cpu", 0.25, (2, 3))],
+    ("settings", "tolerance", "sets"), [(GPU, 0.03, (3, 3)), (CPU, 0.25, (2, 3))], ids=["gpu", "cpu"]
 )
-def test_confirmation_has_its_own_tolerance_and_sets(
-    device: str, hardware: str, tolerance: float, sets: tuple[int, int]
+def test_comparison_has_its_own_tolerance_and_sets(
+    settings: Settings, tolerance: float, sets: tuple[int, int]
 ) -> None:
-    usual, beside = BUILT_IN[hardware], BUILT_IN[hardware].beside_stored_code(device)
-    assert beside.default.tolerance == pytest.approx(math.log1p(tolerance))
-    for metric in ("time", "speedup", "tail_seconds", "peak_memory_bytes"):
-        found = beside.of(metric)
-        assert (found.screen_sets, found.confirm_sets) == sets
-        assert (found.margin, found.suite_alpha) == (usual.of(metric).margin, usual.of(metric).suite_alpha)
-    assert beside.of("tail_seconds").tolerance == usual.of("tail_seconds").tolerance
-    wide = read("[decision.gpu]\nmargin = 0.05\ntolerance = 0.1\n[decision.gpu.metrics.cpu_seconds]\n")
-    assert wide["gpu"].beside_stored_code("cuda").default.tolerance == 0.1, "as large as the file says"
+    found = settings.comparing()
+    assert found.tolerance == tolerance
+    assert (found.first_sets, found.repeat_sets) == sets
+    assert (found.margin, found.metrics) == (settings.margin, settings.metrics)
+    wide = read(f"[decision.{settings.hardware}]\ncompare_tolerance = 0.5\n")[settings.hardware]
+    assert wide.comparing().tolerance == 0.5
+    wide = read(f"[decision.{settings.hardware}]\ntolerance = 0.4\n")[settings.hardware]
+    assert wide.comparing().tolerance == 0.4, "a comparison has less time, so it need not find more"
+
+
+@pytest.mark.parametrize(("ratio", "margin", "tolerance"), [(1.05, 0.05, 0.1), (1.01, 0.01, 0.03)])
+def test_requested_margin_widens_the_tolerance(ratio: float, margin: float, tolerance: float) -> None:
+    """The mean has the margin, too, and at least its own tolerance. Memory keeps its limits."""
+    found = GPU.comparing(ratio)
+    assert (found.margin, found.tolerance) == pytest.approx((margin, tolerance))
+    mean = found.metrics["mean_time"]
+    assert (mean.margin, mean.tolerance) == pytest.approx((margin, max(0.05, 2 * margin)))
+    assert found.metrics["peak_memory_bytes"] == GPU.metrics["peak_memory_bytes"]
+
+
+def test_requested_sets_hold_for_repeats_too() -> None:
+    assert (GPU.with_sets(9).first_sets, GPU.with_sets(9).repeat_sets) == (9, 9)
+    assert (GPU.with_sets(2).first_sets, GPU.with_sets(2).repeat_sets) == (2, 6)
 
 
 # --- what the file says goes before it
 
 
 def test_class_value_reaches_its_metrics() -> None:
+    """What a metric's own table leaves out is built in or, without a built-in value, that of the class."""
     found = read(
-        "[decision.gpu]\ntolerance = 0.03\nscreen_sets = 4\n"
-        "[decision.gpu.metrics.cpu_seconds]\ntolerance = 0.3\n"
+        "[decision.cpu]\ntolerance = 0.3\nfirst_sets = 4\n"
+        "[decision.cpu.metrics.mean_time]\nmargin = 0.1\n"
+        "[decision.gpu.metrics.mean_time]\ntolerance = 0.1\n"
     )
-    gpu = replace(GPU, tolerance=0.03, screen_sets=4)
-    assert (found["gpu"].default, found["gpu"].of("time"), found["cpu"]) == (gpu, gpu, BUILT_IN["cpu"])
-    assert found["gpu"].of("cpu_seconds") == replace(gpu, margin=0.05, tolerance=0.3), (
-        "its margin is built in"
-    )
-    assert found["gpu"].of("tail_seconds") == replace(gpu, margin=0.02, tolerance=0.10)
+    assert (found["cpu"].tolerance, found["cpu"].first_sets, found["cpu"].margin) == (0.3, 4, CPU.margin)
+    assert found["cpu"].metrics["mean_time"] == Limits(margin=0.1, tolerance=0.3)
+    assert found["gpu"].metrics["mean_time"] == Limits(margin=0.005, tolerance=0.1)
+    assert replace(found["gpu"], metrics=GPU.metrics) == GPU
+
+
+@pytest.mark.parametrize(
+    ("key", "hardware", "spec"),
+    [
+        ("run_spread", "cpu", STEP),
+        ("run_spread", "gpu", replace(STEP, execution="graph")),
+        ("noisy_run_spread", "gpu", STEP),
+        ("call_spread", "gpu", AllReduceSpec(world_size=2, nbytes=1024)),
+        ("call_spread", "cpu", AllReduceSpec(world_size=2, nbytes=1024)),
+        (
+            "call_spread",
+            "gpu",
+            RunSpec(**TWO, strategy="ddp", input="device", epochs=1, test_images=8, rate=0.1),
+        ),
+    ],
+)
+def test_usual_spread_follows_the_kind_of_work(key: str, hardware: str, spec: Spec) -> None:
+    found = read(f"[decision.{hardware}]\n{key} = 0.19\n")[hardware]
+    assert usual_spread("time", spec, found) == 0.19
+    assert usual_spread("time", spec, BUILT_IN[hardware]) == getattr(BUILT_IN[hardware], key) != 0.19
 
 
 # --- refusals
@@ -100,8 +109,8 @@ def test_class_value_reaches_its_metrics() -> None:
         ("decision.gpu.metrics.time = 0.1", "perf/thresholds.toml has decision.gpu.metrics.time = 0.1; wri"),
         ("[decision.gpus]", "[decision] of perf/thresholds.toml has the unknown class 'gpus'; write gpu"),
         ("[decision.gpu]\nmargn = 0.1", "[decision.gpu] of perf/thresholds.toml has the unknown key 'margn'"),
-        ("[decision.gpu.metrics.cpu_second]", "[decision.gpu.metrics] of perf/thresholds.toml has the unk"),
-        ("[decision.gpu.metrics.time]\nscreen_sets=4", "[decision.gpu.metrics.time] of perf/thresholds.tom"),
+        ("[decision.gpu.metrics.peak]", "[decision.gpu.metrics] of perf/thresholds.toml has the unknown me"),
+        ("[decision.gpu.metrics.time]\nfirst_sets=4", "[decision.gpu.metrics.time] of perf/thresholds.toml"),
     ],
 )
 def test_unknown_name_is_refused(text: str, sentence: str) -> None:
@@ -110,17 +119,35 @@ def test_unknown_name_is_refused(text: str, sentence: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "key", "advice"),
+    [
+        ("screen_sets = 3", "key 'screen_sets'", "write first_sets"),
+        ("confirm_sets = 3", "key 'confirm_sets'", "write repeat_sets"),
+        ("suite_alpha = 0.01", "key 'suite_alpha'", "write false_alarms"),
+        ("screen_alpha = 0.1", "key 'screen_alpha'", ".*delete it"),
+        ("quiet_iqr = 0.1", "key 'quiet_iqr'", ".*delete it"),
+        ("metrics.tail_seconds.margin = 0.1", "metric 'tail_seconds'", ".*write mean_time"),
+        ("metrics.cpu_seconds.margin = 0.1", "metric 'cpu_seconds'", ".*delete the table"),
+        ("metrics.speedup.margin = 0.1", "metric 'speedup'", ".*delete the table"),
+    ],
+)
+def test_old_name_is_refused_with_its_new_one(text: str, key: str, advice: str) -> None:
+    with pytest.raises(ValueError, match=f"of perf/thresholds.toml has the old {key}; {advice}$"):
+        read(f"[decision.cpu]\n{text}\n")
+
+
+@pytest.mark.parametrize(
     ("keys", "wanted", "values"),
     [
-        ("margin tolerance metrics.time.margin", "a fraction from 0 to below 1", "-1e-9"),
-        ("quiet_iqr run_spread noisy_run_spread", "a fraction above 0 and below 1", "-1e-9 0"),
-        ("screen_alpha suite_alpha", "a probability above 0 and below 0.5", "0 0.5"),
-        ("screen_sets confirm_sets", "a whole number from 2 to 64", "0 -3 3.5 65"),
+        ("margin tolerance compare_tolerance metrics.time.margin", "a fraction from 0 to 10", "-1e-9 11"),
+        ("run_spread noisy_run_spread call_spread", "a fraction above 0 and below 1", "-1e-9 0 1"),
+        ("false_alarms", "a probability above 0 and below 0.5", "0 0.5 1"),
+        ("first_sets repeat_sets", "a whole number from 2 to 64", "0 1 -3 3.5 65"),
     ],
 )
 def test_value_of_another_kind_is_refused(keys: str, wanted: str, values: str) -> None:
     for key in keys.split():
-        for value in ("1", "nan", "inf", "true", "'0.1'", "[0.1]", *values.split()):
+        for value in ("nan", "inf", "true", "'0.1'", "[0.1]", *values.split()):
             with pytest.raises(ValueError, match=rf"has {key.rpartition('.')[2]} = .*; write {wanted}"):
                 read(f"decision.gpu.{key} = {value}")
 
@@ -129,8 +156,7 @@ def test_value_of_another_kind_is_refused(keys: str, wanted: str, values: str) -
     ("text", "table", "what"),
     [
         ("margin = 0.02", "gpu", "margin 0.02 must be at least 0 and below tolerance 0.02"),
-        ("screen_alpha = 0.01", "cpu", "screen_alpha must lie between 0.01 and 0.5, got 0.01"),
-        ("noisy_run_spread = 0.04", "cpu", "run_spread 0.06 must lie above 0, up to noisy_run_spread 0.04"),
+        ("noisy_run_spread = 0.04", "cpu", "run_spread 0.06 must not exceed noisy_run_spread 0.04"),
     ],
 )
 def test_contradicting_values_are_refused(text: str, table: str, what: str) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpperf.results.outcomes import Outcome, OutcomeKind, Status
-from ddpperf.verdict.confirmed_comparison import answer_of
-from ddpperf.verdict.run_verdict import decide, exit_status
-from ddpperf.verdict.stored_run_comparison import Change, Comparison, Controls
-from tests.generated import BOUNDED, seconds
+from ddpperf.results.outcomes import Outcome, OutcomeKind, Reason, Status
+from ddpperf.verdict.estimates import Control, Estimates, RowKey, Stage
+from ddpperf.verdict.rows import rows
+from ddpperf.verdict.verdict import Answer, decide, exit_status
+from tests.generated import BOUNDED
+from tests.judged import GPU, LIMITS, PASSED, answered, control, equal, estimate, verdict_of
 
 TESTS = st.sampled_from(["a", "b", "c", "d"])
 OUTCOMES = st.builds(
@@ -21,49 +25,49 @@ OUTCOMES = st.builds(
     kind=st.sampled_from(list(OutcomeKind)),
     reason=st.text(max_size=3),
 )
-CHANGES = st.builds(Change, then_seconds=seconds, now_seconds=seconds, limit=st.floats(1, 3))
-SAME = Change(then_seconds=0.1, now_seconds=0.1, limit=1.2)
-SLOWER = Change(then_seconds=0.1, now_seconds=0.16, limit=1.5)
-PASSED = Outcome(kind=OutcomeKind.PASSED)
+REASONS = st.lists(st.builds(Reason, st.just("there was a problem"), st.just("solve it")), max_size=1)
+SLOWER = [estimate(1, 1.5), estimate(1, 1.5, stage=Stage.REPEAT), *equal(30)[2:]]
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> Answer:
+    worse = draw(st.dictionaries(TESTS, st.just("is worse: its time is 2")))
+    return Answer(
+        worse=worse,
+        regressions=[f"{test} {how}" for test, how in worse.items()],
+        untrusted=draw(REASONS),
+        undecided=draw(REASONS),
+    )
 
 
 @st.composite
 def runs(draw: st.DrawFn) -> dict[str, Any]:
-    """Arguments of `decide`: any outcomes, any of them measured, any comparison and problems."""
-    changes = draw(st.dictionaries(TESTS, CHANGES))
-    comparison = Comparison(
-        baseline="0001_x.json",
-        changes=changes,
-        missing=draw(st.dictionaries(TESTS, st.just("is new"))),
-    )
+    """Arguments of `decide`: any outcomes, any of them measured, any answer and problems."""
     return {
         "outcomes": draw(st.dictionaries(TESTS, OUTCOMES)),
         "measured": draw(st.sets(TESTS)),
-        "answer": draw(st.sampled_from([None, answer_of(comparison, None, no_stored_code="no git")])),
-        "problems": draw(st.lists(st.just("there was a problem"), max_size=1)),
+        "answer": draw(st.none() | answers()),
+        "problems": draw(REASONS),
     }
 
 
 GOOD: dict[str, Any] = {
-    "outcomes": {"a": PASSED, "b": PASSED},
-    "measured": {"a", "b"},
-    "answer": answer_of(
-        Comparison(baseline="0001_x.json", changes={"a": SAME, "b": dataclasses.replace(SAME, limit=1.1)}),
-        None,
-        no_stored_code="no git",
-    ),
+    "outcomes": {"test1": PASSED, "test2": PASSED},
+    "measured": {"test1", "test2"},
+    "answer": answered(equal(2)),
 }
 
 
-def test_pass_says_what_it_was_compared_with() -> None:
-    verdict = decide(**GOOD)
-    assert (verdict.status, verdict.reasons) == (
-        Status.PASS,
-        (
-            "2 tests measured, compared with 0001_x.json: half of the 2 judged tests would have shown a "
-            "slow-down of 15.0%, 95% of them 20.0%",
-        ),
-    )
+def undecided(*estimates: Estimates, pairs: int = 30) -> Answer:
+    """Return the answer to some pairs, of which the first have these estimates instead."""
+    own = {entry.key for entry in estimates}
+    return answered([*estimates, *(entry for entry in equal(pairs) if entry.key not in own)])
+
+
+# --- of the whole run
+
+
+def test_run_that_compares_nothing_says_so() -> None:
     skipped = {"a": PASSED, "b": Outcome(kind=OutcomeKind.SKIPPED, reason="it needs a GPU")}
     verdict = decide(skipped, measured=["a"], answer=None)
     assert (verdict.status, verdict.reasons) == (
@@ -76,17 +80,19 @@ def test_pass_says_what_it_was_compared_with() -> None:
     "change",
     [
         {"measured": set()},
-        {"measured": {"a"}},
-        {"answer": dataclasses.replace(GOOD["answer"], undecided=["z was not measured"])},
-        {"outcomes": {"a": PASSED, "b": PASSED, "z": Outcome(kind=OutcomeKind.NOT_RUN)}},
-        {"outcomes": {"a": PASSED, "b": PASSED, "z": Outcome(kind=OutcomeKind.NOT_COLLECTED)}},
-        {"problems": ["no baseline for h200x4"]},
+        {"measured": {"test1"}},
+        {"answer": dataclasses.replace(GOOD["answer"], undecided=[Reason("z was not measured")])},
+        {"outcomes": GOOD["outcomes"] | {"z": Outcome(kind=OutcomeKind.NOT_RUN)}},
+        {"outcomes": GOOD["outcomes"] | {"z": Outcome(kind=OutcomeKind.NOT_COLLECTED)}},
+        {"outcomes": GOOD["outcomes"] | {"z": Outcome(kind=OutcomeKind.BASE_FAILED)}},
+        {"problems": [Reason("no baseline for h200x4")]},
         {"outcomes": {}, "measured": set(), "answer": None},
         {"outcomes": {"a": Outcome(kind=OutcomeKind.SKIPPED)}, "measured": set(), "answer": None},
     ],
     ids=lambda change: " ".join(change),
 )
 def test_anything_missing_is_no_verdict(change: dict[str, Any]) -> None:
+    assert decide(**GOOD).status is Status.PASS
     assert decide(**GOOD | change).status is Status.NO_VERDICT
 
 
@@ -117,35 +123,12 @@ def test_failed_test_outranks_everything(run: dict[str, Any], other: Outcome) ->
 
 
 @BOUNDED
-@given(runs(), st.floats(1.001, 3))
-def test_slower_test_outranks_missing_results(run: dict[str, Any], limit: float) -> None:
-    slower = Change(then_seconds=1.0, now_seconds=limit * 1.001, limit=limit)
-    comparison = Comparison(baseline="0001_x.json", changes={"z": slower}, missing={"y": "is new"})
-    run["answer"] = answer_of(comparison, None, no_stored_code="no git")
+@given(runs())
+def test_worse_test_outranks_missing_results(run: dict[str, Any]) -> None:
+    run["answer"] = answered(SLOWER, missing={"y": "was not measured"})
     verdict = decide(**run)
     assert verdict.status is Status.FAIL
-    assert any(reason.startswith("z is slower: ") for reason in verdict.reasons)
-
-
-def test_a_failure_names_every_failed_and_slower_test() -> None:
-    outcomes = {
-        "a": Outcome(kind=OutcomeKind.FAILED, reason="rank 1 died"),
-        "b": PASSED,
-        "c": Outcome(kind=OutcomeKind.NOT_RUN),
-    }
-    comparison = Comparison(
-        baseline="0001_x.json", changes={"b": SLOWER}, missing={"c": "is not in 0001_x.json"}
-    )
-    verdict = decide(
-        outcomes,
-        measured={"b"},
-        answer=answer_of(comparison, None, no_stored_code="no git"),
-        problems=["the run was interrupted"],
-    )
-    assert verdict.reasons == (
-        "a failed: rank 1 died",
-        "b is slower: 1.60 times its step in 0001_x.json, limit 1.5",
-    )
+    assert any(reason.startswith("test1 is worse: its time is 1.500 times") for reason in verdict.reasons)
 
 
 def test_no_verdict_names_everything_missing() -> None:
@@ -154,13 +137,8 @@ def test_no_verdict_names_everything_missing() -> None:
         "b": Outcome(kind=OutcomeKind.NOT_RUN),
         "c.py": Outcome(kind=OutcomeKind.NOT_COLLECTED, reason="SyntaxError"),
     }
-    comparison = Comparison(baseline="0001_x.json", missing={"a": "is not in 0001_x.json"})
-    verdict = decide(
-        outcomes,
-        measured=(),
-        answer=answer_of(comparison, None, no_stored_code="no git"),
-        problems=["the run was interrupted"],
-    )
+    answer = answered(equal(1), missing={"a": "is not in 0001_x.json"})
+    verdict = decide(outcomes, measured=(), answer=answer, problems=[Reason("the run was interrupted")])
     assert verdict.reasons == (
         "the run was interrupted",
         "c.py could not be collected: SyntaxError",
@@ -168,7 +146,6 @@ def test_no_verdict_names_everything_missing() -> None:
         "a passed without a measurement",
         "no test was measured",
         "a is not in 0001_x.json",
-        "no test of 0001_x.json was measured whose time can be judged on this machine",
     )
 
 
@@ -187,11 +164,185 @@ def test_exit_status_follows_status_and_saving(status: Status, saved: bool, exit
     assert exit_status(status, saved=saved) == exits
 
 
-def test_failed_control_of_a_comparison_is_no_verdict() -> None:
-    """A slower test counts for nothing where the machine itself has changed."""
-    copy = Change(then_seconds=1.0, now_seconds=2.0, limit=1.5)
-    comparison = Comparison(baseline="0001_x.json", changes={"a": SLOWER}, controls=Controls(negative=copy))
-    answer = answer_of(comparison, None, no_stored_code="no git")
-    assert [reason[:27] for reason in answer.untrusted] == ["the negative control failed"]
-    assert answer.unfit == [*answer.regressions, *answer.untrusted]
-    assert decide({"a": PASSED}, measured={"a"}, answer=answer).status is Status.NO_VERDICT
+# --- what a PASS allows
+
+
+def percentages(line: str) -> set[str]:
+    """Return the percentages with a decimal, which are measured ones."""
+    return set(re.findall(r"-?\d+\.\d%|inf%", line))
+
+
+@BOUNDED
+@given(st.lists(st.tuples(st.floats(0.9, 1.01), st.floats(1e-4, 0.004)), min_size=1, max_size=25))
+def test_pass_claims_only_what_a_row_excludes(pairs: list[tuple[float, float]]) -> None:
+    estimates = [
+        estimate(number, ratio, metric=metric, noise=noise)
+        for number, (ratio, noise) in enumerate(pairs, 1)
+        for metric in ("time", "mean_time")
+    ]
+    answer = answered(estimates)
+    verdict = verdict_of(answer)
+    assert verdict.status in (Status.PASS, Status.NO_VERDICT)
+    if verdict.status is Status.PASS:
+        ends = {f"{max(0, row.high - 1):.1%}" for row in rows(estimates, GPU)}
+        claimed = percentages(verdict.reasons[0])
+        assert claimed, verdict
+        assert claimed <= ends
+
+
+def test_pass_claims_no_bound_where_there_is_none() -> None:
+    """The stored run has too few steps for a mean, and the run had no time to measure test1 again."""
+    unknown = estimate(1, metric="mean_time", stage=Stage.STORED, round_error=math.inf)
+    verdict = verdict_of(undecided(estimate(1, stage=Stage.STORED), unknown))
+    assert verdict.status is Status.PASS
+    assert verdict.reasons[0].endswith("; undecided: test1")
+    assert not percentages(verdict.reasons[0]) & {"inf%"}
+
+
+def test_pass_says_how_many_steps_it_rests_on() -> None:
+    """A stall that is rarer than 3 in so many steps may not have occurred."""
+    (line,) = verdict_of(answered([*equal(3), estimate(4, steps=84)])).reasons
+    assert "exclude a slow-down of " in line
+    assert "in at least 84 timed steps per side" in line
+
+
+def test_single_test_slower_than_half_its_tolerance_blocks_a_pass() -> None:
+    """It is 1 of 30, so fewer than 5% are undecided."""
+    verdict = verdict_of(undecided(estimate(1, 1.015, noise=0.01)))
+    assert verdict.status is Status.NO_VERDICT
+    assert verdict.reasons[0].startswith(
+        "1 of 30 measurements is undecided, such as test1: its time is 1.015 times the base's"
+    )
+
+
+@pytest.mark.parametrize(
+    ("estimates", "why"),
+    [
+        ([estimate(1, 1.0, noise=0.3), estimate(2, 1.0, noise=0.3)], "neither found nor excluded"),
+        ([estimate(1, 1.5)], "but it was not measured again on new process sets"),
+        (
+            [estimate(1, 1.1, noise=0.03), estimate(1, 1.052, noise=0.03, stage=Stage.REPEAT)],
+            "which is not certain enough for a FAIL",
+        ),
+    ],
+)
+def test_undecided_test_says_why(estimates: list[Estimates], why: str) -> None:
+    verdict = verdict_of(undecided(*estimates))
+    assert verdict.status is Status.NO_VERDICT
+    assert verdict.reasons[0].endswith(why)
+
+
+def test_run_that_looks_worse_is_no_baseline() -> None:
+    """Later runs of the slower code would pass beside it."""
+    answer = undecided(estimate(1, 1.5))
+    assert verdict_of(answer).status is Status.NO_VERDICT
+    assert answer.unfit[0].startswith("test1 looks worse: its time is 1.500 times the base's")
+    assert undecided(estimate(1, noise=0.3), estimate(2, noise=0.3)).unfit == []
+
+
+def test_noisy_test_without_a_sign_of_change_is_named() -> None:
+    verdict = verdict_of(undecided(estimate(1, 1.0, noise=0.01)))
+    assert verdict.status is Status.PASS
+    assert verdict.reasons[0].endswith("; undecided: test1")
+
+
+@pytest.mark.parametrize("metric", ["time", "mean_time", "peak_memory_bytes"])
+def test_two_undecided_of_thirty_block_a_pass(metric: str) -> None:
+    noisy = [estimate(number, metric=metric, noise=0.02) for number in (1, 2)]
+    again = [estimate(number, metric=metric, noise=0.03, stage=Stage.REPEAT) for number in (1, 2)]
+    for estimates in (noisy, [*noisy, *again]):
+        verdict = verdict_of(undecided(*estimates))
+        assert verdict.status is Status.NO_VERDICT
+        assert verdict.reasons[0].startswith("2 of 30 measurements are undecided")
+
+
+def test_busy_processes_of_the_candidate_are_judged() -> None:
+    idle = RowKey(metric="idle_cpus")
+    busy = [estimate(1, 20.0, key=idle, tests=(), stage=stage) for stage in (Stage.FIRST, Stage.REPEAT)]
+    assert verdict_of(undecided(busy[0])).status is Status.NO_VERDICT
+    verdict = verdict_of(undecided(*busy))
+    assert verdict.status is Status.FAIL
+    assert verdict.reasons[0].startswith("the candidate is worse: between their rounds its processes keep ")
+
+
+# --- names
+
+
+def test_tests_of_one_pair_fail_together() -> None:
+    shared = [dataclasses.replace(entry, tests=("test1", "other")) for entry in SLOWER[:2]]
+    answer = answered([*shared, *SLOWER[2:]])
+    assert answer.worse.keys() == {"test1", "other"}
+    (sentence,) = answer.regressions
+    assert sentence.endswith("; the same measurement is that of other")
+
+
+def test_mean_that_grew_as_the_time_is_not_repeated_in_the_sentence() -> None:
+    mean = [dataclasses.replace(entry, key=equal(1)[1].key) for entry in SLOWER[:2]]
+    assert "mean time" not in answered([*SLOWER, *mean]).regressions[0]
+    stalls = [estimate(1, 3.0, metric="mean_time", stage=entry.stage) for entry in mean]
+    assert "mean time is 3.000 times" in answered([*SLOWER, *stalls]).regressions[0]
+
+
+# --- each cause has its own next step
+
+
+def stored(*ratios: float) -> list[Estimates]:
+    return [estimate(number, ratio, stage=Stage.STORED) for number, ratio in enumerate(ratios, 1)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "advice"),
+    [
+        (undecided(*(estimate(number, noise=0.1) for number in range(1, 9))), "end other programs"),
+        (answered(equal(2), compared_with="x.json", missing={"z": "was lost"}), "run all tests of the sto"),
+        (answered(equal(2), missing={"z": "has time of 1 base process set"}), "run the same command again"),
+        (answered(equal(9), cannot=["z"]), "deselect these tests"),
+        (answered([*equal(9), control(Control.COPY, 1.1)]), "end other programs"),
+        (answered([*stored(*[1.5] * 9), *equal(9)], differences=["torch was 2, is 3"]), "undo the differ"),
+        (answered([*stored(*[1.5] * 9), *equal(9)]), "find what else runs on this machine"),
+        (answered(stored(1.5), late=[Reason("no time was left", "give it more time")]), "give it more time"),
+        (answered([]), "measure tests that are judged"),
+    ],
+    ids=["noise", "missing", "lost set", "cannot", "copy", "environment", "machine", "time", "none judged"],
+)
+def test_each_cause_has_its_next_step(answer: Answer, advice: str) -> None:
+    verdict = verdict_of(answer)
+    assert verdict.status is Status.NO_VERDICT
+    assert verdict.advice.startswith(advice), verdict
+
+
+@pytest.mark.parametrize(
+    ("kind", "advice"),
+    [
+        (OutcomeKind.BASE_FAILED, "repair the base"),
+        (OutcomeKind.NOT_COLLECTED, "correct this file"),
+        (OutcomeKind.NOT_RUN, "run the same command again"),
+    ],
+)
+def test_unmeasured_test_has_its_next_step(kind: OutcomeKind, advice: str) -> None:
+    outcomes = GOOD["outcomes"] | {"z": Outcome(kind=kind)}
+    assert decide(**GOOD | {"outcomes": outcomes}).advice.startswith(advice)
+
+
+def test_slower_copy_voids_what_rests_on_the_stored_run() -> None:
+    """The A/B measurement of test1 has a copy of its own."""
+    copy = control(Control.STORED_COPY, 1.5, stage=Stage.STORED)
+    wide = dataclasses.replace(LIMITS, tolerance=0.05)
+    rest = [dataclasses.replace(entry, limits=wide) for entry in stored(*[1.0] * 9)]
+    answer = answered([*rest, copy], compared_with="x.json")
+    assert answer.undecided[0].text.startswith(
+        "this machine or its environment changed: a copy of memory takes 1.50 times as long as in x.json"
+    )
+    measured_ab = [estimate(number) for number in range(1, 10)]
+    assert not answered([*rest, copy, *measured_ab], compared_with="x.json").undecided
+
+
+def test_changed_machine_needs_a_test_that_is_as_fast_as_the_base_today() -> None:
+    """The stored run says slower, and so does the A/B measurement: that is the code."""
+
+    def texts(estimates: Sequence[Estimates]) -> str:
+        return " ".join(reason.text for reason in answered(estimates, compared_with="x.json").undecided)
+
+    then = stored(1.5, *[1.0] * 8)
+    assert "test1 takes 1.50 times as long as in x.json, but the stored code" in texts([*then, *equal(9)])
+    assert "machine" not in texts([*then, estimate(1, 1.5), *equal(9)[2:]])

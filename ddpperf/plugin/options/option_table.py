@@ -27,7 +27,7 @@ from ddpperf.io.secret_values import shown_word
 from ddpperf.specs import Execution, Model, Precision
 from ddpperf.specs.collective import FLOAT32_BYTES
 from ddpperf.specs.training_step import GROUPED_STRATEGIES
-from ddpperf.verdict.two_stage_test import MOST_SETS
+from ddpperf.verdict.settings import MOST_SETS
 from ddpperf.workers.launcher import launcher
 
 MAX_BYTES = 2**33
@@ -207,7 +207,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("--buffer-sizes", "SIZE,SIZE", SIZES, "Bytes per rank in a collective.", "sizes from 1KiB up"),
     ),
     "How long to measure": (
-        Option("--rounds", "N", NUMBER, "Rounds of each test.", "10; 7 in A/B; 6 in a confirmation"),
+        Option("--rounds", "N", NUMBER, "Rounds of each test.", "10; 7 in A/B; 6 against stored code"),
         Option("--replicates", "N", SETS, "Process sets of each test, per side in A/B.", SETS_DEFAULT),
         Option(
             "--max-seconds",
@@ -249,7 +249,7 @@ OLD_OPTIONS = {
         ("baseline-root baseline-python", "type --base {}"),
         ("slow-down", "type --spec delay_seconds={}, or --candidate delay_seconds={} in an A/B run"),
         ("recipe", "name the test, as in perf/test_large_batch.py::test_remedies[ID]"),
-        ("confirm-seconds", "a confirmation takes half of --max-seconds"),
+        ("confirm-seconds", "the first A/B measurement takes half of --max-seconds"),
         ("gpu-hour-price plots", "type python -m ddpperf.report RUN.json --tables with it after the run"),
         ("checkpoints traces link-bandwidth", "leave it out"),
         ("node-latency node-bandwidth", "type --node-link SECONDS,GB/S"),

@@ -58,7 +58,7 @@ class Options:
     rounds: int
     replicates: int | None  # process sets per side; None for the default
     sides: Sides | None
-    # After these seconds no second repeated measurement begins, and an A/B run with a worse test ends.
+    # After these seconds no test is measured again, except for the first one of a repeat.
     max_seconds: float
     deadline: float
     worker_logs: Path | None

@@ -1,0 +1,283 @@
+"""The judge of a run: it compares what was measured, and measures open pairs again on new processes.
+
+A run is a list of stages. `--benchmark-compare` has the stored run, a first A/B measurement of what
+the stored run leaves open, and repeats. An A/B run has a first measurement of all tests, and repeats.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from _pytest.runner import runtestprotocol
+
+from ddpperf.errors import Refused
+from ddpperf.io.secret_values import shown_value
+from ddpperf.plugin.base_checkout import stored_sides
+from ddpperf.plugin.control_steps import copied, measure_controls, stored_copy
+from ddpperf.plugin.measure_fixture import Measuring
+from ddpperf.plugin.options.ab_sides import Sides
+from ddpperf.plugin.session import Session
+from ddpperf.results.outcomes import Outcome, OutcomeKind, Reason
+from ddpperf.results.samples import Measured
+from ddpperf.results.stored_runs import Baseline
+from ddpperf.results.units import counted
+from ddpperf.verdict.estimates import (
+    Estimates,
+    RowKey,
+    Stage,
+    ab_estimates,
+    stored_estimates,
+    stored_exact,
+    stored_missing,
+    tests_by_pair,
+    with_equal_specs,
+)
+from ddpperf.verdict.rows import REPEATS, Row, next_plan, rows
+from ddpperf.verdict.verdict import Answer, Context, answer_of
+
+COMPARISON_ROUNDS = 6  # of the first A/B measurement of a comparison, where the time is short
+INCOMPARABLE = {"commit", "gpus", "pinning", "hostname", "links", "nodes"}  # facts of an environment
+
+
+class Judge:
+    """Compares the measurements of a run, and measures what they leave open."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._sides: Sides | None = session.sides  # None if nothing was measured A/B
+        self._settings = session.settings
+        self._copied: Measured | None = None  # the copy of memory of a run without sides
+        self._estimates: list[Estimates] = []
+        self._tested: frozenset[RowKey] = frozenset()  # by the repeats
+        self._problems: list[Reason] = []  # what could not be done
+        self._late: list[Reason] = []  # what had no time left
+        self._stages: list[dict[str, Any]] = []  # of the measurements after the run's own, as stored
+
+    def judge(self, items: Sequence[pytest.Item]) -> None:
+        """Compare the run's measurements, and measure open pairs again until no pair is open."""
+        session, until = self._session, time.monotonic() + self._session.options.max_seconds / 2
+        if self._sides is not None:
+            self._add(session.passes[0], Stage.FIRST)
+        else:
+            self._copied = copied(session.passes[0].pool, session.options.device)
+            if session.baseline is None:
+                return
+            self._compare_stored(session.baseline)
+            if not self._estimates or not self._check_out(session.baseline):
+                return
+            self._measure(items, Stage.FIRST, until)
+        for repeat in range(REPEATS):
+            end = session.outcomes.begun + session.options.max_seconds
+            if repeat == 0:
+                end = max(end, time.monotonic() + session.options.max_seconds / 4)
+            found = self.rows
+            if any(row.certain for row in found):
+                break
+            if repeat and time.monotonic() > end:
+                self._note_late(len({row.key.pair for row in found if row.open}))
+                break
+            if not self._measure(items, Stage.REPEAT, end):
+                break
+
+    @property
+    def rows(self) -> list[Row]:
+        """What was found so far."""
+        return rows(self._estimates, self._settings, self._tested)
+
+    # --- comparing
+
+    def _compare_stored(self, baseline: Baseline) -> None:
+        """Add the estimates of the stored run and of this run."""
+        session = self._session
+        self._settings = session.settings.comparing(session.options.slower_ratio)
+        then, now = baseline.measured, session.measured()
+        self._estimates += stored_estimates(then, now, self._settings)
+        metrics = {test: session.measures[test].metrics for test in now}
+        equal = with_equal_specs(then, now)
+        self._estimates += stored_exact(equal, baseline.metrics, metrics, self._settings)
+        self._estimates += stored_copy(baseline.copied, self._copied, self._settings)
+
+    def _check_out(self, baseline: Baseline) -> bool:
+        """Return whether the stored run's code can be measured; if not, note the reason."""
+        session = self._session
+        try:
+            self._sides = session.options.sides or stored_sides(
+                baseline, session.storage.root, session.options, session.cleanup
+            )
+        except Refused as refused:
+            what = f"this run cannot be compared with the stored run's code, because {refused}"
+            self._problems.append(
+                Reason(what, "commit your code, then store a new baseline with --benchmark-save=NAME")
+            )
+        return self._sides is not None
+
+    def _add(self, measuring: Measuring, stage: Stage, *, controls: bool = True) -> None:
+        """Add the estimates of an A/B measurement, and of control measurements on its process sets."""
+        measured = measuring.measured()
+        metrics = {test: measuring.measures[test].metrics for test in measured}
+        estimates = ab_estimates(measured, metrics, self._settings, stage)
+        self._estimates += estimates
+        if stage is Stage.FIRST and controls and estimates:
+            found, problems = measure_controls(measuring.pool, measured, estimates, self._settings)
+            self._estimates += found
+            self._problems += problems
+
+    # --- measuring
+
+    def _measure(self, items: Sequence[pytest.Item], stage: Stage, until: float) -> bool:
+        """Measure the open pairs A/B on new processes, as many as have time; return whether any was open.
+
+        until: the time.monotonic() value at which the measurements should have ended.
+        """
+        session, options, sets = self._session, self._session.options, self._settings.first_sets
+        if stage is not Stage.FIRST and not any(row.open for row in self.rows):
+            return False
+        rounds = options.rounds
+        if session.baseline is not None and "--rounds" not in options.given:
+            rounds = COMPARISON_ROUNDS
+        if stage is Stage.REPEAT:
+            rounds, sets = 2 * rounds, self._settings.repeat_sets
+        measuring = session.begin_pass(self._sides, sets, rounds, time_only=True)
+        found = self.rows
+        exact = {test for row in found if row.open and row.exact for test in row.tests}
+        by_pair = tests_by_pair(session.measured())
+        tests = {pair: self._test_of(of_pair, exact) for pair, of_pair in by_pair.items()}
+        seconds = {pair: self._expected_seconds(measuring, test) for pair, test in tests.items()}
+        plan = next_plan(found, seconds, until - time.monotonic())
+        if stage is Stage.REPEAT:
+            self._tested |= plan.tested
+        left, interrupted = 0, True
+        try:
+            left = self._run(items, [tests[pair] for pair in plan.pairs], until)
+            interrupted = False
+        finally:  # if this is interrupted, judge what was measured
+            self._add(measuring, stage, controls=not interrupted)
+            stored = {test: measuring.measures[test].to_json() for test in measuring.measured()}
+            self._stages.append({"stage": stage, "tests": stored})
+            self._note_late(0 if interrupted else left + plan.left)
+        return True
+
+    def _note_late(self, left: int) -> None:
+        seconds = self._session.options.max_seconds
+        what = f"--max-seconds {seconds:.0f} left no time for {counted(left, 'measurement')}"
+        advice = f"give it more time: --max-seconds {max(60, 2 * seconds):.0f}"
+        self._late = [Reason(what, advice)] if left else []
+
+    def _run(self, items: Sequence[pytest.Item], tests: Sequence[str], until: float) -> int:
+        """Run tests on the processes that have just begun, and return how many had no time left."""
+        by_test = {item.nodeid: item for item in items}
+        for place, test in enumerate(tests):
+            if place and time.monotonic() > until:
+                return len(tests) - place
+            self._session.progress.stage = f"comparison {place + 1} of {len(tests)}"
+            for report in runtestprotocol(by_test[test], log=False):
+                if report.failed:  # the first measurement reported everything else
+                    by_test[test].ihook.pytest_runtest_logreport(report=report)
+        return 0
+
+    def _test_of(self, tests: Sequence[str], exact: Collection[str]) -> str:
+        """Return the test that measures a pair again: of equal ones, that with the fewest references.
+
+        exact: tests with an open exact metric, such as bytes, which only they can measure again.
+        """
+        measures = self._session.measures
+        return min(tests, key=lambda test: (test not in exact, len(measures[test].references)))
+
+    def _expected_seconds(self, measuring: Measuring, test: str) -> float:
+        """Return about how long the new processes take for a test, from its first measurement."""
+        measure = self._session.measures[test]
+        assert measure.measured is not None
+        overhead = self._session.outcomes.seconds[test] - measure.counted_seconds
+        return overhead + measuring.pool.expected_seconds(measure.measured)
+
+    # --- the answer
+
+    def answer(self, outcomes: Mapping[str, Outcome]) -> Answer | None:
+        """Return the result of the comparison; None if nothing is compared. outcomes: how each test ended."""
+        session, baseline = self._session, self._session.baseline
+        if baseline is None and self._sides is None:
+            return None
+        if not self._estimates:  # the run was interrupted, or measured nothing
+            if baseline is not None:
+                self._compare_stored(baseline)
+            elif session.passes:
+                self._add(session.passes[0], Stage.FIRST, controls=False)
+        cannot = [test for test, outcome in outcomes.items() if outcome.kind is OutcomeKind.CANDIDATE_CANNOT]
+        missing = {test: entry.missing for entry in self._estimates for test in entry.tests if entry.missing}
+        problems = [*self._problems]
+        if baseline is None and not self._estimates:
+            what = "base and candidate were not compared: no test measured both"
+            problems.append(Reason(what, "select a test that both can measure"))
+        if baseline is not None:
+            expected = session.collection.expected(baseline.measured)
+            missing |= stored_missing(baseline.measured, session.measured(), expected, baseline.path.name)
+        context = Context(
+            compared_with=baseline.path.name if baseline is not None else "",
+            missing=missing,
+            cannot=cannot,
+            problems=problems,
+            late=self._late,
+            differences=differences(baseline.environment, session.environment()) if baseline else (),
+            new=self._new(),
+        )
+        return answer_of(self.rows, self._estimates, context)
+
+    def _new(self) -> list[str]:
+        baseline = self._session.baseline
+        return [] if baseline is None else sorted(self._session.measured().keys() - baseline.measured.keys())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what is stored of the comparison."""
+        fields: dict[str, Any] = {"copied": self._copied and self._copied.to_json()}
+        if self._session.baseline is not None:
+            fields["compared_with"] = self._session.baseline.path.name
+        elif self._sides is None:
+            return fields
+        judged = {
+            "sides": self._sides_json(),
+            "rows": [row.to_json() for row in self.rows],
+            "stages": self._stages,
+            "settings": asdict(self._settings),
+            "late": " ".join(reason.text for reason in self._late),
+            "new": self._new(),
+        }
+        return fields | {"judged": judged}
+
+    def _sides_json(self) -> dict[str, Any] | None:
+        """Return JSON that describes base and candidate; None if nothing was measured A/B."""
+        if self._sides is None:
+            return None
+        torch = {
+            sample.side: sample.torch
+            for measuring in self._session.passes
+            if measuring.sides is not None
+            for measured in measuring.measured().values()
+            for sample in measured.samples
+        }
+        base, candidate = (
+            {
+                "python": side.python,
+                "root": side.root and str(side.root),
+                "environment": {name: shown_value(name, value) for name, value in side.environment.items()},
+                "torch": torch.get(side.name),
+            }
+            for side in (self._sides.base, self._sides.candidate)
+        )
+        return {"base": base, "candidate": candidate | {"spec": dict(self._sides.spec_fields)}}
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the differences between the environments of two stored runs, except for the commit."""
+    found = []
+    for name in sorted(then.keys() & now.keys() - INCOMPARABLE):
+        pair = (then[name], now[name])
+        before, after = pair if all(isinstance(one, dict) for one in pair) else ({name: one} for one in pair)
+        for key in sorted(before.keys() | after.keys()):
+            was, is_now = before.get(key, "not set"), after.get(key, "not set")
+            if was != is_now:
+                found.append(f"{key} was {was}, is {is_now}")
+    return found

@@ -1,0 +1,104 @@
+"""The class of a measurement: how much it varies, and so how large a slow-down it must find."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+
+from ddpperf.results import metrics as registry
+from ddpperf.results.samples import Measured
+from ddpperf.specs import AllReduceSpec, CopySpec, MessagesSpec, RunSpec, SamplerSpec, Spec, TrainingSpec
+from ddpperf.specs.collective import CAPTURED_ALGORITHMS, Call
+from ddpperf.verdict.settings import Limits, Settings
+
+# A step is launch bound if the ratio of its time to its GPU time is above this: the GPU waits for
+# the CPU. A step that is captured in a CUDA graph needs no launches.
+LAUNCH_BOUND = 1.05
+SMALL_BYTES = 2**24  # a call of fewer bytes is bound by kernel launches on a GPU, by the scheduler on a CPU
+# The tolerances of work on GPUs outside of CUDA graphs. The times of launch-bound steps differ by 2 to 40%
+# between runs of the same code.
+EAGER_TOLERANCE, LAUNCH_BOUND_TOLERANCE = 0.25, 0.50
+MEMORY_SPREAD = 0.001  # usual standard deviation of the log of peak memory between two runs
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseClass:
+    """Measurements of one class vary alike. `described` names the class in a sentence."""
+
+    kind: str
+    described: str
+    several_ranks: bool = False  # on a CPU
+    informational: bool = False
+
+
+def is_launch_bound(measured: Measured) -> bool:
+    """Return whether the GPU waited for kernel launches in the median process set.
+
+    Returns False without device times.
+    """
+    by_set = measured.launch_bound()
+    return bool(by_set) and median(by_set.values()) > LAUNCH_BOUND
+
+
+def is_informational(spec: Spec, device: str) -> bool:
+    """Return whether the time of what a spec measures varies too much on this device to fail a run.
+
+    On a CPU these are collectives of less than 16 MiB. On a GPU these are small all_reduces outside
+    CUDA graphs. On both these are the listing of shards, whose microseconds vary by half, and steps
+    whose messages are counted, which are timed only once.
+    """
+    if isinstance(spec, MessagesSpec | SamplerSpec):
+        return True
+    if device == "cuda":
+        if not isinstance(spec, AllReduceSpec) or spec.captured:
+            return False
+        return spec.nbytes < SMALL_BYTES or spec.algorithm not in CAPTURED_ALGORITHMS
+    return isinstance(spec, Call) and spec.nbytes < SMALL_BYTES
+
+
+def class_of(base: Measured, device: str) -> NoiseClass:
+    """Return the noise class of the base's measurement.
+
+    On a CPU, other programs make times vary. So steps, epochs and whole trainings vary alike, and so
+    do all collectives. Few tests measure an epoch or a whole training. The noise of so few tests is
+    not known well enough for a class of its own.
+    """
+    spec, informational = base.spec, is_informational(base.spec, device)
+    kind = "call" if isinstance(spec, Call) else spec.measurement
+    if device == "cpu":
+        kind = "training" if isinstance(spec, TrainingSpec) else kind
+        several = spec.world_size > 1
+        return NoiseClass(
+            kind=kind, described="on the CPU", several_ranks=several, informational=informational
+        )
+    described = "outside of CUDA graphs"
+    if spec.captured and not isinstance(spec, RunSpec):  # a whole training also evaluates its model
+        described = "in CUDA graphs"
+    elif is_launch_bound(base):
+        described = "launch bound"
+    return NoiseClass(kind=kind, described=described, informational=informational)
+
+
+def limits_of(metric: str, noise_class: NoiseClass, settings: Settings) -> Limits | None:
+    """Return the limits for the change of a metric; None if the metric is for information only."""
+    if not registry.find(metric).gate:
+        return None
+    if metric not in ("time", "mean_time"):
+        return settings.metrics.get(metric, Limits(margin=settings.margin, tolerance=settings.tolerance))
+    if noise_class.informational:
+        return None
+    own = Limits(margin=settings.margin, tolerance=settings.tolerance)
+    own = settings.metrics.get(metric, own)
+    least = {"outside of CUDA graphs": EAGER_TOLERANCE, "launch bound": LAUNCH_BOUND_TOLERANCE}
+    tolerance = max(own.tolerance, least.get(noise_class.described, 0.0))
+    return Limits(margin=own.margin, tolerance=tolerance)
+
+
+def usual_spread(metric: str, spec: Spec, settings: Settings) -> float:
+    """Return the usual standard deviation of a log metric between two runs of the same code."""
+    if metric == "peak_memory_bytes":
+        return MEMORY_SPREAD
+    if isinstance(spec, RunSpec) or (isinstance(spec, Call) and not spec.captured):
+        return settings.call_spread
+    quiet = spec.captured or isinstance(spec, CopySpec) or settings.hardware == "cpu"
+    return settings.run_spread if quiet else settings.noisy_run_spread

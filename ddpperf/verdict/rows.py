@@ -1,0 +1,400 @@
+"""The rows of a comparison: what was found for each metric of each pair of base and candidate.
+
+`rows` is a pure function of all estimates. The stages have different powers:
+
+- The stored run only *clears* rows, or makes them suspicious.
+- The first A/B measurement clears rows, or leaves them *open*.
+- Only the fresh process sets of a repeat can make a run fail. The first measurement chose which rows
+  are repeated, so the repeat's values are not biased by the choice (sample splitting, Cox 1975).
+
+If nothing got worse by more than its margin, a run calls a row worse with at most the probability
+`Settings.false_alarms`: one half in each of two repeats, divided by the number of rows that the repeats
+test. The second repeat tests the sets of both repeats together. By the union bound, it does not
+matter how the rows depend on each other.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import geometric_mean, mean, median
+from typing import Any
+
+from ddpperf.results import metrics as registry
+from ddpperf.results.metrics import Better
+from ddpperf.specs import RunSpec
+from ddpperf.verdict.estimates import Estimates, Pair, RowKey, Stage
+from ddpperf.verdict.noise import Noise, moderated, pooled, prior_of
+from ddpperf.verdict.noise_classes import NoiseClass
+from ddpperf.verdict.settings import Limits, Settings
+
+REPEATS = 2  # how often open rows are measured again, at most
+# Levels of one-sided tests. A row is cleared if a slow-down by its tolerance is less likely than this.
+CLEAR_P = {Stage.STORED: 0.005, Stage.FIRST: 0.01, Stage.REPEAT: 0.005}
+SUSPICIOUS_P = {Stage.STORED: 0.01, Stage.FIRST: 0.02, Stage.REPEAT: 0.02}
+FALSE_NAMES = 0.05  # the largest expected fraction of wrong names, once a row is certainly worse
+STORED_FREEDOM = 8.0  # degrees of freedom of the spread between runs
+HALF_NORMAL = 0.455  # the median of the square of a standard normal value
+
+
+class Finding(enum.StrEnum):
+    """What is known of a row."""
+
+    WORSE = "worse"
+    NOT_WORSE = "not worse"
+    UNDECIDED = "undecided"
+    FOR_INFORMATION = "for information"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """The finding for one metric of one pair.
+
+    `base` and `candidate` are geometric means over process sets. `ratio` is candidate over base, and
+    `low` and `high` are the ends of its interval. So `high` is the smallest slow-down that the row
+    excludes. `stages` says where the values come from, `sets` and `steps` how many process sets and
+    timed steps there are per side. `p` is the probability of such a slow-down if the candidate is
+    slower by the margin. `certain` marks a worse row that is worse by the level of the whole run. An
+    `open` row is not cleared or is suspicious, and `order` says which open row to measure first.
+    `stored_ratio` is this run's value over the stored run's; `stored_slower` says that it is slower
+    by the level of the whole run.
+    """
+
+    key: RowKey
+    tests: tuple[str, ...]
+    noise_class: NoiseClass
+    base: float
+    candidate: float
+    ratio: float
+    low: float
+    high: float
+    limits: Limits | None
+    finding: Finding
+    stages: tuple[Stage, ...]
+    sets: int
+    steps: int
+    p: float = 1.0
+    certain: bool = False
+    suspicious: bool = False
+    order: float = 0.0
+    stored_ratio: float | None = None
+    stored_slower: bool = False
+
+    @property
+    def judged(self) -> bool:
+        """Whether this row can fail or block a run."""
+        return self.limits is not None and self.key.control is None
+
+    @property
+    def open(self) -> bool:
+        """Whether this row must be measured again."""
+        if not self.judged or self.finding is Finding.WORSE:
+            return False
+        return self.finding is not Finding.NOT_WORSE
+
+    @property
+    def exact(self) -> bool:
+        """Whether any difference of this metric is a change."""
+        return _is_exact(self.key)
+
+    @property
+    def repeated(self) -> bool:
+        return Stage.REPEAT in self.stages
+
+    def to_json(self) -> dict[str, Any]:
+        """Return this row as it is stored; the specs are stored with the tests."""
+        fields = asdict(replace(self, key=RowKey(metric=self.key.metric)))
+        for name in ("key", "noise_class", "limits", "order"):
+            del fields[name]
+        limits = asdict(self.limits) if self.limits is not None else {"margin": None, "tolerance": None}
+        ends = {end: fields[end] if math.isfinite(fields[end]) else None for end in ("low", "high")}
+        named = {"metric": self.key.metric, "control": self.key.control, "open": self.open}
+        return named | fields | limits | ends
+
+
+def rows(estimates: Iterable[Estimates], settings: Settings, tested: Iterable[RowKey] = ()) -> list[Row]:
+    """Return a row for each metric of each pair, from the estimates of all stages.
+
+    `tested` has the rows for which the repeats were planned.
+    """
+    by_key: dict[RowKey, list[Estimates]] = {}
+    for entry in estimates:
+        if not entry.missing:
+            by_key.setdefault(entry.key, []).append(entry)
+    stored = {key: entries[0] for key, entries in by_key.items() if entries[0].stage is Stage.STORED}
+    both = {
+        key: [entry for entry in group if entry.stage is not Stage.STORED] for key, group in by_key.items()
+    }
+    both = {key: entries for key, entries in both.items() if entries}
+    noise = noises(both)
+    levels = frozenset(tested)
+    found = {key: _ab_row(key, entries, noise, settings, levels) for key, entries in both.items()}
+    for row in _stored_rows(stored, settings):
+        if (known := found.get(row.key)) is None:
+            found[row.key] = row
+        else:  # an A/B measurement runs one of the tests of a pair
+            found[row.key] = replace(
+                known, tests=row.tests, stored_ratio=row.stored_ratio, stored_slower=row.stored_slower
+            )
+    return _named([found[key] for key in by_key])
+
+
+def noises(estimates: dict[RowKey, list[Estimates]]) -> dict[RowKey, Noise]:
+    """Return the noise between process sets for each row, shrunk towards that of its class.
+
+    The class of a control measurement is that of tests, if there are tests of this class.
+    """
+    own = {
+        key: pooled([logs for entry in entries for logs in _logs(entry)])
+        for key, entries in estimates.items()
+        if not _is_exact(key)
+    }
+    classes: dict[tuple[str, NoiseClass], list[RowKey]] = {}
+    for key in own:
+        classes.setdefault((key.metric, estimates[key][0].noise_class), []).append(key)
+    found: dict[RowKey, Noise] = {}
+    for members in classes.values():
+        tests = [key for key in members if key.control is None]
+        prior = prior_of([own[key] for key in tests or members])
+        found |= {key: moderated(own[key], prior) for key in members}
+    return found
+
+
+def _is_exact(key: RowKey) -> bool:
+    return registry.find_or_plain(key.metric).exact
+
+
+def _logs(entry: Estimates) -> tuple[list[float], list[float]]:
+    """Return the logs of the values of base and candidate; a greater one is worse."""
+    sign = -1 if registry.find_or_plain(entry.key.metric).better is Better.HIGHER else 1
+    base, candidate = ([sign * math.log(value) for value in side] for side in (entry.base, entry.candidate))
+    return base, candidate
+
+
+@dataclass(frozen=True)
+class _Effect:
+    """The log ratio of candidate to base with its standard error; above 0 is worse."""
+
+    change: float
+    error: float
+    noise: Noise
+
+    def upper(self, alpha: float) -> float:
+        return self.change + self.noise.quantile(alpha) * self.error
+
+    def lower(self, alpha: float) -> float:
+        return self.change - self.noise.quantile(alpha) * self.error
+
+
+def _effect(entries: Sequence[Estimates], noise: Noise) -> _Effect:
+    """Return the effect of all stages. Differences within a stage count by their numbers of sets."""
+    logs = [_logs(entry) for entry in entries]
+    changes = [mean(candidate) - mean(base) for base, candidate in logs]
+    weights = [1 / (1 / len(base) + 1 / len(candidate)) for base, candidate in logs]
+    change = sum(map(operator.mul, weights, changes)) / sum(weights)
+    return _Effect(change, math.sqrt(noise.variance / sum(weights)), noise)
+
+
+def _ab_row(
+    key: RowKey,
+    entries: Sequence[Estimates],
+    noise: dict[RowKey, Noise],
+    settings: Settings,
+    tested: frozenset[RowKey],
+) -> Row:
+    """Return the row of one metric from its A/B measurements."""
+    if _is_exact(key):
+        return _exact_row(key, entries)
+    limits = entries[0].limits  # later sets do not change what must be found
+    fresh = [entry for entry in entries if entry.stage is Stage.REPEAT]
+    stage = Stage.REPEAT if fresh or key.control else Stage.FIRST  # a control has an interval of 99%, too
+    together, newest = (_effect(of, noise[key]) for of in (entries, fresh or entries))
+    margin, tolerance = _logs_of(limits)
+    p = noise[key].p_above((newest.change - margin) / newest.error)
+    level = settings.false_alarms / REPEATS / max(1, len(tested))
+    certain = bool(fresh) and key in tested and limits is not None and p < level
+    cleared = together.upper(CLEAR_P[stage]) < tolerance
+    suspicious = newest.lower(SUSPICIOUS_P[stage]) > margin
+    finding = Finding.UNDECIDED
+    if limits is None:
+        finding = Finding.FOR_INFORMATION
+    elif certain:
+        finding = Finding.WORSE
+    elif cleared and (fresh or not suspicious):
+        finding = Finding.NOT_WORSE
+    return _row(
+        key,
+        entries,
+        newest if certain else together,
+        CLEAR_P[stage],
+        limits=limits,
+        finding=finding,
+        p=p,
+        certain=certain,
+        suspicious=limits is not None and suspicious,
+        order=(newest.change - margin) / newest.error,
+    )
+
+
+def _logs_of(limits: Limits | None) -> tuple[float, float]:
+    return (0.0, math.inf) if limits is None else (math.log1p(limits.margin), math.log1p(limits.tolerance))
+
+
+def _row(key: RowKey, entries: Sequence[Estimates], effect: _Effect, alpha: float, **fields: Any) -> Row:
+    """Return a row with the values of these estimates. The interval has the level 1 - 2 alpha."""
+    sign = -1 if registry.find_or_plain(key.metric).better is Better.HIGHER else 1
+    low, high = sorted(_exp(sign * end) for end in (effect.lower(alpha), effect.upper(alpha)))
+    return Row(
+        key=key,
+        tests=entries[0].tests,
+        noise_class=entries[0].noise_class,
+        base=geometric_mean([value for entry in entries for value in entry.base]),
+        candidate=geometric_mean([value for entry in entries for value in entry.candidate]),
+        ratio=math.exp(sign * effect.change),
+        low=low,
+        high=high,
+        stages=tuple(dict.fromkeys(entry.stage for entry in entries)),
+        sets=sum(min(len(entry.base), len(entry.candidate)) for entry in entries),
+        steps=sum(entry.steps for entry in entries),
+        **fields,
+    )
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf
+
+
+def _exact_row(key: RowKey, entries: Sequence[Estimates]) -> Row:
+    """Return the row of a metric without noise, such as bytes: any increase that is seen twice is worse."""
+    grown = [max(entry.candidate) > max(entry.base) for entry in entries]
+    worse, suspicious = sum(grown) > 1 and grown[-1], grown[-1]
+    base, candidate = max(entries[-1].base), max(entries[-1].candidate)
+    ratio = candidate / base if base else max(1.0, candidate)  # if the base has 0 bytes, divide by one byte
+    finding = Finding.WORSE if worse else Finding.UNDECIDED if suspicious else Finding.NOT_WORSE
+    judged = registry.find(key.metric).gate
+    return Row(
+        key=key,
+        tests=entries[0].tests,
+        noise_class=entries[0].noise_class,
+        base=base,
+        candidate=candidate,
+        ratio=ratio,
+        low=ratio,
+        high=ratio,
+        limits=Limits(margin=0.0, tolerance=1e-9) if judged else None,
+        finding=finding if judged else Finding.FOR_INFORMATION,
+        stages=tuple(dict.fromkeys(entry.stage for entry in entries)),
+        sets=sum(len(entry.base) for entry in entries),
+        steps=sum(entry.steps for entry in entries),
+        p=0.0 if worse else 1.0,
+        certain=worse and judged,
+        suspicious=suspicious and judged,
+        order=math.inf if suspicious else -math.inf,
+    )
+
+
+def _stored_rows(stored: dict[RowKey, Estimates], settings: Settings) -> list[Row]:
+    """Return the rows of the comparison with the stored run, in which one run is one observation.
+
+    The spread of a class between two runs is at least the usual one, and otherwise follows from the
+    median of the squared changes in the class. To clear a row, these changes are taken about 0. To
+    call a row suspicious or slower, they are taken about their median, so that a slower machine shows.
+    """
+    found = [_exact_row(key, [entry]) for key, entry in stored.items() if _is_exact(key)]
+    stored = {key: entry for key, entry in stored.items() if not _is_exact(key)}
+    pairs = {key: _logs(entry) for key, entry in stored.items()}
+    changes = {key: candidate[0] - base[0] for key, (base, candidate) in pairs.items()}
+    classes: dict[tuple[str, NoiseClass], list[RowKey]] = {}
+    for key, entry in stored.items():
+        classes.setdefault((key.metric, entry.noise_class), []).append(key)
+    judged = sum(entry.limits is not None and entry.key.metric == "time" for entry in stored.values())
+    for key, entry in stored.items():
+        members = [changes[other] for other in classes[key.metric, entry.noise_class]]
+        about_zero, about_median = (
+            _Effect(
+                changes[key],
+                math.hypot(_run_error(members, centre, entry.run_spread), entry.round_error),
+                Noise(variance=0.0, freedom=STORED_FREEDOM),
+            )
+            for centre in (0.0, median(members))
+        )
+        margin, tolerance = _logs_of(entry.limits)
+        cleared = about_zero.upper(CLEAR_P[Stage.STORED]) < tolerance
+        suspicious = about_median.lower(SUSPICIOUS_P[Stage.STORED]) > margin
+        slower = about_median.lower(settings.false_alarms / max(1, judged)) > margin
+        finding = Finding.NOT_WORSE if cleared and not suspicious else Finding.UNDECIDED
+        found.append(
+            replace(
+                _row(key, [entry], about_zero, CLEAR_P[Stage.STORED], limits=entry.limits, finding=finding),
+                finding=finding if entry.limits is not None else Finding.FOR_INFORMATION,
+                suspicious=entry.limits is not None and suspicious,
+                order=(changes[key] - margin) / about_zero.error,
+                stored_ratio=math.exp(changes[key]),
+                stored_slower=entry.limits is not None and key.metric == "time" and slower,
+            )
+        )
+    return found
+
+
+def _run_error(changes: Sequence[float], centre: float, usual: float) -> float:
+    """Return the standard error of the log ratio of two runs, from the changes of a class."""
+    squares = [(change - centre) ** 2 for change in changes]
+    return math.sqrt(max(2 * usual**2, median(squares) / HALF_NORMAL))
+
+
+def _named(found: list[Row]) -> list[Row]:
+    """Return the rows, with further worse rows named if one is certainly worse (Benjamini, Hochberg 1995).
+
+    Of all named rows, at most the fraction `FALSE_NAMES` is expected to be wrong. A row that was not
+    repeated is tested by its first measurement.
+    """
+    if not any(row.certain for row in found):
+        return found
+    tested = [row for row in found if row.judged and row.stages != (Stage.STORED,)]
+    in_order = sorted(tested, key=lambda row: row.p)
+    most = max(
+        (n for n, row in enumerate(in_order, 1) if row.p <= FALSE_NAMES * n / len(in_order)), default=0
+    )
+    named = {row.key for row in in_order[:most]}
+    return [replace(row, finding=Finding.WORSE) if row.key in named else row for row in found]
+
+
+# --- what to measure next
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The next measurement: its pairs, the most suspicious one first, and the open rows that it tests.
+
+    `left` is the number of pairs with an open row for which no time is left.
+    """
+
+    pairs: tuple[Pair, ...]
+    tested: frozenset[RowKey]
+    left: int
+
+
+def next_plan(found: Sequence[Row], seconds: Mapping[Pair, float], time_left: float) -> Plan:
+    """Return what to measure next within `time_left` seconds: at least one pair.
+
+    `seconds` has the expected seconds of the measurement of each pair. The first measurement has at
+    least one pair whose step can be delayed as a control. If no pair is open, the shortest one is
+    measured. It serves a row without a pair, such as idle_cpus.
+    """
+    still = [row for row in found if row.open]
+    in_order = sorted(still, key=lambda row: -row.order)
+    pairs = list(dict.fromkeys(row.key.pair for row in in_order if row.key.pair is not None))
+    timed = {row.key.pair for row in found if row.judged and row.key.metric == "time"}
+    steps = {pair for pair in timed if pair is not None and not isinstance(pair.base, RunSpec)}
+    chosen: list[Pair] = []
+    for pair in pairs:
+        if not chosen or sum(seconds[each] for each in [*chosen, pair]) <= time_left:
+            chosen.append(pair)
+    is_first = all(row.stages == (Stage.STORED,) for row in found)
+    if steps and (not chosen or (is_first and steps.isdisjoint(chosen))):
+        chosen.append(min(steps, key=seconds.__getitem__))
+    tested = frozenset(row.key for row in still if row.key.pair is None or row.key.pair in chosen)
+    return Plan(pairs=tuple(chosen), tested=tested, left=len(set(pairs) - set(chosen)))

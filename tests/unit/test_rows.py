@@ -1,0 +1,281 @@
+"""What each stage of a comparison can find, and what is measured next."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ddpperf.results.samples import Measured, Sample
+from ddpperf.specs import AllReduceSpec, MessagesSpec, RunSpec, SamplerSpec, Spec, TrainingSpec
+from ddpperf.verdict.estimates import Estimates, Pair, RowKey, Stage, ab_estimates, stored_estimates
+from ddpperf.verdict.noise_classes import class_of, limits_of
+from ddpperf.verdict.rows import Finding, Row, next_plan, rows
+from ddpperf.verdict.settings import Settings, read_decision
+from tests.generated import TWO
+from tests.judged import GPU, LIMITS, equal, estimate, judged, key, pair, row_of
+
+CPU = read_decision({})["cpu"]
+WIDE = replace(LIMITS, tolerance=0.03)
+STEP = TrainingSpec(**TWO, strategy="ddp")
+CAPTURED = replace(STEP, execution="graph")
+
+
+def measured(
+    spec: Spec, *by_round: float, counters: dict[str, float] | None = None, iterations: int = 1
+) -> Measured:
+    """Return what one process set measured; `by_round` are the seconds of a step in each round."""
+    ranks = {name: (value,) * spec.world_size for name, value in (counters or {}).items()}
+    rounds = tuple((seconds * iterations,) * spec.world_size for seconds in by_round)
+    sample = Sample(set="A1", side="A", torch="2.11", seconds=rounds, counters=ranks)
+    return Measured(spec=spec, iterations=iterations, samples=(sample,))
+
+
+# --- what is judged, and by which limits
+
+
+@pytest.mark.parametrize(
+    ("spec", "device_seconds", "settings", "tolerance"),
+    [
+        (CAPTURED, 0.001, GPU, 0.02),
+        (CAPTURED, 0.001, GPU.comparing(), 0.03),
+        (AllReduceSpec(world_size=2, nbytes=1024, execution="graph"), 0, GPU, 0.02),
+        (STEP, 0.01, GPU, 0.25),
+        (STEP, 0.005, GPU, 0.50),
+        (STEP, 0, CPU, 0.16),
+        (STEP, 0, CPU.comparing(), 0.25),
+        (AllReduceSpec(world_size=2, nbytes=2**24), 0, CPU, 0.16),
+        (AllReduceSpec(world_size=2, nbytes=1024), 0, GPU, None),
+        (AllReduceSpec(world_size=2, nbytes=1024), 0, CPU, None),
+        (MessagesSpec(**TWO, strategy="ddp"), 0, GPU, None),
+        (SamplerSpec(world_size=2, epoch_images=10), 0, CPU, None),
+    ],
+)
+def test_tolerance_follows_the_kind_of_work(
+    spec: Spec, device_seconds: float, settings: Settings, tolerance: float | None
+) -> None:
+    """A step of 10 ms whose kernels take 5 ms waits for launches, unless it is in a CUDA graph."""
+    counters = {"device_seconds": device_seconds} if device_seconds else {}
+    noise_class = class_of(measured(spec, 0.01, 0.01, counters=counters), settings.device)
+    limits = limits_of("time", noise_class, settings)
+    assert (limits and limits.tolerance) == tolerance
+
+
+def two_sides(spec: Spec, ratio: float, noise: float, counters: dict[str, float]) -> Measured:
+    """Return three process sets of each side; the candidate's steps are longer by a ratio.
+
+    noise: by which fraction each set of a side is slower than the one before.
+    """
+    samples = []
+    for place in range(6):
+        one = measured(spec, *(0.01 * (ratio if place % 2 else 1) * (1 + noise * (place // 2)),) * 4)
+        ranks = {name: (value,) * spec.world_size for name, value in counters.items()}
+        fields: dict[str, Any] = {"set": f"{'AB'[place % 2]}{place}", "side": "AB"[place % 2]}
+        samples.append(replace(one.samples[0], **fields, counters=ranks))
+    return Measured(spec=spec, iterations=1, samples=tuple(samples))
+
+
+def test_doubled_launch_bound_step_is_worse() -> None:
+    """Its CPU seconds are equal, and its process sets differ by 10%."""
+    counters = {"device_seconds": 0.005, "cpu_seconds": 0.01}
+    estimates: list[Estimates] = []
+    for stage in (Stage.FIRST, Stage.REPEAT):
+        estimates += ab_estimates({"t": two_sides(STEP, 2.0, 0.1, counters)}, {}, GPU, stage)
+    found = {row.key.metric: row for row in judged(estimates)}
+    assert found["time"].finding is Finding.WORSE
+    assert found["time"].ratio == pytest.approx(2)
+    assert found["cpu_seconds"].finding is Finding.FOR_INFORMATION
+
+
+def test_further_metrics_are_for_information() -> None:
+    run = two_sides(STEP, 1.0, 0.1, {"cpu_seconds": 0.01, "peak_memory_bytes": 1e9})
+    speedup = {"speedup": {"by_set": {sample.set: 1.5 for sample in run.samples}}}
+    found = judged(ab_estimates({"t": run}, {"t": speedup}, GPU, Stage.FIRST))
+    assert {row.key.metric for row in found if row.judged} == {"time", "mean_time", "peak_memory_bytes"}
+    assert {row.key.metric for row in found if not row.judged} == {"tail_seconds", "cpu_seconds", "speedup"}
+    assert not any(row.open for row in found if not row.judged)
+
+
+# --- the powers of the stages
+
+
+def test_first_measurement_clears_or_leaves_open() -> None:
+    assert row_of(equal(8)).finding is Finding.NOT_WORSE
+    slower = row_of([estimate(1, 1.5), *equal(8)[2:]])
+    assert (slower.finding, slower.open, slower.suspicious) == (Finding.UNDECIDED, True, True)
+    within = row_of([estimate(1, 1.011), *equal(8)[2:]])
+    assert within.high < 1.02, "it is no slower than its tolerance, but slower than its margin"
+    assert (within.finding, within.suspicious) == (Finding.UNDECIDED, True)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "finding"), [(1.004, Finding.NOT_WORSE), (1.03, Finding.WORSE), (0.9, Finding.NOT_WORSE)]
+)
+def test_repeat_decides_by_its_own_sets(ratio: float, finding: Finding) -> None:
+    """The first measurement saw a slow-down of 50%, by which the row was selected."""
+    first, again = estimate(1, 1.5, noise=0.3), estimate(1, ratio, stage=Stage.REPEAT, sets=12)
+    again = replace(again, base=again.base * 8, candidate=again.candidate * 8)
+    found = row_of([first, again])
+    assert (found.finding is Finding.WORSE) == (finding is Finding.WORSE)
+    if finding is Finding.WORSE:
+        assert found.ratio == pytest.approx(ratio)
+
+
+def test_row_that_no_repeat_was_planned_for_is_not_worse() -> None:
+    estimates = [estimate(1, 1.5), estimate(1, 1.5, stage=Stage.REPEAT)]
+    assert not any(row.certain for row in rows(estimates, GPU, tested=()))
+
+
+def test_level_is_divided_by_the_tested_rows() -> None:
+    """A slow-down that is certain if one row was tested is not certain among 1,000."""
+    estimates = [estimate(1, 1.5), estimate(1, 1.0077, stage=Stage.REPEAT)]
+    more = [key(number) for number in range(2, 1000)]
+    assert [any(row.certain for row in rows(estimates, GPU, {key(1), *others})) for others in ([], more)] == [
+        True,
+        False,
+    ]
+
+
+def test_certain_change_names_further_ones() -> None:
+    """Both changes are as clear. No repeat had time for test2, and test3 did not change."""
+    estimates = [estimate(1, 1.1), estimate(2, 1.1), estimate(3), estimate(1, 1.1, stage=Stage.REPEAT)]
+    found = {row.tests[0]: row for row in judged(estimates)}
+    assert [found[f"test{number}"].finding is Finding.WORSE for number in (1, 2, 3)] == [True, True, False]
+    assert not found["test2"].certain
+    first_only = {row.tests[0]: row for row in judged(estimates[:3])}
+    assert not any(row.finding is Finding.WORSE for row in first_only.values()), "if none is certain"
+
+
+@pytest.mark.parametrize(
+    ("bytes_seen", "finding"),
+    [
+        ((9,), Finding.UNDECIDED),
+        ((9, 9), Finding.WORSE),
+        ((9, 8), Finding.NOT_WORSE),
+        ((7, 7), Finding.NOT_WORSE),
+    ],
+)
+def test_bytes_that_grow_twice_are_worse(bytes_seen: tuple[float, ...], finding: Finding) -> None:
+    """The base sends 8 bytes."""
+    stages = [Stage.FIRST, Stage.REPEAT]
+    entries = [
+        replace(
+            estimate(1, metric="gradients_bytes", stage=stage),
+            base=(8.0,) * 3,
+            candidate=(8.0, float(seen), 8.0),
+        )
+        for stage, seen in zip(stages, bytes_seen, strict=False)
+    ]
+    assert row_of(entries, metric="gradients_bytes").finding is finding
+
+
+# --- the stored run
+
+
+def stored(ratios: list[float], **fields: Any) -> list[Row]:
+    return judged(
+        [estimate(number, ratio, stage=Stage.STORED, **fields) for number, ratio in enumerate(ratios, 1)]
+    )
+
+
+def test_stored_run_clears_but_never_fails() -> None:
+    found = stored([1.0, 1.001, 0.999, 0.998, 1.3], limits=WIDE)
+    assert [row.finding for row in found] == [Finding.NOT_WORSE] * 4 + [Finding.UNDECIDED]
+    assert [row.stored_slower for row in found] == [False] * 4 + [True]
+    assert not any(row.finding is Finding.WORSE for row in found)
+
+
+def test_slower_machine_clears_nothing() -> None:
+    """All tests take 60% longer, so that the median of the class is no sign of a changed test."""
+    found = stored([1.6, 1.601, 1.599, 1.598, 1.602])
+    assert all(row.open and row.suspicious and row.stored_slower for row in found)
+
+
+@pytest.mark.parametrize(("iterations", "cleared"), [(10, False), (100, True)])
+def test_mean_needs_many_steps_of_the_stored_run(iterations: int, cleared: bool) -> None:
+    """A stall in 1 of 100 steps has to occur before it can be compared."""
+    run = measured(CAPTURED, *(0.01, 0.0100001) * 3, iterations=iterations)
+    found = {row.key.metric: row for row in judged(stored_estimates({"t": run}, {"t": run}, GPU))}
+    assert found["time"].finding is Finding.NOT_WORSE
+    assert (found["mean_time"].finding is Finding.NOT_WORSE) == cleared
+
+
+# --- what is measured next
+
+
+def plan_of(found: list[Row], seconds: float, time_left: float) -> list[int]:
+    plan = next_plan(found, {pair(number): seconds for number in range(1, 9)}, time_left)
+    assert plan.tested <= {row.key for row in found if row.open}
+    assert {row.pair for row in plan.tested} <= set(plan.pairs)
+    assert len(plan.pairs) + plan.left == len({row.key.pair for row in found if row.open} or plan.pairs)
+    return [number for chosen in plan.pairs for number in range(1, 9) if chosen == pair(number)]
+
+
+def test_most_suspicious_pairs_are_measured_first() -> None:
+    found = judged([estimate(1, 1.01), estimate(2, 1.5), estimate(3, 1.2), estimate(4)])
+    assert [row.open for row in found] == [True, True, True, False]
+    assert plan_of(found, 1.0, 10.0) == [2, 3, 1]
+    assert plan_of(found, 1.0, 2.5) == [2, 3], "as many as have time"
+    assert plan_of(found, 1.0, -1.0) == [2], "but at least one"
+
+
+def test_repeated_pair_waits_for_one_that_was_not_repeated() -> None:
+    """Its repeat did not see what the first measurement had seen."""
+    first = [estimate(1, 1.3), estimate(2, 1.1)]
+    found = judged([*first, estimate(1, 1.0, noise=0.004, stage=Stage.REPEAT)])
+    assert [row.open for row in found] == [True, True]
+    assert plan_of(found, 1.0, 1.0) == [2]
+
+
+def test_without_an_open_row_the_shortest_pair_serves_the_controls() -> None:
+    found = judged(equal(3))
+    plan = next_plan(found, {pair(number): 1 / number for number in range(1, 9)}, 10.0)
+    assert (plan.pairs, plan.tested, plan.left) == ((pair(3),), frozenset(), 0)
+
+
+def test_open_row_of_all_pairs_is_tested_again() -> None:
+    """Idle processes are measured along with whichever pair is shortest."""
+    idle = RowKey(metric="idle_cpus")
+    found = judged([*equal(3), estimate(1, 20.0, key=idle, tests=())])
+    plan = next_plan(found, {pair(number): 1 / number for number in range(1, 9)}, 10.0)
+    assert (plan.pairs, plan.tested) == ((pair(3),), frozenset([idle]))
+
+
+def test_first_measurement_has_a_step_to_delay() -> None:
+    """Only a whole training is open, whose many steps cannot be delayed."""
+    training = RunSpec(**TWO, strategy="ddp", input="device", epochs=1, test_images=8, rate=0.1)
+    whole = Pair(base=training, candidate=training)
+    of_run = replace(estimate(9, 1.5, stage=Stage.STORED), key=RowKey(metric="time", pair=whole))
+    then = [of_run, *(estimate(number, stage=Stage.STORED, limits=WIDE) for number in (1, 2))]
+    seconds = {whole: 9.0, pair(1): 2.0, pair(2): 1.0}
+    found = judged(then)
+    plan = next_plan(found, seconds, 10.0)
+    assert [row.open for row in found] == [True, False, False]
+    assert (plan.pairs, plan.tested, plan.left) == ((whole, pair(2)), frozenset([of_run.key]), 0)
+    again = judged([*then, replace(of_run, stage=Stage.FIRST, base=(1.0, 1.0), candidate=(1.5, 1.5))])
+    assert next_plan(again, seconds, 10.0).pairs == (whole,), "the controls have been measured"
+
+
+# --- the settings
+
+
+@pytest.mark.parametrize(
+    ("changed", "finding"),
+    [
+        ({}, Finding.WORSE),
+        ({"margin": 0.012}, Finding.NOT_WORSE),
+        ({"margin": 0.012, "tolerance": 0.0145}, Finding.UNDECIDED),
+        ({"false_alarms": 1e-12, "tolerance": 0.0145}, Finding.UNDECIDED),
+    ],
+)
+def test_settings_decide_a_slow_down(changed: dict[str, float], finding: Finding) -> None:
+    """A step in a CUDA graph is slower by 1.4%, beside a peak memory that did not change."""
+    settings = replace(GPU, metrics={}, **changed)  # type: ignore[arg-type]
+    run = two_sides(CAPTURED, 1.014, 0.001, {"peak_memory_bytes": 1e9})
+    estimates: list[Estimates] = []
+    for stage in (Stage.FIRST, Stage.REPEAT):
+        estimates += ab_estimates({"t": run}, {}, settings, stage)
+    found = {row.key.metric: row.finding for row in judged(estimates, settings)}
+    assert found["time"] is finding
+    assert found["peak_memory_bytes"] is Finding.NOT_WORSE
