@@ -279,7 +279,7 @@ def stored_missing(
 ) -> dict[str, str]:
     """Return why expected tests of the stored run `name` cannot be compared with this run."""
     found = {}
-    for test in sorted(each for each in expected if each in then):
+    for test in sorted(set(expected) & then.keys()):
         runs = {name: then[test], "this run": now.get(test, then[test])}
         resumed = [which for which, run in runs.items() if any(run.counter("resumed_epochs").values())]
         if test not in now:

@@ -391,7 +391,7 @@ def next_plan(found: Sequence[Row], seconds: Mapping[Pair, float], time_left: fl
     steps = {pair for pair in timed if pair is not None and not isinstance(pair.base, RunSpec)}
     chosen: list[Pair] = []
     for pair in pairs:
-        if not chosen or sum(seconds[each] for each in [*chosen, pair]) <= time_left:
+        if not chosen or sum(map(seconds.__getitem__, [*chosen, pair])) <= time_left:
             chosen.append(pair)
     is_first = all(row.stages == (Stage.STORED,) for row in found)
     if steps and (not chosen or (is_first and steps.isdisjoint(chosen))):

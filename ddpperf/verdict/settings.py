@@ -151,8 +151,8 @@ _DEFAULTS = {
 }
 # The most process sets per side of a comparison with a stored run: first, and in each repeat.
 _COMPARE_SETS = {"gpu": (3, 3), "cpu": (2, 3)}
-_METRIC_KEYS = tuple(each.name for each in dataclasses.fields(Limits))
-_KEYS = tuple(each.name for each in dataclasses.fields(Settings) if each.name not in ("hardware", "metrics"))
+_METRIC_KEYS = tuple(key.name for key in dataclasses.fields(Limits))
+_KEYS = tuple(key.name for key in dataclasses.fields(Settings) if key.name not in ("hardware", "metrics"))
 _Changed = TypeVar("_Changed", Settings, Limits)
 
 
