@@ -49,7 +49,8 @@ def keep_busy(seconds: float) -> None:
 def delayed(step: Callable[[], None], seconds: float, device: torch.device) -> Callable[[], None]:
     """Return a function that calls `step` and then waits for the given number of seconds.
 
-    On a GPU the device waits after the work of the step. On a CPU the caller waits.
+    On a GPU, the device waits after the work of the step. The caller waits everywhere: a device that
+    waits for kernel launches would hide a delay of its own.
     """
     if not seconds:
         return step
@@ -59,7 +60,6 @@ def delayed(step: Callable[[], None], seconds: float, device: torch.device) -> C
         step()
         if device.type == "cuda":
             torch.cuda._sleep(cycles)
-            return
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
             pass

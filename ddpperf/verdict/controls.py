@@ -75,14 +75,14 @@ def blind(found: Sequence[Row]) -> list[Reason]:
     for row in controls.values():
         assert row.limits is not None
         least = 1 + row.limits.tolerance
-        if row.key.control in COPIES and (row.high > least or row.low < 1 / least):
+        if row.key.control is Control.COPY and (row.high > least or row.low < 1 / least):
             reasons.append(
                 Reason(
                     f"the negative control is too noisy: a {row.key.control} takes {_described(row)}", QUIETER
                 )
             )
         elif row.key.control is Control.DELAYED:
-            if row.low < 1 + row.limits.margin or row.ratio - 1 < LEAST_SHOWN * row.limits.tolerance:
+            if not shows_delay(row):
                 what = f"a step that was delayed by {row.limits.tolerance:.0%} takes {_described(row)}"
                 reasons.append(Reason(f"the positive control failed: {what} its time", QUIETER))
         elif row.key.control is Control.BASE_ALONE and row.ratio > least:
@@ -90,6 +90,12 @@ def blind(found: Sequence[Row]) -> list[Reason]:
             slower = f"a step of the base takes {row.ratio:.2f} times as long {waiting} as without them"
             reasons.append(Reason(slower, f"find what runs {waiting}, such as a busy thread or kernel"))
     return reasons
+
+
+def shows_delay(row: Row) -> bool:
+    """Return whether a delayed step is slower by more than its margin, and shows most of its delay."""
+    assert row.limits is not None
+    return row.low >= 1 + row.limits.margin and row.ratio - 1 >= LEAST_SHOWN * row.limits.tolerance
 
 
 def _described(row: Row) -> str:

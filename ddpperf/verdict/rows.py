@@ -381,20 +381,22 @@ def next_plan(found: Sequence[Row], seconds: Mapping[Pair, float], time_left: fl
     """Return what to measure next within `time_left` seconds: at least one pair.
 
     `seconds` has the expected seconds of the measurement of each pair. The first measurement has at
-    least one pair whose step can be delayed as a control. If no pair is open, the shortest one is
-    measured. It serves a row without a pair, such as idle_cpus.
+    least one pair whose step can be delayed as a control, and whose tolerance is the smallest. If no
+    pair is open, the shortest of these is measured. It serves a row without a pair, such as idle_cpus.
     """
     still = [row for row in found if row.open]
     in_order = sorted(still, key=lambda row: -row.order)
     pairs = list(dict.fromkeys(row.key.pair for row in in_order if row.key.pair is not None))
-    timed = {row.key.pair for row in found if row.judged and row.key.metric == "time"}
-    steps = {pair for pair in timed if pair is not None and not isinstance(pair.base, RunSpec)}
+    timed = {row.key.pair: row.limits for row in found if row.limits and row.key.metric == "time"}
+    steps = {pair: of for pair, of in timed.items() if pair and not isinstance(pair.base, RunSpec)}
+    least = min((limits.tolerance for limits in steps.values()), default=0.0)
+    tight = {pair for pair, limits in steps.items() if limits.tolerance == least}
     chosen: list[Pair] = []
     for pair in pairs:
         if not chosen or sum(map(seconds.__getitem__, [*chosen, pair])) <= time_left:
             chosen.append(pair)
     is_first = all(row.stages == (Stage.STORED,) for row in found)
-    if steps and (not chosen or (is_first and steps.isdisjoint(chosen))):
-        chosen.append(min(steps, key=seconds.__getitem__))
+    if tight and (not chosen or (is_first and tight.isdisjoint(chosen))):
+        chosen.append(min(tight, key=seconds.__getitem__))
     tested = frozenset(row.key for row in still if row.key.pair is None or row.key.pair in chosen)
     return Plan(pairs=tuple(chosen), tested=tested, left=len(set(pairs) - set(chosen)))

@@ -27,7 +27,8 @@ ROUND_SECONDS = {"cpu": 0.15, "cuda": 0.05}  # a round takes about this long, or
 # run has at least 16 steps, about a hundred in all. Each of the 10 rounds of another run has 32 steps or
 # calls if a CUDA graph holds them, because the mean of a stored run decides only from 300 steps on.
 COMPARED_STEPS, CAPTURED_STEPS = 16, 32
-# A round that would take longer has only the steps of ROUND_SECONDS. An A/B run has six to twelve sets.
+# A round of an A/B run, which has six to twelve sets, has only the steps of ROUND_SECONDS if it would take
+# longer. A round of another run has as many steps as fit into this time.
 LONGEST_ROUND_SECONDS, LONGEST_GPU_ROUND_SECONDS = 0.4, 0.1
 WHOLE_SECONDS = 3.0  # a spec whose rounds are single long steps, such as epochs, is measured for this long
 SHARED_WHOLE_SECONDS = 1.0  # the same for each of several process sets, which take turns
@@ -193,8 +194,9 @@ class Pool:
         wanted = COMPARED_STEPS if self._compared else CAPTURED_STEPS if spec.captured else 1
         on_gpus = self._compared and self.options.device == "cuda"
         longest = LONGEST_GPU_ROUND_SECONDS if on_gpus else LONGEST_ROUND_SECONDS
-        if (needed := math.ceil(wanted / spec.calls) * step_seconds) <= longest:
-            round_seconds = max(round_seconds, needed)
+        needed = math.ceil(wanted / spec.calls) * step_seconds
+        if needed <= longest or not self._compared:
+            round_seconds = max(round_seconds, min(needed, longest))
         return choose_iterations(step_seconds, limit, round_seconds / parts)
 
     def _measure(

@@ -111,12 +111,35 @@ def test_delay_of_an_epoch_is_split_over_its_steps() -> None:
     values = (1.0, 1.0, 1.001, 1.001, 1.0, 1.0)
 
     def measure(spec: Spec, candidate: Spec | None = None) -> Measured:
-        return run_of(spec, *values)
+        slower = 1 + 4 * (candidate or spec).delay_seconds
+        return run_of(spec, *(value * (slower if place % 2 else 1) for place, value in enumerate(values)))
 
     pool, _ = measured_with({"t": run_of(epoch, *values)}, measure)
     steps = [call.args[-1] for call in pool.measure.call_args_list]
     delays = [step.delay_seconds for step in steps if isinstance(step, EpochSpec)]
     assert delays == [pytest.approx(0.02 / 4, rel=0.01)]
+
+
+@pytest.mark.parametrize(("hidden", "measured"), [(0, 1), (1, 3), (2, 5), (9, 5)])
+def test_delay_that_does_not_show_is_measured_again(hidden: int, measured: int) -> None:
+    """Another program slows the base in the first measurements of a delay. All of them count."""
+    step = EpochSpec(
+        world_size=1, per_rank_batch_size=8, strategy="single", epoch_images=8, execution="graph"
+    )
+    usual = (1.0, 1.001, 1.001, 1.002, 1.002, 1.003)
+    times = 0
+
+    def measure(spec: Spec, candidate: Spec | None = None) -> Measured:
+        nonlocal times
+        delay = candidate.delay_seconds if candidate is not None else 0.0
+        times += delay > 0
+        slower = 1 + delay * (1.0 if times > hidden else 0.7)
+        return run_of(spec, *(value * (slower if place % 2 else 1) for place, value in enumerate(usual)))
+
+    pool, found = measured_with({"t": run_of(step, *usual)}, measure)
+    assert sum(not isinstance(call.args[0], CopySpec) for call in pool.measure.call_args_list) == measured
+    delayed = next(entry for entry in found if entry.key.control is Control.DELAYED)
+    assert len(delayed.candidate) == 3 * (measured + 1) // 2
 
 
 def test_slow_sets_do_not_look_like_a_delay() -> None:

@@ -247,7 +247,8 @@ def test_iterations_are_largest_power_of_two_that_fits(
         ("cuda", "eager", 6, 8, 16),
         ("cuda", "graph", 6, 32, 16),
         ("cuda", "graph", 1, 32, 32),
-        ("cuda", "graph", 13, 2, 2),  # 16 steps would take more than 0.1 s
+        ("cuda", "graph", 13, 16, 2),  # 32 steps would take more than 0.4 s, and 16 more than 0.1 s
+        ("cuda", "graph", 70, 4, 1),
     ],
 )
 def test_rounds_have_enough_steps_for_a_rare_stall(
