@@ -253,8 +253,25 @@ def test_first_measurement_has_a_step_to_delay() -> None:
     plan = next_plan(found, seconds, 10.0)
     assert [row.open for row in found] == [True, False, False]
     assert (plan.pairs, plan.tested, plan.left) == ((whole, pair(2)), frozenset([of_run.key]), 0)
+    tight = judged([of_run, estimate(1, stage=Stage.STORED), estimate(2, stage=Stage.STORED, limits=WIDE)])
+    assert next_plan(tight, seconds, 10.0).pairs == (whole, pair(1)), "whose tolerance is the smallest"
     again = judged([*then, replace(of_run, stage=Stage.FIRST, base=(1.0, 1.0), candidate=(1.5, 1.5))])
     assert next_plan(again, seconds, 10.0).pairs == (whole,), "the controls have been measured"
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "iterations", "clears"),
+    [(0.001, 32, True), (0.001, 16, False), (0.06, 4, True), (0.06, 2, False)],
+)
+def test_stored_mean_needs_many_steps_or_a_long_time(
+    step_seconds: float, iterations: int, clears: bool
+) -> None:
+    """Ten rounds have 320 steps or 2.4 s of steps, or too few steps for a rare stall."""
+    run = measured(CAPTURED, *[step_seconds, step_seconds * 1.001] * 5, iterations=iterations)
+    (row,) = (
+        row for row in judged(stored_estimates({"t": run}, {"t": run}, GPU)) if "mean" in row.key.metric
+    )
+    assert (row.finding is Finding.NOT_WORSE) == clears
 
 
 # --- the settings
