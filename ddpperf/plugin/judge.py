@@ -40,6 +40,7 @@ from ddpperf.verdict.rows import REPEATS, Row, next_plan, rows
 from ddpperf.verdict.verdict import Answer, Context, answer_of
 
 COMPARISON_ROUNDS = 6  # of the first A/B measurement of a comparison, where the time is short
+LEAST_TIME = 0.25  # of --max-seconds, for the first A/B measurement, and for the first repeat
 INCOMPARABLE = {"commit", "gpus", "pinning", "hostname", "links", "nodes"}  # facts of an environment
 
 
@@ -59,7 +60,7 @@ class Judge:
 
     def judge(self, items: Sequence[pytest.Item]) -> None:
         """Compare the run's measurements, and measure open pairs again until no pair is open."""
-        session, until = self._session, time.monotonic() + self._session.options.max_seconds / 2
+        session = self._session
         if self._sides is not None:
             self._add(session.passes[0], Stage.FIRST)
         else:
@@ -69,19 +70,21 @@ class Judge:
             self._compare_stored(session.baseline)
             if not self._estimates or not self._check_out(session.baseline):
                 return
-            self._measure(items, Stage.FIRST, until)
+            self._measure(items, Stage.FIRST, self._end(0.75))
         for repeat in range(REPEATS):
-            end = session.outcomes.begun + session.options.max_seconds
-            if repeat == 0:
-                end = max(end, time.monotonic() + session.options.max_seconds / 4)
-            found = self.rows
-            if any(row.certain for row in found):
+            found, end = self.rows, self._end(1.0, least=0.0 if repeat else LEAST_TIME)
+            if any(row.certain for row in found) or _only_the_machine_changed(found):
                 break
             if repeat and time.monotonic() > end:
                 self._note_late(len({row.key.pair for row in found if row.open}))
                 break
             if not self._measure(items, Stage.REPEAT, end):
                 break
+
+    def _end(self, fraction: float, least: float = LEAST_TIME) -> float:
+        """Return the time.monotonic() value after a fraction of `--max-seconds`, but at least after `least`."""
+        seconds = self._session.options.max_seconds
+        return max(self._session.outcomes.begun + fraction * seconds, time.monotonic() + least * seconds)
 
     @property
     def rows(self) -> list[Row]:
@@ -268,6 +271,11 @@ class Judge:
             for side in (self._sides.base, self._sides.candidate)
         )
         return {"base": base, "candidate": candidate | {"spec": dict(self._sides.spec_fields)}}
+
+
+def _only_the_machine_changed(found: Sequence[Row]) -> bool:
+    """Return whether tests got slower than stored, but no test that was measured A/B may have got slower."""
+    return any(row.moved for row in found) and not any(row.open and row.stages != (Stage.STORED,) for row in found)
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

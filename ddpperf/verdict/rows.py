@@ -104,6 +104,11 @@ class Row:
     def repeated(self) -> bool:
         return Stage.REPEAT in self.stages
 
+    @property
+    def moved(self) -> bool:
+        """Whether it is slower than in the stored run, although the stored code is as slow today."""
+        return self.stored_slower and self.finding is Finding.NOT_WORSE
+
     def to_json(self) -> dict[str, Any]:
         """Return this row as it is stored; the specs are stored with the tests."""
         fields = asdict(replace(self, key=RowKey(metric=self.key.metric)))
@@ -310,7 +315,7 @@ def _stored_rows(stored: dict[RowKey, Estimates], settings: Settings) -> list[Ro
     classes: dict[tuple[str, NoiseClass], list[RowKey]] = {}
     for key, entry in stored.items():
         classes.setdefault((key.metric, entry.noise_class), []).append(key)
-    judged = sum(entry.limits is not None and entry.key.metric == "time" for entry in stored.values())
+    timed = {key for key, entry in stored.items() if entry.limits and key.metric == "time" and not key.control}
     for key, entry in stored.items():
         members = [changes[other] for other in classes[key.metric, entry.noise_class]]
         about_zero, about_median = (
@@ -324,7 +329,7 @@ def _stored_rows(stored: dict[RowKey, Estimates], settings: Settings) -> list[Ro
         margin, tolerance = _logs_of(entry.limits)
         cleared = about_zero.upper(CLEAR_P[Stage.STORED]) < tolerance
         suspicious = about_median.lower(SUSPICIOUS_P[Stage.STORED]) > margin
-        slower = about_median.lower(settings.false_alarms / max(1, judged)) > margin
+        slower = about_median.lower(settings.false_alarms / max(1, len(timed))) > margin
         finding = Finding.NOT_WORSE if cleared and not suspicious else Finding.UNDECIDED
         found.append(
             replace(
@@ -333,7 +338,7 @@ def _stored_rows(stored: dict[RowKey, Estimates], settings: Settings) -> list[Ro
                 suspicious=entry.limits is not None and suspicious,
                 order=(changes[key] - margin) / about_zero.error,
                 stored_ratio=math.exp(changes[key]),
-                stored_slower=entry.limits is not None and key.metric == "time" and slower,
+                stored_slower=key in timed and slower,
             )
         )
     return found

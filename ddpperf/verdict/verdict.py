@@ -128,11 +128,7 @@ def _interval(row: Row) -> str:
 
 def _changed_machine(found: Sequence[Row], context: Context) -> list[Reason]:
     """Return a reason if tests got slower than stored although the stored code is as slow today."""
-    moved = [
-        row
-        for row in found
-        if row.stored_slower and row.finding is Finding.NOT_WORSE and row.key.control is None
-    ]
+    moved = [row for row in found if row.moved]
     resting = any(row.judged and row.stages == (Stage.STORED,) for row in found)
     copies = [
         row
