@@ -82,7 +82,7 @@ class Judge:
                 break
 
     def _end(self, fraction: float, least: float = LEAST_TIME) -> float:
-        """Return the time.monotonic() value after a fraction of `--max-seconds`, but at least after `least`."""
+        """Return when a fraction of `--max-seconds` is over, but at least the fraction `least` from now."""
         seconds = self._session.options.max_seconds
         return max(self._session.outcomes.begun + fraction * seconds, time.monotonic() + least * seconds)
 
@@ -275,7 +275,9 @@ class Judge:
 
 def _only_the_machine_changed(found: Sequence[Row]) -> bool:
     """Return whether tests got slower than stored, but no test that was measured A/B may have got slower."""
-    return any(row.moved for row in found) and not any(row.open and row.stages != (Stage.STORED,) for row in found)
+    return any(row.moved for row in found) and not any(
+        row.open and row.stages != (Stage.STORED,) for row in found
+    )
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -174,6 +174,7 @@ class Session:
         first pass.
         """
         options = self.options
+        self.devices.pinning.release()  # or all ranks would import torch on the controller's cores
         sets_made = 0  # the names of process sets are not used again
         if self.passes:
             self.passes[-1].pool.close()

@@ -315,7 +315,9 @@ def _stored_rows(stored: dict[RowKey, Estimates], settings: Settings) -> list[Ro
     classes: dict[tuple[str, NoiseClass], list[RowKey]] = {}
     for key, entry in stored.items():
         classes.setdefault((key.metric, entry.noise_class), []).append(key)
-    timed = {key for key, entry in stored.items() if entry.limits and key.metric == "time" and not key.control}
+    timed = {
+        key for key, entry in stored.items() if entry.limits and key.metric == "time" and not key.control
+    }
     for key, entry in stored.items():
         members = [changes[other] for other in classes[key.metric, entry.noise_class]]
         about_zero, about_median = (

@@ -31,6 +31,7 @@ COMPARED_STEPS, CAPTURED_STEPS = 16, 32
 # longer. A round of another run has as many steps as fit into this time.
 LONGEST_ROUND_SECONDS, LONGEST_GPU_ROUND_SECONDS = 0.4, 0.1
 WHOLE_SECONDS = 3.0  # a spec whose rounds are single long steps, such as epochs, is measured for this long
+COMPILE_SECONDS = 20.0  # of a step, which process sets do one after another (22 to 27 s for ResNet-18, H200)
 SHARED_WHOLE_SECONDS = 1.0  # the same for each of several process sets, which take turns
 MOST_STEPS = 1000  # in a round, unless a measurement says otherwise
 # A step of this length on a CPU replaces the contents of the caches, so it needs no untimed step before
@@ -169,7 +170,11 @@ class Pool:
         return measured
 
     def expected_seconds(self, before: Measured) -> float:
-        """Return the expected seconds of the timed rounds here, from a measurement by other process sets."""
+        """Return the expected seconds of compiling and of the timed rounds on these process sets.
+
+        before: a measurement by other process sets. Only a process set that is alone finds its step compiled
+        in a cache.
+        """
         spec, sets, parts = before.spec, len(self.sides), self._parts(before.spec)
         seconds = spec.calls * median(before.all_step_seconds())
         if spec.repeats:
@@ -178,7 +183,7 @@ class Pool:
         rounds = 1 if spec.counts else self.options.rounds * parts
         if not spec.repeats:
             rounds = min(rounds, math.ceil(SHARED_WHOLE_SECONDS * sets / round_seconds))
-        return rounds * round_seconds
+        return rounds * round_seconds + COMPILE_SECONDS * sets * (spec.compiled and sets > 1)
 
     @property
     def _compared(self) -> bool:

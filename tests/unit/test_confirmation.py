@@ -7,6 +7,7 @@ the repeats have later ones. A sets run the stored code then, and B sets the can
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from ddpperf.machine.compiler import CACHE_VARIABLE
+from ddpperf.machine.cores import Plan
 from ddpperf.specs import AllReduceSpec, CopySpec, Spec, TrainingSpec
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
@@ -217,6 +219,31 @@ def test_several_process_sets_do_not_share_compiled_steps(
 
 
 # --- the time
+
+
+def test_changed_machine_is_reported_without_a_repeat(suite: CannedSuite) -> None:
+    """There is time for one of two pairs. The stored code is as slow in it, and so probably in the other."""
+    suite.canned.seconds = paced(first=1.5, base=1.5, candidate=1.5)
+    finished = compare(suite, "--max-seconds", "2")
+    finished.assert_one_sentence(125, CHANGED, "--max-seconds 2 left no time for 1 measurement")
+    judged = suite.saved_runs()[-1]["ddpperf"]["judged"]
+    assert [(stage["stage"], len(stage["tests"])) for stage in judged["stages"]] == [("first", 1)]
+
+
+def test_process_sets_start_on_all_cores(suite: CannedSuite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """During rounds, the controller has few cores, on which the imports of many ranks would take long."""
+    allowed = os.sched_getaffinity(0)
+    plan = Plan(controller=(min(allowed),), ranks=(tuple(allowed),) * 2)
+    monkeypatch.setattr("ddpperf.machine.cores.share_cores", lambda *_: plan)
+    begun = []
+
+    def recorded(options: SetOptions, **others: Any) -> Pool:
+        begun.append(os.sched_getaffinity(0))
+        return Pool(options, **others)
+
+    monkeypatch.setattr("ddpperf.plugin.session.Pool", recorded)
+    compare(suite)
+    assert begun == [allowed] * 2, "of the run itself and of the A/B measurement"
 
 
 def test_comparison_ends_with_its_seconds(suite: CannedSuite) -> None:

@@ -204,6 +204,8 @@ def test_expected_seconds_follow_sets_and_rounds(canned: Canned) -> None:
         steps, whole = alone.measure(SINGLE), alone.measure(training)
         assert beside.expected_seconds(steps) == pytest.approx(6 * 5 / 3 * 16 / 8 * steps.counted_seconds())
         assert beside.expected_seconds(whole) == pytest.approx(6 * whole.counted_seconds())
+        compiled = replace(steps, spec=replace(SINGLE, execution="compile"))
+        assert beside.expected_seconds(compiled) - beside.expected_seconds(steps) == pytest.approx(6 * 20)
 
 
 @pytest.mark.parametrize(("time_only", "turns"), [(False, 4), (True, 1)])
