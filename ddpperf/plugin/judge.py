@@ -31,10 +31,8 @@ from ddpperf.verdict.estimates import (
     Stage,
     ab_estimates,
     stored_estimates,
-    stored_exact,
     stored_missing,
     tests_by_pair,
-    with_equal_specs,
 )
 from ddpperf.verdict.rows import REPEATS, Row, next_plan, rows
 from ddpperf.verdict.verdict import Answer, Context, answer_of
@@ -98,10 +96,8 @@ class Judge:
         session = self._session
         self._settings = session.settings.comparing(session.options.slower_ratio)
         then, now = baseline.measured, session.measured()
-        self._estimates += stored_estimates(then, now, self._settings)
         metrics = {test: session.measures[test].metrics for test in now}
-        equal = with_equal_specs(then, now)
-        self._estimates += stored_exact(equal, baseline.metrics, metrics, self._settings)
+        self._estimates += stored_estimates(then, now, self._settings, baseline.metrics, metrics)
         self._estimates += stored_copy(baseline.copied, self._copied, self._settings)
 
     def _check_out(self, baseline: Baseline) -> bool:

@@ -27,7 +27,7 @@ from ddpperf.report.questions import report_tables
 from ddpperf.report.summary import summary_lines, verdict_lines
 from ddpperf.results.outcomes import Outcome, OutcomeKind, Reason
 from ddpperf.results.stored_runs import NoBaseline, Storage, newest_run, read_document
-from ddpperf.verdict.estimates import stored_estimates, stored_exact, stored_missing, with_equal_specs
+from ddpperf.verdict.estimates import stored_estimates, stored_missing
 from ddpperf.verdict.rows import rows
 from ddpperf.verdict.thresholds import read_threshold_file
 from ddpperf.verdict.verdict import Context, answer_of, decide
@@ -56,9 +56,7 @@ def compared(document: dict[str, Any], run: Path, with_run: Path, root: Path) ->
     now, then = storage.read(document, run), storage.load(with_run)
     _, by_hardware = read_threshold_file(root)
     settings = by_hardware["gpu" if header["options"].get("device") == "cuda" else "cpu"].comparing()
-    estimates = stored_estimates(then.measured, now.measured, settings)
-    equal = with_equal_specs(then.measured, now.measured)
-    estimates += stored_exact(equal, then.metrics, now.metrics, settings)
+    estimates = stored_estimates(then.measured, now.measured, settings, then.metrics, now.metrics)
     found = rows(estimates, settings)
     nothing = Reason(
         "two stored runs were compared, and nothing was measured",

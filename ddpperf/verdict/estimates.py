@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from statistics import median, stdev
+from statistics import mean, median, stdev
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ LEAST_IDLE_CPUS = 0.05  # a process set that keeps fewer cores busy between its 
 # 30 ms that makes the mean 5% longer occurs about three times in two seconds.
 STALL_STEPS, STALL_SECONDS = 300, 2.0
 COUNTED = ("peak_memory_bytes", "cpu_seconds")  # by the ranks
+MetricsOfTests = Mapping[str, Mapping[str, Mapping[str, Any]]]  # as stored, by test and name
 
 
 class Stage(StrEnum):
@@ -111,41 +113,89 @@ def tests_by_pair(measured: Mapping[str, Measured]) -> dict[Pair, list[str]]:
     return tests
 
 
-# --- of base and candidate
+def with_equal_specs(then: Mapping[str, Measured], now: Mapping[str, Measured]) -> dict[str, Measured]:
+    """Return what this run measured in the tests that both runs measured with equal specs."""
+    return {test: one for test, one in now.items() if test in then and then[test].spec == one.spec}
 
 
 def ab_estimates(
-    measured: Mapping[str, Measured],
-    metrics: Mapping[str, Mapping[str, Mapping[str, Any]]],
-    settings: Settings,
-    stage: Stage,
+    measured: Mapping[str, Measured], metrics: MetricsOfTests, settings: Settings, stage: Stage
 ) -> list[Estimates]:
-    """Return the estimates of all metrics that can get worse, from an A/B measurement of some tests.
-
-    `metrics` has the stored metrics of each test by name.
-    """
+    """Return the estimates of all metrics that can get worse, from an A/B measurement of some tests."""
     found = []
-    sides = {test: {sample.side for sample in one.samples} for test, one in measured.items()}
-    both = {test: one for test, one in measured.items() if sides[test] == {BASE, CANDIDATE}}
+    both = {test: one for test, one in measured.items() if {s.side for s in one.samples} == {BASE, CANDIDATE}}
     for pair, tests in tests_by_pair(both).items():
         one = both[tests[0]]
-        noise_class = class_of(one.of(BASE), settings.device)
-        timed = {RowKey(metric=name, pair=pair): (tests, by_set) for name, by_set in _timed(one).items()}
-        for key, (of_tests, by_set) in {**_of_tests(pair, tests, metrics), **timed}.items():
-            base, candidate = (_of_side(one, by_set, side) for side in (BASE, CANDIDATE))
-            steps = min(_steps(one.of(side)) for side in (BASE, CANDIDATE))
-            made = _estimates(key, of_tests, stage, (base, candidate), noise_class, settings)
-            found.append(replace(made, steps=steps))
+        base, candidate = one.of(BASE), one.of(CANDIDATE)
+        noise_class = class_of(base, settings.device)
+        for key, (of_tests, by_set) in _values(pair, tests, one, metrics).items():
+            sides = _of_sides(by_set, one)
+            steps = min(_steps(base), _steps(candidate))
+            found.append(_estimates(key, of_tests, stage, sides, noise_class, settings, steps=steps))
     return found + _idle(both.values(), settings, stage)
 
 
-def _of_tests(
-    pair: Pair, tests: Sequence[str], metrics: Mapping[str, Mapping[str, Mapping[str, Any]]]
-) -> dict[RowKey, tuple[list[str], Mapping[str, float]]]:
-    """Return the metrics that tests computed, each with its tests and its values by process set.
+def stored_estimates(
+    then: Mapping[str, Measured],
+    now: Mapping[str, Measured],
+    settings: Settings,
+    then_metrics: MetricsOfTests = MappingProxyType({}),
+    now_metrics: MetricsOfTests = MappingProxyType({}),
+) -> list[Estimates]:
+    """Return the estimates of what two runs measured with equal specs: the stored run is the base.
 
-    An exact metric, such as bytes, is the same in all tests of a pair. Others, such as a speedup, depend
-    on the references of the test.
+    The mean decides only from `STALL_STEPS` timed steps or `STALL_SECONDS` on, because a rare stall has to
+    occur in both runs before it can be compared.
+    """
+    found = []
+    for pair, tests in tests_by_pair(with_equal_specs(then, now)).items():
+        runs = then[tests[0]], now[tests[0]]
+        noise_class, steps = class_of(runs[0], settings.device), min(map(_steps, runs))
+        before = _values(pair, tests, runs[0], then_metrics)
+        for key, (of_tests, by_set) in _values(pair, tests, runs[1], now_metrics).items():
+            exact, is_mean = registry.find_or_plain(key.metric).exact, key.metric == "mean_time"
+            if key not in before or not (exact or key.metric in ("time", "mean_time", "peak_memory_bytes")):
+                continue
+            of_run: Callable[[Iterable[float]], float] = max if exact else median
+            base, candidate = ((of_run(values.values()),) for values in (before[key][1], by_set))
+            error = math.hypot(*map(_round_error, runs)) if is_mean else 0.0
+            fields = {
+                "steps": steps,
+                "run_spread": usual_spread(key.metric, pair.base, settings),
+                "round_error": math.inf if is_mean and not all(map(_shows_stalls, runs)) else error,
+            }
+            sides = base, candidate
+            found.append(
+                _estimates(key, of_tests, Stage.STORED, sides, noise_class, settings, **fields)
+            )
+    return found
+
+
+def stored_missing(
+    then: Mapping[str, Measured], now: Mapping[str, Measured], expected: Iterable[str], name: str
+) -> dict[str, str]:
+    """Return why expected tests of the stored run `name` cannot be compared with this run."""
+    found = {}
+    for test in sorted(set(expected) & then.keys()):
+        runs = {name: then[test], "this run": now.get(test, then[test])}
+        resumed = [which for which, run in runs.items() if any(run.counter("resumed_epochs").values())]
+        if test not in now:
+            found[test] = f"is in {name} but was not measured"
+        elif now[test].spec != then[test].spec:
+            found[test] = f"measures another spec than in {name}"
+        elif resumed:
+            what = f"resumed from a checkpoint in {resumed[0]}"
+            found[test] = f"{what}, so its time is not that of the whole training"
+    return found
+
+
+def _values(
+    pair: Pair, tests: Sequence[str], measured: Measured, metrics: MetricsOfTests
+) -> dict[RowKey, tuple[Sequence[str], Mapping[str, float]]]:
+    """Return the metrics of a pair that can get worse, each with its tests and its values by process set.
+
+    An exact metric that tests compute, such as bytes, is the same in all tests of a pair. Others, such
+    as a speedup, depend on the references of the test.
     """
     found: dict[RowKey, tuple[list[str], Mapping[str, float]]] = {}
     for test in tests:
@@ -154,7 +204,8 @@ def _of_tests(
             if definition.better is not None and name not in COUNTED:
                 key = RowKey(metric=name, pair=pair, test="" if definition.exact else test)
                 found.setdefault(key, ([], metric["by_set"]))[0].append(test)
-    return found
+    timed = {RowKey(metric=name, pair=pair): (tests, by_set) for name, by_set in _timed(measured).items()}
+    return {**found, **timed}
 
 
 def _timed(measured: Measured) -> dict[str, Mapping[str, float]]:
@@ -171,8 +222,13 @@ def _timed(measured: Measured) -> dict[str, Mapping[str, float]]:
     return values
 
 
-def _of_side(measured: Measured, by_set: Mapping[str, float], side: str) -> tuple[float, ...]:
-    return tuple(by_set[s.set] for s in measured.samples if s.side == side and s.set in by_set)
+def _of_sides(by_set: Mapping[str, float], measured: Measured) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the values of the base's process sets, and of the candidate's."""
+    of = {
+        side: tuple(by_set[s.set] for s in measured.samples if s.side == side and s.set in by_set)
+        for side in (BASE, CANDIDATE)
+    }
+    return of[BASE], of[CANDIDATE]
 
 
 def _steps(measured: Measured) -> int:
@@ -206,6 +262,7 @@ def _estimates(
     sides: tuple[tuple[float, ...], tuple[float, ...]],
     noise_class: NoiseClass,
     settings: Settings,
+    **others: Any,
 ) -> Estimates:
     """Return the estimates of a metric. sides: the values of base and candidate."""
     return Estimates(
@@ -216,82 +273,8 @@ def _estimates(
         candidate=sides[1],
         noise_class=noise_class,
         limits=limits_of(key.metric, noise_class, settings),
+        **others,
     )
-
-
-# --- of a stored run and this run
-
-
-def with_equal_specs(then: Mapping[str, Measured], now: Mapping[str, Measured]) -> dict[str, Measured]:
-    """Return what this run measured in the tests that both runs measured with equal specs."""
-    return {test: one for test, one in now.items() if test in then and then[test].spec == one.spec}
-
-
-def stored_estimates(
-    then: Mapping[str, Measured], now: Mapping[str, Measured], settings: Settings
-) -> list[Estimates]:
-    """Return the estimates of what two runs measured with equal specs: the stored run is the base.
-
-    The mean decides only from `STALL_STEPS` timed steps or `STALL_SECONDS` on, because a rare stall has to
-    occur in both runs before it can be compared.
-    """
-    found = []
-    for pair, tests in tests_by_pair(with_equal_specs(then, now)).items():
-        runs = then[tests[0]], now[tests[0]]
-        noise_class = class_of(runs[0], settings.device)
-        steps = min(map(_steps, runs))
-        by_run = [_timed(run) for run in runs]
-        for metric in ("time", "mean_time", "peak_memory_bytes"):
-            if not all(metric in values for values in by_run):
-                continue
-            error = math.hypot(*map(_round_error, runs)) if metric == "mean_time" else 0.0
-            then_value, now_value = (median(values[metric].values()) for values in by_run)
-            key, values = RowKey(metric=metric, pair=pair), ((then_value,), (now_value,))
-            made = _estimates(key, tests, Stage.STORED, values, noise_class, settings)
-            usual = usual_spread(metric, pair.base, settings)
-            error = error if not error or all(map(_shows_stalls, runs)) else math.inf
-            found.append(replace(made, steps=steps, run_spread=usual, round_error=error))
-    return found
-
-
-def stored_exact(
-    measured: Mapping[str, Measured],
-    then: Mapping[str, Mapping[str, Mapping[str, Any]]],
-    now: Mapping[str, Mapping[str, Mapping[str, Any]]],
-    settings: Settings,
-) -> list[Estimates]:
-    """Return the estimates of the exact metrics, such as bytes, of a stored run and this run.
-
-    `measured` has the tests that both runs measured with equal specs, and `then` and `now` have the stored
-    metrics of each test by name.
-    """
-    found = []
-    for pair, tests in tests_by_pair(measured).items():
-        before, after = (_of_tests(pair, tests, metrics) for metrics in (then, now))
-        for key in (key for key in before if key in after and registry.find_or_plain(key.metric).exact):
-            base, candidate = (max(by_set.values()) for _, by_set in (before[key], after[key]))
-            noise_class = class_of(measured[tests[0]], settings.device)
-            values = ((base,), (candidate,))
-            found.append(_estimates(key, after[key][0], Stage.STORED, values, noise_class, settings))
-    return found
-
-
-def stored_missing(
-    then: Mapping[str, Measured], now: Mapping[str, Measured], expected: Iterable[str], name: str
-) -> dict[str, str]:
-    """Return why expected tests of the stored run `name` cannot be compared with this run."""
-    found = {}
-    for test in sorted(set(expected) & then.keys()):
-        runs = {name: then[test], "this run": now.get(test, then[test])}
-        resumed = [which for which, run in runs.items() if any(run.counter("resumed_epochs").values())]
-        if test not in now:
-            found[test] = f"is in {name} but was not measured"
-        elif now[test].spec != then[test].spec:
-            found[test] = f"measures another spec than in {name}"
-        elif resumed:
-            what = f"resumed from a checkpoint in {resumed[0]}"
-            found[test] = f"{what}, so its time is not that of the whole training"
-    return found
 
 
 def _shows_stalls(run: Measured) -> bool:
@@ -301,4 +284,4 @@ def _shows_stalls(run: Measured) -> bool:
 def _round_error(run: Measured) -> float:
     """Return the standard error of a run's mean step time as a fraction, from its rounds."""
     rounds = run.all_step_seconds()
-    return stdev(rounds) / (sum(rounds) / len(rounds)) / math.sqrt(len(rounds)) if len(rounds) > 1 else 0.0
+    return stdev(rounds) / mean(rounds) / math.sqrt(len(rounds)) if len(rounds) > 1 else 0.0
