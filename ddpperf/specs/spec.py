@@ -89,15 +89,24 @@ class Spec:
             raise ValueError(problem)
 
     def problems(self) -> Iterator[str]:
-        """Yield a sentence for each combination of field values that cannot be measured.
+        """Yield a sentence for each combination of field values that cannot be measured."""
+        yield from self.wrong_values({field.name: getattr(self, field.name) for field in fields(self)})
+        if (images := getattr(self, "epoch_images", self.world_size)) < self.world_size:
+            yield f"epoch_images must be a whole number of at least {self.world_size}, got {images}"
+        for kind in reversed(type(self).__mro__):
+            for rule in vars(kind).get("rules", ()):
+                yield from rule.problems(self)
+
+    @classmethod
+    def wrong_values(cls, values: Mapping[str, Any]) -> Iterator[str]:
+        """Yield a sentence for each field that cannot have its value.
 
         Each value must have the type of its field. An int is from 0 to `MOST_INT`, unless its type
         is annotated with other limits. A float is from 0 to the number that its type is annotated
         with. A text matches the pattern that its type is annotated with.
         """
-        types = _types(type(self))
-        for field in fields(self):
-            value, kind = getattr(self, field.name), types[field.name]
+        for name, value in values.items():
+            kind = _types(cls)[name]
             of, *limits = get_args(kind) if get_origin(kind) is Annotated else (kind,)
             if get_origin(of) is Literal:
                 right, takes = value in get_args(of), f"one of {', '.join(get_args(of))}"
@@ -114,12 +123,7 @@ class Spec:
             else:
                 right, takes = isinstance(value, of), f"a {getattr(of, '__name__', of)}"
             if not right:
-                yield f"{field.name} must be {takes}, got {quoted(value)}"
-        if (images := getattr(self, "epoch_images", self.world_size)) < self.world_size:
-            yield f"epoch_images must be a whole number of at least {self.world_size}, got {images}"
-        for kind in reversed(type(self).__mro__):
-            for rule in vars(kind).get("rules", ()):
-                yield from rule.problems(self)
+                yield f"{name} must be {takes}, got {quoted(value)}"
 
     @property
     def changed_fields(self) -> dict[str, Any]:

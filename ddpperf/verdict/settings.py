@@ -1,28 +1,23 @@
 """The settings that decide whether a difference counts as a change, such as margins.
 
 Each hardware class and each metric may have its own numbers. These come from [decision] in
-perf/thresholds.toml, with built-in defaults. A misspelt name, a value out of range, or values that
-contradict each other raise ValueError.
+perf/thresholds.toml, with built-in defaults.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any, Literal, TypeVar
 
-from ddpperf.errors import quoted
+from ddpperf.errors import Refused, quoted
 from ddpperf.results import metrics as registry
 
 NAME = "perf/thresholds.toml"
 MOST_SETS = 64  # the most process sets of each of base and candidate in one run
-MOST_KNOWN_LETTERS = 150  # of the known words in a sentence
-_SET_KEYS = ("first_sets", "repeat_sets")
-_SPREAD_KEYS = ("run_spread", "noisy_run_spread", "call_spread")
 _OLD_KEYS = {
     "screen_sets": "write first_sets",
     "confirm_sets": "write repeat_sets",
@@ -52,29 +47,31 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings that decide comparisons on one hardware class.
+    """The settings that decide comparisons on one hardware class. The defaults are those of GPUs.
 
     `margin` and `tolerance` are the limits of times on the CPU, and of steps and calls in a CUDA
-    graph on GPUs. `compare_tolerance` is the tolerance of a comparison with a stored run, which has
-    less time. `metrics` has the limits of other metrics. `first_sets` and `repeat_sets` are the process
-    sets of each side in the first A/B measurement and in each repeat. `false_alarms` is the largest
-    probability that a run fails although nothing got worse by more than its margin. The usual standard
-    deviation of the log of a time between two runs of the same code is `run_spread` on the CPU and in
-    CUDA graphs, `call_spread` for collective calls outside of CUDA graphs and for whole trainings, and
-    `noisy_run_spread` for everything else.
+    graph on GPUs. `metrics` has the limits of other metrics. Spreads are usual standard deviations of
+    the log of a time between two runs of the same code.
     """
 
-    hardware: Literal["gpu", "cpu"]
-    margin: float
-    tolerance: float
-    compare_tolerance: float
-    first_sets: int
-    repeat_sets: int
-    run_spread: float
-    noisy_run_spread: float
-    call_spread: float
-    false_alarms: float = 0.01
-    metrics: Mapping[str, Limits] = field(default_factory=dict)
+    hardware: Literal["gpu", "cpu"] = "gpu"
+    margin: float = 0.005
+    tolerance: float = 0.02
+    compare_tolerance: float = 0.03  # of a comparison with a stored run, which has less time
+    first_sets: int = 3  # process sets of each side in the first A/B measurement
+    repeat_sets: int = 6  # the same in each repeat
+    false_alarms: float = 0.01  # largest probability of a FAIL if nothing exceeds its margin
+    # In CUDA graphs, step times differ by 0.1% to 0.35% between two runs on H200s, on one machine or two.
+    run_spread: float = 0.0035  # on the CPU, and in CUDA graphs
+    noisy_run_spread: float = 0.2  # of everything else; eager steps on GPUs differ by 14%
+    call_spread: float = 0.02  # of collectives outside of CUDA graphs, and of trainings, which differ by 1.2%
+    metrics: Mapping[str, Limits] = field(
+        default_factory=lambda: {
+            "mean_time": Limits(margin=0.005, tolerance=0.05),
+            "peak_memory_bytes": Limits(margin=0.005, tolerance=0.02),
+            "idle_cpus": Limits(margin=0.5, tolerance=1.0),
+        }
+    )
 
     def __post_init__(self) -> None:
         for tolerance in (self.tolerance, self.compare_tolerance):
@@ -93,22 +90,21 @@ class Settings:
 
         slower_ratio: the ratio of times up to which a slow-down does not matter, if the user gives one.
         """
-        first, repeat = _COMPARE_SETS[self.hardware]
-        settings = replace(
-            self,
-            tolerance=max(self.tolerance, self.compare_tolerance),
-            first_sets=min(first, self.first_sets),
-            repeat_sets=min(repeat, self.repeat_sets),
-        )
-        if slower_ratio is None:
-            return settings
-        margin = slower_ratio - 1
-        wide = {name: limits for name, limits in self.metrics.items() if name != "mean_time"}
-        mean = self.metrics.get("mean_time", Limits(margin=0, tolerance=settings.tolerance))
-        wide["mean_time"] = Limits(margin=margin, tolerance=max(mean.tolerance, 2 * margin))
-        tolerance = max(settings.tolerance, 2 * margin)
+        tolerance = max(self.tolerance, self.compare_tolerance)
+        margin, by_metric = self.margin, dict(self.metrics)
+        if slower_ratio is not None:
+            margin = slower_ratio - 1
+            mean_tolerance = by_metric["mean_time"].tolerance if "mean_time" in by_metric else tolerance
+            by_metric["mean_time"] = Limits(margin=margin, tolerance=max(mean_tolerance, 2 * margin))
+            tolerance = max(tolerance, 2 * margin)
         return replace(
-            settings, margin=margin, tolerance=tolerance, compare_tolerance=tolerance, metrics=wide
+            self,
+            margin=margin,
+            tolerance=tolerance,
+            compare_tolerance=tolerance,
+            first_sets=min(3 if self.hardware == "gpu" else 2, self.first_sets),
+            repeat_sets=min(3, self.repeat_sets),
+            metrics=by_metric,
         )
 
     def with_sets(self, first_sets: int) -> Settings:
@@ -116,112 +112,81 @@ class Settings:
         return replace(self, first_sets=first_sets, repeat_sets=max(first_sets, self.repeat_sets))
 
 
-# run_spread: on GPUs, step times in CUDA graphs differ by 0.1% to 0.35% between two runs on H200s, on
-# one machine or two. On 2 cores of an EPYC, step times differ by 3 to 6%, and collective calls by 20%.
-# On GPUs, eager steps differ by 14%, and whole trainings by 1.2%.
 _DEFAULTS = {
-    "gpu": Settings(
-        hardware="gpu",
-        margin=0.005,
-        tolerance=0.02,
-        compare_tolerance=0.03,
-        first_sets=3,
-        repeat_sets=6,
-        run_spread=0.0035,
-        noisy_run_spread=0.2,
-        call_spread=0.02,
-        metrics={
-            "mean_time": Limits(margin=0.005, tolerance=0.05),
-            "peak_memory_bytes": Limits(margin=0.005, tolerance=0.02),
-            "idle_cpus": Limits(margin=0.5, tolerance=1.0),
-        },
-    ),
+    "gpu": Settings(),
     "cpu": Settings(
         hardware="cpu",
         margin=0.01,
         tolerance=0.16,
         compare_tolerance=0.25,
-        first_sets=3,
         repeat_sets=5,
-        run_spread=0.06,
-        noisy_run_spread=0.2,
+        run_spread=0.06,  # on 2 cores of an EPYC, step times differ by 3 to 6%, and collective calls by 20%
         call_spread=0.2,
         metrics={"idle_cpus": Limits(margin=0.5, tolerance=1.0)},
     ),
 }
-# The most process sets per side of a comparison with a stored run: first, and in each repeat.
-_COMPARE_SETS = {"gpu": (3, 3), "cpu": (2, 3)}
-_METRIC_KEYS = tuple(key.name for key in dataclasses.fields(Limits))
-_KEYS = tuple(key.name for key in dataclasses.fields(Settings) if key.name not in ("hardware", "metrics"))
 _Changed = TypeVar("_Changed", Settings, Limits)
 
 
 def read_decision(document: Mapping[str, Any]) -> dict[str, Settings]:
     """Return the settings for gpu and cpu from the [decision] tables of a TOML document.
 
-    Built-in values fill the gaps. Raises ValueError with one sentence for the first wrong value.
+    Built-in values fill the gaps. Raises Refused for a misspelt name, a value out of range, and values
+    that contradict each other.
     """
-    classes = _table(document, "decision", "class", tuple(_DEFAULTS))
-    return {hardware: _class_settings(classes, hardware) for hardware in _DEFAULTS}
-
-
-def _class_settings(classes: Mapping[str, Any], hardware: str) -> Settings:
-    header, default = f"decision.{hardware}", _DEFAULTS[hardware]
-    values = _table(classes, header, "key", (*_KEYS, "metrics"))
     judged = [metric.name for metric in registry.registered() if metric.gate and not metric.exact]
-    by_metric = _table(values, f"{header}.metrics", "metric", judged)
-    settings = _changed(default, values, header)
-    own = dict(default.metrics)
-    for metric in by_metric:
-        given = _table(by_metric, f"{header}.metrics.{metric}", "key", _METRIC_KEYS)
-        known = own.get(metric, Limits(margin=settings.margin, tolerance=settings.tolerance))
-        own[metric] = _changed(known, given, f"{header}.metrics.{metric}")
-    return replace(settings, metrics=own)
+    classes = _table(document, "decision", _DEFAULTS)
+    found = {}
+    for hardware, default in _DEFAULTS.items():
+        header = f"decision.{hardware}"
+        settings = _changed(default, classes, header)
+        tables = _table(classes.get(hardware, {}), f"{header}.metrics", judged)
+        by_metric = dict(settings.metrics)
+        for metric in tables:
+            usual = Limits(margin=settings.margin, tolerance=settings.tolerance)
+            by_metric[metric] = _changed(by_metric.get(metric, usual), tables, f"{header}.metrics.{metric}")
+        found[hardware] = replace(settings, metrics=by_metric)
+    return found
 
 
-def _table(parent: Mapping[str, Any], header: str, what: str, known: Sequence[str]) -> Mapping[str, Any]:
-    """Return the TOML table with this header, empty if absent; raise ValueError for unknown keys."""
+def _table(parent: Mapping[str, Any], header: str, known: Collection[str]) -> Mapping[str, Any]:
+    """Return the TOML table with this header, empty if absent; raise Refused for unknown keys."""
     table = parent.get(header.rpartition(".")[2], {})
     if not isinstance(table, dict):
-        raise ValueError(
-            f"{NAME} has {header} = {quoted(table)}; write a table, which begins with [{header}]"
-        )
+        raise Refused(f"{NAME} has {header} = {quoted(table)}; write a table, which begins with [{header}]")
     for key in table:
         if key not in known:
-            words = _OLD_KEYS.get(key) or advice(key, known)
-            state = "old" if key in _OLD_KEYS else "unknown"
-            raise ValueError(f"[{header}] of {NAME} has the {state} {what} {quoted(key)}; {words}")
+            state, words = ("old", _OLD_KEYS[key]) if key in _OLD_KEYS else ("unknown", advice(key, known))
+            raise Refused(f"[{header}] of {NAME} has the {state} key {quoted(key)}; {words}")
     return table
 
 
-def _changed(settings: _Changed, table: Mapping[str, Any], header: str) -> _Changed:
-    """Return the settings with a table's values; raise ValueError for wrong or contradicting values."""
+def _changed(settings: _Changed, parent: Mapping[str, Any], header: str) -> _Changed:
+    """Return the settings with the values of a table; raise Refused for wrong or contradicting values."""
     place = f"[{header}] of {NAME}"
+    table = _table(parent, header, [key.name for key in fields(settings) if key.name != "hardware"])
     values = {key: value for key, value in table.items() if key != "metrics"}
     for key, value in values.items():
-        number = type(value) in (int, float) and math.isfinite(value)
-        if key in _SET_KEYS:
+        number = value if type(value) in (int, float) else math.nan  # a NaN is in no range
+        if key in ("first_sets", "repeat_sets"):
             valid = type(value) is int and 2 <= value <= MOST_SETS
             wanted = f"a whole number from 2 to {MOST_SETS}"
-        elif key in _SPREAD_KEYS:
-            valid, wanted = number and 0 < value < 1, "a fraction above 0 and below 1, such as 0.02"
+        elif key in ("run_spread", "noisy_run_spread", "call_spread"):
+            valid, wanted = 0 < number < 1, "a fraction above 0 and below 1, such as 0.02"
         elif key == "false_alarms":
-            valid, wanted = number and 0 < value < 0.5, "a probability above 0 and below 0.5, such as 0.01"
+            valid, wanted = 0 < number < 0.5, "a probability above 0 and below 0.5, such as 0.01"
         else:
-            valid, wanted = number and 0 <= value <= 10, "a fraction from 0 to 10, such as 0.02"
+            valid, wanted = 0 <= number <= 10, "a fraction from 0 to 10, such as 0.02"
         if not valid:
-            raise ValueError(f"{place} has {key} = {quoted(value)}; write {wanted}")
+            raise Refused(f"{place} has {key} = {quoted(value)}; write {wanted}")
     try:
         return replace(settings, **values)
     except ValueError as error:
-        raise ValueError(
-            f"{place} contradicts itself, together with the defaults for what it leaves out ({error}); "
-            "change one of the two values"
-        ) from error
+        raise Refused(f"{place} contradicts itself or a default ({error}); change one of them") from error
 
 
-def advice(word: str, known: Sequence[str]) -> str:
+def advice(word: str, known: Collection[str]) -> str:
     """Return advice for a misspelt word: the nearest known word, or the first known words."""
-    nearest = get_close_matches(word, known, n=1)
-    some = textwrap.shorten(", ".join(known), MOST_KNOWN_LETTERS, placeholder=" ...")
-    return f"write {nearest[0]}" if nearest else f"use {some}"
+    if nearest := get_close_matches(word, known, n=1):
+        return f"write {nearest[0]}"
+    return f"use {textwrap.shorten(', '.join(known), 150, placeholder=' ...')}"

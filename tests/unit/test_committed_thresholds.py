@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from functools import cache
 
 import pytest
@@ -12,14 +13,13 @@ from ddpperf.verdict.thresholds import (
     BoundKind,
     Threshold,
     bound_kind,
-    read_document,
     read_thresholds,
 )
 from tests.project import REPOSITORY
 from tools.default_suite import default_suite
 
 MACHINES = ("cpu2-other", "other1x1", "other1x2", "other1x4", "other1x8")
-THRESHOLDS = read_thresholds(read_document((REPOSITORY / "perf" / "thresholds.toml").read_text()))
+THRESHOLDS = read_thresholds(tomllib.loads((REPOSITORY / "perf" / "thresholds.toml").read_text()))
 FLOORS = [threshold for threshold in THRESHOLDS if threshold.hardware == EVERY_MACHINE]
 
 suite = cache(default_suite)

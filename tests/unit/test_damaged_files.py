@@ -5,15 +5,17 @@ from __future__ import annotations
 import copy
 import json
 import random
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ddpperf.errors import Refused
 from ddpperf.results.stored_runs import NoBaseline, Storage
 from ddpperf.verdict.settings import read_decision
-from ddpperf.verdict.thresholds import read_document, read_thresholds
+from ddpperf.verdict.thresholds import read_thresholds
 from perf.common import recipes
 from tests.canned import CannedSuite
 from tests.project import REPOSITORY
@@ -80,13 +82,13 @@ def test_damaged_run_is_read_or_refused(canned_suite: CannedSuite) -> None:
 
 
 def test_damaged_thresholds_are_read_or_refused() -> None:
-    document = read_document((REPOSITORY / "perf" / "thresholds.toml").read_text())
+    document = tomllib.loads((REPOSITORY / "perf" / "thresholds.toml").read_text())
     document["threshold"] = document["threshold"][:5]
     for changed in damaged(document):
         try:
             read_thresholds(changed)
             read_decision(changed)
-        except ValueError as refusal:
+        except Refused as refusal:
             require_sentence(refusal, Path("perf"))
 
 
