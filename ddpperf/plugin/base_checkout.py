@@ -18,28 +18,21 @@ from ddpperf.results.stored_runs import Baseline
 from ddpperf.workers.interpreter import Side, check_side
 
 
-def require_stored_code(baseline: Baseline, sides: Sides | None, here: Path) -> None:
+def require_stored_code(baseline: Baseline, sides: Sides, here: Path) -> None:
     """Raise Refused if the base's code is not that of the stored run, or is that of the candidate.
 
-    The code is not that of the stored run if torch has another version, or if the repository has
-    the stored run's commit but another commit is checked out. here: the source tree that a base
+    A repository that lacks the stored run's commit is not checked. here: the source tree that a base
     without a source tree runs.
     """
-    if sides is None:
-        return
-    name, base = baseline.path.name, sides.base
+    name, stored = baseline.path.name, baseline.torch_versions
     if sides.are_equal(here):
-        raise Refused(
-            f"--base names the code of this run, but must name the code or the interpreter of {name}; "
-            "pass a checkout of the stored commit, or leave --base out"
-        )
-    stored = baseline.torch_versions
+        right = f"the code or the interpreter of {name}"
+        raise Refused(f"--base names the code of this run; name {right}, or leave --base out")
     if sides.base_torch and stored != [sides.base_torch]:
-        raise Refused(
-            f"{name} was measured with torch {' and '.join(stored)}, but the base has {sides.base_torch}; "
-            "name an interpreter with the stored run's torch with --base, or save a new baseline"
-        )
-    root, commit = base.root or here, baseline.commit.removesuffix("+")
+        measured = f"{name} was measured with torch {' and '.join(stored)}"
+        advice = "name an interpreter with the stored run's torch with --base, or save a new baseline"
+        raise Refused(f"{measured}, but the base has {sides.base_torch}; {advice}")
+    root, commit = sides.base.root or here, baseline.commit.removesuffix("+")
     head = ["HEAD"] if baseline.commit != commit else []  # of a changed tree, only the commit is known
     try:
         changes = git(root, "diff", "--name-only", f"{commit}^{{commit}}", *head, "--", ".", *NOT_CODE)
@@ -47,20 +40,18 @@ def require_stored_code(baseline: Baseline, sides: Sides | None, here: Path) -> 
         return  # the commit may be of another repository
     if commit and changes:
         held = commit_of(root).replace("+", " with changes")
-        raise Refused(
-            f"{name} was measured at commit {baseline.commit}, but the base runs {root}, which holds {held}; "
-            f"check {commit} out elsewhere, and name that folder with --base"
-        )
+        runs = f"the base runs {root}, which holds {held}"
+        advice = f"check {commit} out elsewhere, and name that folder with --base"
+        raise Refused(f"{name} was measured at commit {baseline.commit}, but {runs}; {advice}")
 
 
 def stored_sides(baseline: Baseline, here: Path, options: Options, cleanup: ExitStack) -> Sides:
     """Check the stored run's commit out, and return how to run it as the base of an A/B run.
 
-    Raises Refused with the reason if the code cannot be run.
-    here: the root of this source tree, which runs the candidate.
-    cleanup: removes the git worktree when it is closed.
+    Raises Refused with the reason if the code cannot be run. here: the root of this source tree, which
+    runs the candidate. cleanup: removes the git worktree when it is closed.
     """
-    name, commit = baseline.path.name, baseline.commit
+    name, commit, torch = baseline.path.name, baseline.commit, baseline.torch_versions[0]
     if commit in ("", NO_COMMIT):
         raise Refused(f"{name} does not say which commit it measured")
     if commit.endswith("+"):
@@ -71,12 +62,12 @@ def stored_sides(baseline: Baseline, here: Path, options: Options, cleanup: Exit
         root = check_out(here, commit, folder)
     except OSError as error:
         raise Refused(f"commit {commit} of {name} cannot be checked out ({error})") from error
-    torch, python = baseline.torch_versions[0], sys.executable
+    python = sys.executable
     if torch.partition("+")[0] != version("torch").partition("+")[0]:
         python = str(baseline.environment.get("executable", ""))
         if not os.access(python, os.X_OK):
-            gone = f"its interpreter {python or '(not stored)'} is gone"
-            raise Refused(f"{name} measured torch {torch}, and {gone}")
+            python = python or "(not stored)"
+            raise Refused(f"{name} measured torch {torch}, and its interpreter {python} is gone")
     base = Side(name=BASE, python=python, root=root)
     stored = {function for measured in baseline.measured.values() for function in measured.spec.functions}
     found = check_side(base, f"the code of {name}", options.device, [options.model, *sorted(stored)])

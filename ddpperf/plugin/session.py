@@ -122,7 +122,7 @@ class Session:
         functions: of the user, which the collected tests measure. Raises Refused if ranks cannot run.
         """
         self.options = check_sides(self.options, functions)
-        if self.baseline is not None:
+        if self.baseline is not None and self.options.sides is not None:
             require_stored_code(self.baseline, self.options.sides, self.storage.root)
 
     # --- measuring
