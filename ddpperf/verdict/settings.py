@@ -77,9 +77,7 @@ class Settings:
         for tolerance in (self.tolerance, self.compare_tolerance):
             Limits(margin=self.margin, tolerance=tolerance)
         if not self.run_spread <= self.noisy_run_spread:
-            raise ValueError(
-                f"run_spread {self.run_spread} must not exceed noisy_run_spread {self.noisy_run_spread}"
-            )
+            raise ValueError(f"run_spread {self.run_spread} exceeds noisy_run_spread {self.noisy_run_spread}")
 
     @property
     def device(self) -> str:
@@ -94,9 +92,9 @@ class Settings:
         margin, by_metric = self.margin, dict(self.metrics)
         if slower_ratio is not None:
             margin = slower_ratio - 1
-            mean_tolerance = by_metric["mean_time"].tolerance if "mean_time" in by_metric else tolerance
-            by_metric["mean_time"] = Limits(margin=margin, tolerance=max(mean_tolerance, 2 * margin))
             tolerance = max(tolerance, 2 * margin)
+            for name in by_metric.keys() & {"time", "mean_time"}:
+                by_metric[name] = Limits(margin=margin, tolerance=max(by_metric[name].tolerance, 2 * margin))
         return replace(
             self,
             margin=margin,

@@ -52,20 +52,13 @@ def bound_kind(name: str) -> BoundKind:
 
 @dataclass(frozen=True, kw_only=True)
 class Threshold:
-    """One entry of perf/thresholds.toml: bounds for a test's metrics on one hardware key.
+    """One entry of perf/thresholds.toml: bounds for a test's metrics on one hardware key."""
 
-    `hardware` is a hardware key, or "*" for every machine. `where` holds the required values of
-    measurement spec fields; an empty `where` fits every spec. `bounds`
-    holds the least value, or the greatest if lower is better, of each metric in its unit. The bound
-    of an exact metric is the only value that it may have. `number` is the entry's place in the
-    file, from 1.
-    """
-
-    hardware: str
-    test: str
-    where: Mapping[str, object]
-    bounds: Mapping[str, float]
-    number: int
+    hardware: str  # a hardware key, or "*" for every machine
+    test: str  # the name of the test's function
+    where: Mapping[str, object]  # the required values of spec fields; every spec fits an empty `where`
+    bounds: Mapping[str, float]  # of metrics in their units; `bound_kind` says in which direction
+    number: int  # the entry's place in the file, from 1
 
     def applies(self, test: str, spec: Spec) -> bool:
         """Return whether this threshold applies to a test with this spec, without regard to the hardware."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from ddpperf.results import units
 from ddpperf.results.outcomes import Outcome, OutcomeKind, Reason, Status, Verdict
@@ -16,52 +17,41 @@ from ddpperf.verdict.estimates import Control, Estimates, Pair, Stage
 from ddpperf.verdict.rows import Finding, Row
 
 _EXIT_STATUS = {Status.PASS: 0, Status.FAIL: 1, Status.NO_VERDICT: 125}  # `git bisect run` skips 125
-_USAGE_ERROR = 4
 MOST_UNDECIDED = 0.05  # the largest fraction of undecided pairs in a PASS
-TIMES = ("time", "mean_time")
 WORDS = {"mean_time": "mean time", "peak_memory_bytes": "peak memory"}
+# What a verdict says of tests that ended in these ways, and what to do
+ENDED = {
+    OutcomeKind.FAILED: ("failed", ""),
+    OutcomeKind.BASE_FAILED: ("was not measured", "repair the base, or deselect the test"),
+    OutcomeKind.NOT_COLLECTED: ("could not be collected", "correct this file"),
+    OutcomeKind.NOT_RUN: ("was not run", "run the same command again"),
+    OutcomeKind.PASSED: ("passed without a measurement", "call measure(spec) in this test"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The result of a comparison.
+    """The result of a comparison."""
 
-    `regressions` has a sentence for each pair that got worse, and `worse` says it of each of its
-    tests. `suspected` has a sentence for each row that looks worse, but not certainly. `untrusted` says
-    why no finding counts. `undecided` says what may have been missed, or could not be compared.
-    `summary` says what a PASS means.
-    """
-
-    regressions: Sequence[str] = ()
-    worse: Mapping[str, str]
-    suspected: Sequence[str] = ()
-    untrusted: Sequence[Reason] = ()
-    undecided: Sequence[Reason] = ()
-    summary: str = ""
-
-    @property
-    def unfit(self) -> list[str]:
-        """Why no later run should be compared with this run."""
-        return [*self.regressions, *self.suspected, *(reason.text for reason in self.untrusted)]
+    regressions: Sequence[str] = ()  # a sentence for each pair that got worse
+    worse: Mapping[str, str]  # the same for each test of these pairs
+    untrusted: Sequence[Reason] = ()  # why no finding counts
+    undecided: Sequence[Reason] = ()  # what may have been missed, or could not be compared
+    unfit: Sequence[str] = ()  # why no later run should be compared with this run
+    summary: str = ""  # what a PASS means
 
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What a comparison depends on besides its rows.
+    """What a comparison depends on besides its rows."""
 
-    `compared_with` is the name of the stored run, or "" in an A/B run. `missing` says for each test why
-    it cannot be judged, and `cannot` lists the tests that only the candidate cannot measure.
-    `problems` says what could not be done, and `late` what had no time left. `differences` lists how
-    this environment differs from that of the stored run.
-    """
-
-    compared_with: str = ""
-    missing: Mapping[str, str]
-    cannot: Sequence[str] = ()
-    problems: Sequence[Reason] = ()
-    late: Sequence[Reason] = ()
-    differences: Sequence[str] = ()
-    new: Sequence[str] = ()
+    compared_with: str = ""  # the name of the stored run; empty in an A/B run
+    missing: Mapping[str, str]  # why a test cannot be judged, by test
+    cannot: Sequence[str] = ()  # tests that only the candidate cannot measure
+    problems: Sequence[Reason] = ()  # what could not be done
+    late: Sequence[Reason] = ()  # what had no time left
+    differences: Sequence[str] = ()  # of this environment from that of the stored run
+    new: Sequence[str] = ()  # tests that the stored run lacks
 
 
 def answer_of(found: Sequence[Row], estimates: Sequence[Estimates], context: Context) -> Answer:
@@ -73,22 +63,28 @@ def answer_of(found: Sequence[Row], estimates: Sequence[Estimates], context: Con
     regressions: list[str] = []
     worse: dict[str, str] = {}
     for of_pair in by_pair.values():
-        if slower := _shown([row for row in of_pair if row.finding is Finding.WORSE]):
-            how = "; ".join(map(_change, slower))
-            first, *others = slower[0].tests or ("the candidate",)
-            same = f"; the same measurement is that of {', '.join(others)}" if others else ""
-            regressions.append(f"{first} is worse: {how}{same}")
-            worse |= dict.fromkeys(slower[0].tests, f"is worse: {how}")
+        slower = [row for row in of_pair if row.finding is Finding.WORSE]
+        slower.sort(key=lambda row: row.key.metric != "time")
+        if not slower:
+            continue
+        time = slower[0].ratio if slower[0].key.metric == "time" else 1.0  # the mean changes as the time
+        shown = [row for row in slower if row.key.metric != "mean_time" or row.ratio > time**1.5]
+        how = "; ".join(map(_change, shown))
+        others = ", ".join(slower[0].tests[1:])
+        same = f"; the same measurement is that of {others}" if others else ""
+        regressions.append(f"{_who(slower[0])} is worse: {how}{same}")
+        worse |= dict.fromkeys(slower[0].tests, f"is worse: {how}")
+    looks_worse = [
+        f"{_who(row)} looks worse: {_change(row)}" for row in judged if row.open and row.suspicious
+    ]
+    untrusted = controls.untrusted(found, estimates)
     missing = "run the same command again"
     if context.compared_with:
         missing = "run all tests of the stored run, or store a new baseline without the missing ones"
     return Answer(
         regressions=regressions,
         worse=worse,
-        suspected=[
-            f"{_who(row)} looks worse: {_change(row)}" for row in judged if row.open and row.suspicious
-        ],
-        untrusted=controls.untrusted(found, estimates),
+        untrusted=untrusted,
         undecided=[
             *context.problems,
             *_changed_machine(found, context),
@@ -96,66 +92,44 @@ def answer_of(found: Sequence[Row], estimates: Sequence[Estimates], context: Con
             *_undecided(by_pair, context),
             *controls.blind(found),
         ],
+        unfit=[*regressions, *looks_worse, *(reason.text for reason in untrusted)],
         summary=_summary(by_pair, context),
     )
 
 
-def _shown(worse: Sequence[Row]) -> list[Row]:
-    """Return the worse rows of a pair, the time first, without a mean time that changed as the time."""
-    in_order = sorted(worse, key=lambda row: row.key.metric != "time")
-    time = next((row for row in in_order if row.key.metric == "time"), None)
-    usual = 0.0 if time is None else 1.5 * math.log(time.ratio)
-    return [row for row in in_order if row.key.metric != "mean_time" or math.log(row.ratio) > usual]
+def _who(row: Row) -> str:
+    return row.tests[0] if row.tests else "the candidate"
 
 
 def _change(row: Row) -> str:
+    """Return how the candidate's value of a row differs from the base's."""
     if row.key.metric == "idle_cpus":
-        return (
-            f"between their rounds its processes keep {row.candidate:.2f} CPU cores busy, those of the base "
-            f"{row.base:.2f}"
-        )
+        busy = f"its processes keep {row.candidate:.2f} CPU cores busy, those of the base {row.base:.2f}"
+        return f"between their rounds {busy}"
+    name = WORDS.get(row.key.metric, row.key.metric)
+    base = "stored one" if row.stages == (Stage.STORED,) else "base's"
     where = ", measured again on new process sets" if row.repeated else ""
-    return f"its {_name(row)} is {row.ratio:.3f} times the {_base(row)} ({_interval(row)}{where})"
-
-
-def _name(row: Row) -> str:
-    return WORDS.get(row.key.metric, row.key.metric)
-
-
-def _interval(row: Row) -> str:
-    return f"{row.low:.3f} to {row.high:.3f}"
+    return f"its {name} is {row.ratio:.3f} times the {base} ({row.low:.3f} to {row.high:.3f}{where})"
 
 
 def _changed_machine(found: Sequence[Row], context: Context) -> list[Reason]:
     """Return a reason if tests got slower than stored although the stored code is as slow today."""
-    moved = [row for row in found if row.moved]
+    moved = sorted((row for row in found if row.moved), key=lambda row: -(row.stored_ratio or 1.0))
     resting = any(row.judged and row.stages == (Stage.STORED,) for row in found)
-    copies = [
-        row
-        for row in found
-        if row.key.control is Control.STORED_COPY and resting and not row.low <= 1 <= row.high
-    ]
-    if not moved and not copies:
-        return []
+    copies = [row for row in found if row.key.control is Control.STORED_COPY and not row.low <= 1 <= row.high]
     if moved:
-        most = max(moved, key=lambda row: row.stored_ratio or 1.0)
         more = f" (and {len(moved) - 1} more)" if len(moved) > 1 else ""
-        what = (
-            f"{most.tests[0]}{more} takes {most.stored_ratio:.2f} times as long as in "
-            f"{context.compared_with}, but the stored code takes as long today"
-        )
+        who, ratio = f"{_who(moved[0])}{more}", moved[0].stored_ratio
+        today = ", but the stored code takes as long today"
+    elif copies and resting:
+        who, ratio, today = "a copy of memory", copies[0].ratio, ""
     else:
-        what = f"a copy of memory takes {copies[0].ratio:.2f} times as long as in {context.compared_with}"
-    environments = (
-        "; ".join(context.differences) or "none was found in what is stored of the two environments"
-    )
+        return []
+    what = f"{who} takes {ratio:.2f} times as long as in {context.compared_with}{today}"
+    differences = "; ".join(context.differences) or "none was found in the stored environments"
+    text = f"this machine or its environment changed: {what}; differences: {differences}"
     undo = "undo the differences" if context.differences else "find what else runs on this machine"
-    return [
-        Reason(
-            f"this machine or its environment changed: {what}; differences: {environments}",
-            f"{undo}, or store a new baseline: python -m pytest perf/ --benchmark-save=NAME",
-        )
-    ]
+    return [Reason(text, f"{undo}, or store a new baseline: python -m pytest perf/ --benchmark-save=NAME")]
 
 
 def _undecided(by_pair: Mapping[Pair | None, Sequence[Row]], context: Context) -> list[Reason]:
@@ -165,7 +139,8 @@ def _undecided(by_pair: Mapping[Pair | None, Sequence[Row]], context: Context) -
     So do undecided rows in more than 5% of the pairs.
     """
     open_rows = [row for rows in by_pair.values() for row in rows if row.open]
-    looks_slower = [row for row in open_rows if row.suspicious or _exceeds_half(row)]
+    above_half = [row for row in open_rows if row.limits and row.ratio - 1 > row.limits.tolerance / 2]
+    looks_slower = above_half + [row for row in open_rows if row.suspicious]
     pairs = dict.fromkeys(row.key.pair for row in open_rows)
     total = len(by_pair) + len(context.cannot)
     reasons = []
@@ -176,7 +151,12 @@ def _undecided(by_pair: Mapping[Pair | None, Sequence[Row]], context: Context) -
         if open_rows:
             worst = max(looks_slower or open_rows, key=lambda row: (math.isfinite(row.high), row.order))
             count = f"{len(pairs)} of {total} measurements {'is' if len(pairs) == 1 else 'are'} undecided"
-            text = f"{count}, such as {_who(worst)}: {_change(worst)}, {_why_undecided(worst)}"
+            why = "which is not certain enough for a FAIL"
+            if worst.limits and not worst.suspicious:
+                why = f"so a slow-down of {worst.limits.tolerance:.0%} is neither found nor excluded"
+            elif not worst.repeated:
+                why = "but it was not measured again on new process sets"
+            text = f"{count}, such as {_who(worst)}: {_change(worst)}, {why}"
             reasons.append(Reason(text, controls.QUIETER))
         if context.cannot:
             cannot = f"{len(context.cannot)} of {total} tests cannot be measured by the candidate"
@@ -184,43 +164,19 @@ def _undecided(by_pair: Mapping[Pair | None, Sequence[Row]], context: Context) -
     return reasons
 
 
-def _why_undecided(row: Row) -> str:
-    assert row.limits is not None
-    if not row.suspicious:
-        return f"so a slow-down of {row.limits.tolerance:.0%} is neither found nor excluded"
-    if not row.repeated:
-        return "but it was not measured again on new process sets"
-    return "which is not certain enough for a FAIL"
-
-
-def _exceeds_half(row: Row) -> bool:
-    return row.limits is not None and row.ratio - 1 > row.limits.tolerance / 2
-
-
-def _who(row: Row) -> str:
-    return row.tests[0] if row.tests else "the candidate"
-
-
-def _base(row: Row) -> str:
-    return "stored one" if row.stages == (Stage.STORED,) else "base's"
-
-
 def _summary(by_pair: Mapping[Pair | None, Sequence[Row]], context: Context) -> str:
     """Return what a PASS says: which slow-downs the rows exclude, in how many timed steps."""
     by_class: dict[tuple[str, float], list[Sequence[Row]]] = {}
     for rows in by_pair.values():
-        times = [row for row in rows if row.key.metric in TIMES]
-        if not all(math.isfinite(row.high) for row in times):
-            continue  # it excludes nothing, and is named as undecided
-        if timed := next((row for row in times if row.limits is not None and row.key.metric == "time"), None):
-            assert timed.limits is not None
-            by_class.setdefault((timed.noise_class.described, timed.limits.tolerance), []).append(times)
+        times = [row for row in rows if row.key.metric in ("time", "mean_time")]
+        finite = all(math.isfinite(row.high) for row in times)  # others are named as undecided
+        for row in times:
+            if row.key.metric == "time" and row.limits and finite:
+                by_class.setdefault((row.noise_class.described, row.limits.tolerance), []).append(times)
     against = f"the code of {context.compared_with}" if context.compared_with else "the base"
     text = f"nothing got slower than {against}"
-    parts = [
-        _excluded(described, tolerance, times) for (described, tolerance), times in sorted(by_class.items())
-    ]
-    text = ": ".join([text, "; ".join(parts)]) if parts else text
+    if by_class:
+        text += ": " + "; ".join(_excluded(*of, by_class[of]) for of in sorted(by_class))
     undecided = [row.tests[0] for rows in by_pair.values() for row in rows if row.open and row.tests]
     if names := list(dict.fromkeys(undecided)):
         text += f"; undecided: {', '.join(names)}"
@@ -260,25 +216,21 @@ def decide(
     """
     if answer is None:
         answer = Answer(worse={}, summary="not compared with a baseline: no --benchmark-compare was given")
-    failed = _outcomes(outcomes, OutcomeKind.FAILED, "failed")
+    ended: dict[OutcomeKind, list[Reason]] = {kind: [] for kind in ENDED}
+    for test, outcome in outcomes.items():
+        if outcome.kind in ENDED and not (outcome.kind is OutcomeKind.PASSED and test in measured):
+            what, advice = ENDED[outcome.kind]
+            why = f": {outcome.reason}" if outcome.reason else ""
+            ended[outcome.kind].append(Reason(f"{test} {what}{why}", advice))
+    failed = [reason.text for reason in ended[OutcomeKind.FAILED]]
     untrusted = [reason.text for reason in answer.untrusted]
     if failed or (answer.regressions and not untrusted):
-        reasons = (*(reason.text for reason in failed), *untrusted, *answer.regressions)
-        return Verdict(status=Status.FAIL, reasons=reasons)
+        return Verdict(status=Status.FAIL, reasons=(*failed, *untrusted, *answer.regressions))
     missing = [
         *answer.untrusted,
         *map(Reason, answer.regressions),
         *problems,
-        *_outcomes(
-            outcomes, OutcomeKind.BASE_FAILED, "was not measured", "repair the base, or deselect the test"
-        ),
-        *_outcomes(outcomes, OutcomeKind.NOT_COLLECTED, "could not be collected", "correct this file"),
-        *_outcomes(outcomes, OutcomeKind.NOT_RUN, "was not run", "run the same command again"),
-        *(
-            Reason(f"{test} passed without a measurement", "call measure(spec) in this test")
-            for test, outcome in outcomes.items()
-            if outcome.kind is OutcomeKind.PASSED and test not in measured
-        ),
+        *chain(*ended.values()),
         *([] if measured else [Reason("no test was measured", "select a test that can run on this machine")]),
         *answer.undecided,
     ]
@@ -293,22 +245,10 @@ def decide(
     return Verdict(status=Status.PASS, reasons=(reason,))
 
 
-def _outcomes(
-    outcomes: Mapping[str, Outcome], kind: OutcomeKind, words: str, advice: str = ""
-) -> list[Reason]:
-    return [
-        Reason(f"{test} {words}{f': {outcome.reason}' if outcome.reason else ''}", advice)
-        for test, outcome in outcomes.items()
-        if outcome.kind is kind
-    ]
-
-
 def exit_status(status: Status, *, saved: bool) -> int:
     """Return the exit status of a test run from its verdict.
 
-    The status is that of a usage error if a result file was not written. A FAIL keeps its own exit
-    status, so that a full disk hides no regression.
+    It is 4, pytest's usage error, if a result file was not written. A FAIL keeps its own exit status,
+    so that a full disk hides no regression.
     """
-    if not saved and status is not Status.FAIL:
-        return _USAGE_ERROR
-    return _EXIT_STATUS[status]
+    return _EXIT_STATUS[status] if saved or status is Status.FAIL else 4

@@ -56,6 +56,8 @@ def test_requested_margin_widens_the_tolerance(ratio: float, margin: float, tole
     assert (found.margin, found.tolerance) == pytest.approx((margin, tolerance))
     mean = found.metrics["mean_time"]
     assert (mean.margin, mean.tolerance) == pytest.approx((margin, max(0.05, 2 * margin)))
+    own = read("[decision.gpu.metrics.time]\ntolerance = 0.01")["gpu"].comparing(ratio).metrics["time"]
+    assert (own.margin, own.tolerance) == pytest.approx((margin, 2 * margin))
     assert found.metrics["peak_memory_bytes"] == GPU.metrics["peak_memory_bytes"]
 
 
@@ -157,7 +159,7 @@ def test_value_of_another_kind_is_refused(keys: str, wanted: str, values: str) -
     ("text", "table", "what"),
     [
         ("margin = 0.02", "gpu", "margin 0.02 must be at least 0 and below tolerance 0.02"),
-        ("noisy_run_spread = 0.04", "cpu", "run_spread 0.06 must not exceed noisy_run_spread 0.04"),
+        ("noisy_run_spread = 0.04", "cpu", "run_spread 0.06 exceeds noisy_run_spread 0.04"),
     ],
 )
 def test_contradicting_values_are_refused(text: str, table: str, what: str) -> None:
