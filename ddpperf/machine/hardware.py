@@ -11,7 +11,7 @@ import platform
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,7 @@ TUNING_VARIABLES = (
     *("MALLOC_", "MKL_", "NCCL_", "NVIDIA_", "OMP_", "OPENBLAS", "PYTHON", "TORCH", "TRITON"),
 )
 DEMANDS = "NVIDIA_REQUIRE_"  # a container's demands on its host, in 2,000 characters
+INCOMPARABLE = {"commit", "gpus", "pinning", "hostname", "links", "nodes"}  # facts of an environment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,4 +205,17 @@ def _customized() -> dict[str, str]:
             spec = importlib.util.find_spec(name)
             if spec is not None and spec.origin is not None:
                 found[spec.origin] = hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()[:12]
+    return found
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the differences between the environments of two stored runs, except for the commit."""
+    found = []
+    for name in sorted(then.keys() & now.keys() - INCOMPARABLE):
+        pair = (then[name], now[name])
+        before, after = pair if all(isinstance(one, dict) for one in pair) else ({name: one} for one in pair)
+        for key in sorted(before.keys() | after.keys()):
+            was, is_now = before.get(key, "not set"), after.get(key, "not set")
+            if was != is_now:
+                found.append(f"{key} was {was}, is {is_now}")
     return found

@@ -15,7 +15,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 from ddpperf.errors import Refused
-from ddpperf.io.secret_values import shown_value
+from ddpperf.machine.hardware import differences
 from ddpperf.plugin.base_checkout import stored_sides
 from ddpperf.plugin.control_steps import copied, measure_controls, stored_copy
 from ddpperf.plugin.measure_fixture import Measuring
@@ -39,7 +39,6 @@ from ddpperf.verdict.verdict import Answer, Context, answer_of
 
 COMPARISON_ROUNDS = 6  # of the first A/B measurement of a comparison, where the time is short
 LEAST_TIME = 0.25  # of --max-seconds, for the first A/B measurement, and for the first repeat
-INCOMPARABLE = {"commit", "gpus", "pinning", "hostname", "links", "nodes"}  # facts of an environment
 
 
 class Judge:
@@ -229,6 +228,11 @@ class Judge:
         baseline = self._session.baseline
         return [] if baseline is None else sorted(self._session.measured().keys() - baseline.measured.keys())
 
+    def _torch_versions(self) -> dict[str, str]:
+        """Return the version of torch in the process sets of each side."""
+        passes = [measuring.measured() for measuring in self._session.passes if measuring.sides is not None]
+        return {s.side: s.torch for measured in passes for one in measured.values() for s in one.samples}
+
     def to_json(self) -> dict[str, Any]:
         """Return what is stored of the comparison."""
         fields: dict[str, Any] = {"copied": self._copied and self._copied.to_json()}
@@ -237,7 +241,7 @@ class Judge:
         elif self._sides is None:
             return fields
         judged = {
-            "sides": self._sides_json(),
+            "sides": self._sides and self._sides.to_json(self._torch_versions()),
             "rows": [row.to_json() for row in self.rows],
             "stages": self._stages,
             "settings": asdict(self._settings),
@@ -246,44 +250,9 @@ class Judge:
         }
         return fields | {"judged": judged}
 
-    def _sides_json(self) -> dict[str, Any] | None:
-        """Return JSON that describes base and candidate; None if nothing was measured A/B."""
-        if self._sides is None:
-            return None
-        torch = {
-            sample.side: sample.torch
-            for measuring in self._session.passes
-            if measuring.sides is not None
-            for measured in measuring.measured().values()
-            for sample in measured.samples
-        }
-        base, candidate = (
-            {
-                "python": side.python,
-                "root": side.root and str(side.root),
-                "environment": {name: shown_value(name, value) for name, value in side.environment.items()},
-                "torch": torch.get(side.name),
-            }
-            for side in (self._sides.base, self._sides.candidate)
-        )
-        return {"base": base, "candidate": candidate | {"spec": dict(self._sides.spec_fields)}}
-
 
 def _only_the_machine_changed(found: Sequence[Row]) -> bool:
     """Return whether tests got slower than stored, but no test that was measured A/B may have got slower."""
     return any(row.moved for row in found) and not any(
         row.open and row.stages != (Stage.STORED,) for row in found
     )
-
-
-def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the differences between the environments of two stored runs, except for the commit."""
-    found = []
-    for name in sorted(then.keys() & now.keys() - INCOMPARABLE):
-        pair = (then[name], now[name])
-        before, after = pair if all(isinstance(one, dict) for one in pair) else ({name: one} for one in pair)
-        for key in sorted(before.keys() | after.keys()):
-            was, is_now = before.get(key, "not set"), after.get(key, "not set")
-            if was != is_now:
-                found.append(f"{key} was {was}, is {is_now}")
-    return found

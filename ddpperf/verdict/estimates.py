@@ -165,9 +165,7 @@ def stored_estimates(
                 "round_error": math.inf if is_mean and not all(map(_shows_stalls, runs)) else error,
             }
             sides = base, candidate
-            found.append(
-                _estimates(key, of_tests, Stage.STORED, sides, noise_class, settings, **fields)
-            )
+            found.append(_estimates(key, of_tests, Stage.STORED, sides, noise_class, settings, **fields))
     return found
 
 

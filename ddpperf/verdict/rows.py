@@ -20,6 +20,7 @@ import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from statistics import geometric_mean, mean, median
 from typing import Any
 
@@ -91,9 +92,7 @@ class Row:
     @property
     def open(self) -> bool:
         """Whether this row must be measured again."""
-        if not self.judged or self.finding is Finding.WORSE:
-            return False
-        return self.finding is not Finding.NOT_WORSE
+        return self.judged and self.finding is Finding.UNDECIDED
 
     @property
     def exact(self) -> bool:
@@ -125,26 +124,28 @@ def rows(estimates: Iterable[Estimates], settings: Settings, tested: Iterable[Ro
 
     `tested` has the rows for which the repeats were planned.
     """
-    by_key: dict[RowKey, list[Estimates]] = {}
+    stored: dict[RowKey, Estimates] = {}
+    compared: dict[RowKey, list[Estimates]] = {}
     for entry in estimates:
-        if not entry.missing:
-            by_key.setdefault(entry.key, []).append(entry)
-    stored = {key: entries[0] for key, entries in by_key.items() if entries[0].stage is Stage.STORED}
-    both = {
-        key: [entry for entry in group if entry.stage is not Stage.STORED] for key, group in by_key.items()
-    }
-    both = {key: entries for key, entries in both.items() if entries}
-    noise = noises(both)
-    levels = frozenset(tested)
-    found = {key: _ab_row(key, entries, noise, settings, levels) for key, entries in both.items()}
-    for row in _stored_rows(stored, settings):
-        if (known := found.get(row.key)) is None:
-            found[row.key] = row
-        else:  # an A/B measurement runs one of the tests of a pair
-            found[row.key] = replace(
-                known, tests=row.tests, stored_ratio=row.stored_ratio, stored_slower=row.stored_slower
-            )
-    return _named([found[key] for key in by_key])
+        if entry.missing:
+            continue
+        if entry.stage is Stage.STORED:
+            stored[entry.key] = entry
+        else:
+            compared.setdefault(entry.key, []).append(entry)
+    found = {row.key: row for row in _stored_rows(stored, settings)}
+    noise, levels = noises(compared), frozenset(tested)
+    level = settings.false_alarms / REPEATS / max(1, len(levels))
+    for key, entries in compared.items():
+        if _is_exact(key):
+            row = _exact_row(entries)
+        else:
+            row = _ab_row(entries, noise[key], level if key in levels else 0.0)
+        if (before := found.get(key)) is not None:  # an A/B measurement runs one of the tests of a pair
+            ratio, slower = before.stored_ratio, before.stored_slower
+            row = replace(row, tests=before.tests, stored_ratio=ratio, stored_slower=slower)
+        found[key] = row
+    return _named(list(found.values()))
 
 
 def noises(estimates: dict[RowKey, list[Estimates]]) -> dict[RowKey, Noise]:
@@ -174,9 +175,17 @@ def _is_exact(key: RowKey) -> bool:
 
 def _logs(entry: Estimates) -> tuple[list[float], list[float]]:
     """Return the logs of the values of base and candidate; a greater one is worse."""
-    sign = -1 if registry.find_or_plain(entry.key.metric).better is Better.HIGHER else 1
+    sign = _sign(entry.key.metric)
     base, candidate = ([sign * math.log(value) for value in side] for side in (entry.base, entry.candidate))
     return base, candidate
+
+
+def _sign(metric: str) -> int:
+    return -1 if registry.find_or_plain(metric).better is Better.HIGHER else 1
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf
 
 
 @dataclass(frozen=True)
@@ -193,6 +202,12 @@ class _Effect:
     def lower(self, alpha: float) -> float:
         return self.change - self.noise.quantile(alpha) * self.error
 
+    def ratios(self, entry: Estimates, alpha: float) -> tuple[float, float, float]:
+        """Return the ratio of an entry's metric, and the ends of its interval with the level 1 - 2 alpha."""
+        sign = _sign(entry.key.metric)
+        low, high = sorted(_exp(sign * end) for end in (self.lower(alpha), self.upper(alpha)))
+        return math.exp(sign * self.change), low, high
+
 
 def _effect(entries: Sequence[Estimates], noise: Noise) -> _Effect:
     """Return the effect of all stages. Differences within a stage count by their numbers of sets."""
@@ -203,44 +218,29 @@ def _effect(entries: Sequence[Estimates], noise: Noise) -> _Effect:
     return _Effect(change, math.sqrt(noise.variance / sum(weights)), noise)
 
 
-def _ab_row(
-    key: RowKey,
-    entries: Sequence[Estimates],
-    noise: dict[RowKey, Noise],
-    settings: Settings,
-    tested: frozenset[RowKey],
-) -> Row:
-    """Return the row of one metric from its A/B measurements."""
-    if _is_exact(key):
-        return _exact_row(key, entries)
+def _ab_row(entries: Sequence[Estimates], noise: Noise, level: float) -> Row:
+    """Return the row of one metric from its A/B measurements. level: below which p is certain."""
     limits = entries[0].limits  # later sets do not change what must be found
     fresh = [entry for entry in entries if entry.stage is Stage.REPEAT]
-    stage = Stage.REPEAT if fresh or key.control else Stage.FIRST  # a control has an interval of 99%, too
-    together, newest = (_effect(of, noise[key]) for of in (entries, fresh or entries))
+    # A control has an interval of 99%, too.
+    stage = Stage.REPEAT if fresh or entries[0].key.control else Stage.FIRST
+    together, newest = (_effect(of, noise) for of in (entries, fresh or entries))
     margin, tolerance = _logs_of(limits)
-    p = noise[key].p_above((newest.change - margin) / newest.error)
-    level = settings.false_alarms / REPEATS / max(1, len(tested))
-    certain = bool(fresh) and key in tested and limits is not None and p < level
+    order = (newest.change - margin) / newest.error
+    p = noise.p_above(order)
+    certain = bool(fresh) and limits is not None and p < level
     cleared = together.upper(CLEAR_P[stage]) < tolerance
-    suspicious = newest.lower(SUSPICIOUS_P[stage]) > margin
-    finding = Finding.UNDECIDED
-    if limits is None:
-        finding = Finding.FOR_INFORMATION
-    elif certain:
-        finding = Finding.WORSE
-    elif cleared and (fresh or not suspicious):
-        finding = Finding.NOT_WORSE
+    suspicious = limits is not None and newest.lower(SUSPICIOUS_P[stage]) > margin
     return _row(
-        key,
         entries,
-        newest if certain else together,
-        CLEAR_P[stage],
+        _means(entries),
+        (newest if certain else together).ratios(entries[0], CLEAR_P[stage]),
+        _finding(limits, certain, cleared and (bool(fresh) or not suspicious)),
         limits=limits,
-        finding=finding,
         p=p,
         certain=certain,
-        suspicious=limits is not None and suspicious,
-        order=(newest.change - margin) / newest.error,
+        suspicious=suspicious,
+        order=order,
     )
 
 
@@ -248,19 +248,37 @@ def _logs_of(limits: Limits | None) -> tuple[float, float]:
     return (0.0, math.inf) if limits is None else (math.log1p(limits.margin), math.log1p(limits.tolerance))
 
 
-def _row(key: RowKey, entries: Sequence[Estimates], effect: _Effect, alpha: float, **fields: Any) -> Row:
-    """Return a row with the values of these estimates. The interval has the level 1 - 2 alpha."""
-    sign = -1 if registry.find_or_plain(key.metric).better is Better.HIGHER else 1
-    low, high = sorted(_exp(sign * end) for end in (effect.lower(alpha), effect.upper(alpha)))
+def _finding(limits: Limits | None, worse: bool, cleared: bool) -> Finding:
+    if limits is None:
+        return Finding.FOR_INFORMATION
+    return Finding.WORSE if worse else Finding.NOT_WORSE if cleared else Finding.UNDECIDED
+
+
+def _means(entries: Sequence[Estimates]) -> tuple[float, float]:
+    sides = ([entry.base for entry in entries], [entry.candidate for entry in entries])
+    base, candidate = (geometric_mean(chain(*side)) for side in sides)
+    return base, candidate
+
+
+def _row(
+    entries: Sequence[Estimates],
+    sides: tuple[float, float],
+    ratios: tuple[float, float, float],
+    finding: Finding,
+    **fields: Any,
+) -> Row:
+    """Return a row. sides: the values of base and candidate. ratios: the ratio, and its interval's ends."""
+    ratio, low, high = ratios
     return Row(
-        key=key,
+        key=entries[0].key,
         tests=entries[0].tests,
         noise_class=entries[0].noise_class,
-        base=geometric_mean([value for entry in entries for value in entry.base]),
-        candidate=geometric_mean([value for entry in entries for value in entry.candidate]),
-        ratio=math.exp(sign * effect.change),
+        base=sides[0],
+        candidate=sides[1],
+        ratio=ratio,
         low=low,
         high=high,
+        finding=finding,
         stages=tuple(dict.fromkeys(entry.stage for entry in entries)),
         sets=sum(min(len(entry.base), len(entry.candidate)) for entry in entries),
         steps=sum(entry.steps for entry in entries),
@@ -268,36 +286,24 @@ def _row(key: RowKey, entries: Sequence[Estimates], effect: _Effect, alpha: floa
     )
 
 
-def _exp(value: float) -> float:
-    return math.exp(value) if value < 700 else math.inf
-
-
-def _exact_row(key: RowKey, entries: Sequence[Estimates]) -> Row:
+def _exact_row(entries: Sequence[Estimates]) -> Row:
     """Return the row of a metric without noise, such as bytes: any increase that is seen twice is worse."""
     grown = [max(entry.candidate) > max(entry.base) for entry in entries]
-    worse, suspicious = sum(grown) > 1 and grown[-1], grown[-1]
+    judged = registry.find(entries[0].key.metric).gate
+    limits = Limits(margin=0.0, tolerance=1e-9) if judged else None
     base, candidate = max(entries[-1].base), max(entries[-1].candidate)
     ratio = candidate / base if base else max(1.0, candidate)  # if the base has 0 bytes, divide by one byte
-    finding = Finding.WORSE if worse else Finding.UNDECIDED if suspicious else Finding.NOT_WORSE
-    judged = registry.find(key.metric).gate
-    return Row(
-        key=key,
-        tests=entries[0].tests,
-        noise_class=entries[0].noise_class,
-        base=base,
-        candidate=candidate,
-        ratio=ratio,
-        low=ratio,
-        high=ratio,
-        limits=Limits(margin=0.0, tolerance=1e-9) if judged else None,
-        finding=finding if judged else Finding.FOR_INFORMATION,
-        stages=tuple(dict.fromkeys(entry.stage for entry in entries)),
-        sets=sum(len(entry.base) for entry in entries),
-        steps=sum(entry.steps for entry in entries),
+    worse = judged and sum(grown) > 1 and grown[-1]
+    return _row(
+        entries,
+        (base, candidate),
+        (ratio, ratio, ratio),
+        _finding(limits, worse, not grown[-1]),
+        limits=limits,
         p=0.0 if worse else 1.0,
-        certain=worse and judged,
-        suspicious=suspicious and judged,
-        order=math.inf if suspicious else -math.inf,
+        certain=worse,
+        suspicious=judged and grown[-1],
+        order=math.inf if grown[-1] else -math.inf,
     )
 
 
@@ -308,39 +314,38 @@ def _stored_rows(stored: dict[RowKey, Estimates], settings: Settings) -> list[Ro
     median of the squared changes in the class. To clear a row, these changes are taken about 0. To
     call a row suspicious or slower, they are taken about their median, so that a slower machine shows.
     """
-    found = [_exact_row(key, [entry]) for key, entry in stored.items() if _is_exact(key)]
+    found = [_exact_row([entry]) for key, entry in stored.items() if _is_exact(key)]
     stored = {key: entry for key, entry in stored.items() if not _is_exact(key)}
-    pairs = {key: _logs(entry) for key, entry in stored.items()}
-    changes = {key: candidate[0] - base[0] for key, (base, candidate) in pairs.items()}
-    classes: dict[tuple[str, NoiseClass], list[RowKey]] = {}
+    sides = {key: _logs(entry) for key, entry in stored.items()}
+    changes = {key: candidate[0] - base[0] for key, (base, candidate) in sides.items()}
+    classes: dict[tuple[str, NoiseClass], list[float]] = {}
     for key, entry in stored.items():
-        classes.setdefault((key.metric, entry.noise_class), []).append(key)
+        classes.setdefault((key.metric, entry.noise_class), []).append(changes[key])
     timed = {
         key for key, entry in stored.items() if entry.limits and key.metric == "time" and not key.control
     }
+    noise = Noise(variance=0.0, freedom=STORED_FREEDOM)
     for key, entry in stored.items():
-        members = [changes[other] for other in classes[key.metric, entry.noise_class]]
+        members = classes[key.metric, entry.noise_class]
         about_zero, about_median = (
-            _Effect(
-                changes[key],
-                math.hypot(_run_error(members, centre, entry.run_spread), entry.round_error),
-                Noise(variance=0.0, freedom=STORED_FREEDOM),
-            )
-            for centre in (0.0, median(members))
+            _Effect(changes[key], math.hypot(error, entry.round_error), noise)
+            for error in (_run_error(members, centre, entry.run_spread) for centre in (0.0, median(members)))
         )
         margin, tolerance = _logs_of(entry.limits)
-        cleared = about_zero.upper(CLEAR_P[Stage.STORED]) < tolerance
         suspicious = about_median.lower(SUSPICIOUS_P[Stage.STORED]) > margin
-        slower = about_median.lower(settings.false_alarms / max(1, len(timed))) > margin
-        finding = Finding.NOT_WORSE if cleared and not suspicious else Finding.UNDECIDED
+        cleared = about_zero.upper(CLEAR_P[Stage.STORED]) < tolerance and not suspicious
         found.append(
-            replace(
-                _row(key, [entry], about_zero, CLEAR_P[Stage.STORED], limits=entry.limits, finding=finding),
-                finding=finding if entry.limits is not None else Finding.FOR_INFORMATION,
+            _row(
+                [entry],
+                _means([entry]),
+                about_zero.ratios(entry, CLEAR_P[Stage.STORED]),
+                _finding(entry.limits, worse=False, cleared=cleared),
+                limits=entry.limits,
                 suspicious=entry.limits is not None and suspicious,
                 order=(changes[key] - margin) / about_zero.error,
                 stored_ratio=math.exp(changes[key]),
-                stored_slower=key in timed and slower,
+                stored_slower=key in timed
+                and about_median.lower(settings.false_alarms / len(timed)) > margin,
             )
         )
     return found

@@ -17,8 +17,7 @@ import torch
 
 from ddpperf.machine import hardware
 from ddpperf.machine.gpu_description import Gpu, first_unmapped, select_visible, visible_gpus
-from ddpperf.machine.hardware import Machine, computes_bf16, core_count, cpu_model, hardware_key
-from ddpperf.plugin.judge import differences
+from ddpperf.machine.hardware import Machine, computes_bf16, core_count, cpu_model, differences, hardware_key
 from ddpperf.specs import AllReduceSpec
 from tests.fake_nvml import healthy
 

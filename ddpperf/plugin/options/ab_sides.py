@@ -73,6 +73,19 @@ class Sides:
         """The base's version of torch, or "" if it was not checked."""
         return self.found[BASE].torch if BASE in self.found else ""
 
+    def to_json(self, torch: Mapping[str, str]) -> dict[str, Any]:
+        """Return JSON values that describe base and candidate. torch: the version of torch on each side."""
+        base, candidate = (
+            {
+                "python": side.python,
+                "root": side.root and str(side.root),
+                "environment": {name: shown_value(name, value) for name, value in side.environment.items()},
+                "torch": torch.get(side.name),
+            }
+            for side in (self.base, self.candidate)
+        )
+        return {"base": base, "candidate": candidate | {"spec": dict(self.spec_fields)}}
+
     def are_equal(self, here: Path) -> bool:
         """Return whether base and candidate run the same code in the same way.
 
