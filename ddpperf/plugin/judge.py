@@ -7,7 +7,7 @@ the stored run leaves open, and repeats. An A/B run has a first measurement of a
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -67,7 +67,7 @@ class Judge:
             self._compare_stored(session.baseline)
             if not self._estimates or not self._check_out(session.baseline):
                 return
-            self._measure(items, Stage.FIRST, self._end(0.75))
+            self._measure(items, Stage.FIRST, self._end(1.0))
         for repeat in range(REPEATS):
             found, end = self.rows, self._end(1.0, least=0.0 if repeat else LEAST_TIME)
             if any(row.certain for row in found) or _only_the_machine_changed(found):
@@ -115,21 +115,32 @@ class Judge:
 
     def _add(self, measuring: Measuring, stage: Stage, *, controls: bool = True) -> None:
         """Add the estimates of an A/B measurement, and of control measurements on its process sets."""
-        measured = measuring.measured()
-        metrics = {test: measuring.measures[test].metrics for test in measured}
-        estimates = ab_estimates(measured, metrics, self._settings, stage)
+        estimates = self._ab_estimates(measuring, stage)
         self._estimates += estimates
         if stage is Stage.FIRST and controls and estimates:
+            measured = measuring.measured()
             found, problems = measure_controls(measuring.pool, measured, estimates, self._settings)
             self._estimates += found
             self._problems += problems
+
+    def _ab_estimates(self, measuring: Measuring, stage: Stage) -> list[Estimates]:
+        measured = measuring.measured()
+        metrics = {test: measuring.measures[test].metrics for test in measured}
+        return ab_estimates(measured, metrics, self._settings, stage)
+
+    def _cannot_pass(self, measuring: Measuring) -> bool:
+        """Return whether this first A/B measurement shows slower code, or a slower machine, by now."""
+        found = rows([*self._estimates, *self._ab_estimates(measuring, Stage.FIRST)], self._settings)
+        level = self._settings.false_alarms / max(1, len(found))
+        return any(row.moved or (row.judged and row.p < level) for row in found)
 
     # --- measuring
 
     def _measure(self, items: Sequence[pytest.Item], stage: Stage, until: float) -> bool:
         """Measure the open pairs A/B on new processes, as many as have time; return whether any was open.
 
-        until: the time.monotonic() value at which the measurements should have ended.
+        until: the time.monotonic() value at which the measurements should have ended. A first measurement
+        leaves a quarter of the time to repeats if it shows that there is no PASS.
         """
         session, options, sets = self._session, self._session.options, self._settings.first_sets
         if stage is not Stage.FIRST and not any(row.open for row in self.rows):
@@ -148,9 +159,14 @@ class Judge:
         plan = next_plan(found, seconds, until - time.monotonic())
         if stage is Stage.REPEAT:
             self._tested |= plan.tested
-        left, interrupted = 0, True
+        left, interrupted, early = 0, True, self._end(0.75)
+
+        def is_over() -> bool:
+            now = time.monotonic()
+            return now > until or (stage is Stage.FIRST and now > early and self._cannot_pass(measuring))
+
         try:
-            left = self._run(items, [tests[pair] for pair in plan.pairs], until)
+            left = self._run(items, [tests[pair] for pair in plan.pairs], is_over)
             interrupted = False
         finally:  # if this is interrupted, judge what was measured
             self._add(measuring, stage, controls=not interrupted)
@@ -165,11 +181,11 @@ class Judge:
         advice = f"give it more time: --max-seconds {max(60, 2 * seconds):.0f}"
         self._late = [Reason(what, advice)] if left else []
 
-    def _run(self, items: Sequence[pytest.Item], tests: Sequence[str], until: float) -> int:
+    def _run(self, items: Sequence[pytest.Item], tests: Sequence[str], is_over: Callable[[], bool]) -> int:
         """Run tests on the processes that have just begun, and return how many had no time left."""
         by_test = {item.nodeid: item for item in items}
         for place, test in enumerate(tests):
-            if place and time.monotonic() > until:
+            if place and is_over():
                 return len(tests) - place
             self._session.progress.stage = f"comparison {place + 1} of {len(tests)}"
             for report in runtestprotocol(by_test[test], log=False):

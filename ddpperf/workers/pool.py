@@ -16,6 +16,7 @@ from ddpperf.machine.child_process import trees_of
 from ddpperf.machine.utilization import IdleLoad, Recorder
 from ddpperf.results.samples import CANDIDATE, Measured, Sample
 from ddpperf.specs import Spec
+from ddpperf.specs.collective import Call
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.process_set import Answers, ProcessSet, Progress, SetOptions
@@ -197,6 +198,8 @@ class Pool:
         """Return how many steps each of the `parts` parts of a round has, at most `limit`."""
         round_seconds = ROUND_SECONDS[self.options.device]
         wanted = COMPARED_STEPS if self._compared else CAPTURED_STEPS if spec.captured else 1
+        if isinstance(spec, Call) and self.options.device == "cpu":
+            wanted = 1  # the times of its calls vary more than stalls could add
         on_gpus = self._compared and self.options.device == "cuda"
         longest = LONGEST_GPU_ROUND_SECONDS if on_gpus else LONGEST_ROUND_SECONDS
         needed = math.ceil(wanted / spec.calls) * step_seconds

@@ -17,6 +17,7 @@ import pytest
 
 from ddpperf.machine.compiler import CACHE_VARIABLE
 from ddpperf.machine.cores import Plan
+from ddpperf.plugin.judge import Judge
 from ddpperf.specs import AllReduceSpec, CopySpec, Spec, TrainingSpec
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
@@ -219,6 +220,22 @@ def test_several_process_sets_do_not_share_compiled_steps(
 
 
 # --- the time
+
+
+@pytest.mark.parametrize(("ratio", "first"), [(1.0, 2), (1.5, 1)])
+def test_first_measurement_leaves_time_to_repeats_if_code_is_slower(
+    suite: CannedSuite, monkeypatch: pytest.MonkeyPatch, ratio: float, first: int
+) -> None:
+    """Its last quarter has begun when the first of two pairs has been measured."""
+
+    def end(judge: Judge, fraction: float, least: float = 0.25) -> float:
+        return time.monotonic() + (1000 if fraction == 1 else -1)
+
+    monkeypatch.setattr(Judge, "_end", end)
+    suite.canned.seconds = paced(first=ratio, candidate=ratio)
+    assert compare(suite).status == (ratio > 1)
+    measured = [len(stage["tests"]) for stage in suite.saved_runs()[-1]["ddpperf"]["judged"]["stages"]]
+    assert measured[0] == first
 
 
 def test_changed_machine_is_reported_without_a_repeat(suite: CannedSuite) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddpperf.results.samples import Measured, Sample
-from ddpperf.specs import AllReduceSpec, MessagesSpec, RunSpec, SamplerSpec, Spec, TrainingSpec
+from ddpperf.specs import AllReduceSpec, EpochSpec, MessagesSpec, RunSpec, SamplerSpec, Spec, TrainingSpec
 from ddpperf.verdict.estimates import Estimates, Pair, RowKey, Stage, ab_estimates, stored_estimates
 from ddpperf.verdict.noise_classes import class_of, limits_of
 from ddpperf.verdict.rows import Finding, Row, next_plan, rows
@@ -190,6 +190,13 @@ def test_slower_machine_clears_nothing() -> None:
     """All tests take 60% longer, so that the median of the class is no sign of a changed test."""
     found = stored([1.6, 1.601, 1.599, 1.598, 1.602])
     assert all(row.open and row.suspicious and row.stored_slower for row in found)
+
+
+def test_epoch_has_no_mean_that_a_single_round_could_not_clear() -> None:
+    epoch = EpochSpec(**TWO, strategy="ddp", epoch_images=64, input="device")
+    run = measured(epoch, *(0.5, 0.51) * 2)
+    found = judged(stored_estimates({"t": run}, {"t": run}, GPU))
+    assert "mean_time" not in {row.key.metric for row in found}
 
 
 @pytest.mark.parametrize(("iterations", "cleared"), [(10, False), (100, True)])
