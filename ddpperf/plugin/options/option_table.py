@@ -249,7 +249,7 @@ OLD_OPTIONS = {
         ("baseline-root baseline-python", "type --base {}"),
         ("slow-down", "type --spec delay_seconds={}, or --candidate delay_seconds={} in an A/B run"),
         ("recipe", "name the test, as in perf/test_large_batch.py::test_remedies[ID]"),
-        ("confirm-seconds", "the first A/B measurement takes half of --max-seconds"),
+        ("confirm-seconds", "give the whole run its time with --max-seconds"),
         ("gpu-hour-price plots", "type python -m ddpperf.report RUN.json --tables with it after the run"),
         ("checkpoints traces link-bandwidth", "leave it out"),
         ("node-latency node-bandwidth", "type --node-link SECONDS,GB/S"),
