@@ -159,11 +159,13 @@ class Judge:
         plan = next_plan(found, seconds, until - time.monotonic())
         if stage is Stage.REPEAT:
             self._tested |= plan.tested
-        left, interrupted, early = 0, True, self._end(0.75)
+        left, interrupted, early, no_pass = 0, True, self._end(0.75), False
 
         def is_over() -> bool:
+            nonlocal no_pass
             now = time.monotonic()
-            return now > until or (stage is Stage.FIRST and now > early and self._cannot_pass(measuring))
+            no_pass = stage is Stage.FIRST and now > early and self._cannot_pass(measuring)
+            return no_pass or now > until
 
         try:
             left = self._run(items, [tests[pair] for pair in plan.pairs], is_over)
@@ -172,14 +174,19 @@ class Judge:
             self._add(measuring, stage, controls=not interrupted)
             stored = {test: measuring.measures[test].to_json() for test in measuring.measured()}
             self._stages.append({"stage": stage, "tests": stored})
-            self._note_late(0 if interrupted else left + plan.left)
+            self._note_late(0 if interrupted else left + plan.left, no_pass=no_pass)
         return True
 
-    def _note_late(self, left: int) -> None:
-        seconds = self._session.options.max_seconds
-        what = f"--max-seconds {seconds:.0f} left no time for {counted(left, 'measurement')}"
-        advice = f"give it more time: --max-seconds {max(60, 2 * seconds):.0f}"
-        self._late = [Reason(what, advice)] if left else []
+    def _note_late(self, left: int, *, no_pass: bool = False) -> None:
+        """Note how many measurements were left out. no_pass: because the others had shown enough."""
+        seconds, many = self._session.options.max_seconds, counted(left, "measurement")
+        late = Reason(
+            f"--max-seconds {seconds:.0f} left no time for {many}",
+            f"give it more time: --max-seconds {max(60, 2 * seconds):.0f}",
+        )
+        if no_pass:
+            late = Reason(f"no time was spent on {many}, because there could be no PASS", "")
+        self._late = [late] if left else []
 
     def _run(self, items: Sequence[pytest.Item], tests: Sequence[str], is_over: Callable[[], bool]) -> int:
         """Run tests on the processes that have just begun, and return how many had no time left."""

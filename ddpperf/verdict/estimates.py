@@ -42,7 +42,7 @@ class Control(StrEnum):
     HOST_COPY = "copy in the CPU's cache"
     STORED_COPY = "copy of memory against the stored run"
     DELAYED = "delayed step"
-    BASE_ALONE = "base alone"
+    BASE_ALONE = "base beside the candidate"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -327,6 +327,8 @@ def _stored_rows(stored: dict[RowKey, Estimates], settings: Settings) -> list[Ro
     noise = Noise(variance=0.0, freedom=STORED_FREEDOM)
     for key, entry in stored.items():
         members = classes[key.metric, entry.noise_class]
+        if key.control:  # the copy is alone in its class, so its own change cannot be its spread
+            members = [0.0]
         about_zero, about_median = (
             _Effect(changes[key], math.hypot(error, entry.round_error), noise)
             for error in (_run_error(members, centre, entry.run_spread) for centre in (0.0, median(members)))

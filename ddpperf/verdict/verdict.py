@@ -142,7 +142,7 @@ def _undecided(by_pair: Mapping[Pair | None, Sequence[Row]], context: Context) -
     above_half = [row for row in open_rows if row.limits and row.ratio - 1 > row.limits.tolerance / 2]
     looks_slower = above_half + [row for row in open_rows if row.suspicious]
     pairs = dict.fromkeys(row.key.pair for row in open_rows)
-    total = len(by_pair) + len(context.cannot)
+    total = len(by_pair.keys() - {None}) + len(context.cannot)
     reasons = []
     if not by_pair.keys() - {None}:
         reasons.append(Reason("no test has a metric that can be judged", "measure tests that are judged"))
@@ -166,13 +166,15 @@ def _undecided(by_pair: Mapping[Pair | None, Sequence[Row]], context: Context) -
 
 def _summary(by_pair: Mapping[Pair | None, Sequence[Row]], context: Context) -> str:
     """Return what a PASS says: which slow-downs the rows exclude, in how many timed steps."""
-    by_class: dict[tuple[str, float], list[Sequence[Row]]] = {}
+    by_class: dict[tuple[str, str], list[Sequence[Row]]] = {}
     for rows in by_pair.values():
         times = [row for row in rows if row.key.metric in ("time", "mean_time")]
         finite = all(math.isfinite(row.high) for row in times)  # others are named as undecided
-        for row in times:
-            if row.key.metric == "time" and row.limits and finite:
-                by_class.setdefault((row.noise_class.described, row.limits.tolerance), []).append(times)
+        tolerances = {row.key.metric: f"{row.limits.tolerance:.0%}" for row in times if row.limits}
+        if finite and (tolerance := tolerances.get("time")):
+            if (of_mean := tolerances.get("mean_time", tolerance)) != tolerance:
+                tolerance += f", mean time {of_mean}"
+            by_class.setdefault((times[0].noise_class.described, tolerance), []).append(times)
     against = f"the code of {context.compared_with}" if context.compared_with else "the base"
     text = f"nothing got slower than {against}"
     if by_class:
@@ -185,12 +187,12 @@ def _summary(by_pair: Mapping[Pair | None, Sequence[Row]], context: Context) -> 
     return text
 
 
-def _excluded(described: str, tolerance: float, pairs: Sequence[Sequence[Row]]) -> str:
+def _excluded(described: str, tolerance: str, pairs: Sequence[Sequence[Row]]) -> str:
     """Return the slow-downs that half, 95% and all of some pairs exclude. Each is the end of a row, or 0."""
     ends = sorted(max(0.0, *(row.high - 1 for row in rows)) for rows in pairs)
     half, most = (ends[math.ceil(part * len(ends)) - 1] for part in (0.5, 1 - MOST_UNDECIDED))
     steps = min(row.steps for rows in pairs for row in rows)
-    head = f"{units.counted(len(ends), 'measurement')} {described} (tolerance {tolerance:.0%})"
+    head = f"{units.counted(len(ends), 'measurement')} {described} (tolerance {tolerance})"
     least = f"in at least {units.counted(steps, 'timed step')} per side"
     if len(ends) == 1:
         return f"{head} excludes a slow-down of {ends[0]:.1%}, {least}"

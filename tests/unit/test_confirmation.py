@@ -222,9 +222,16 @@ def test_several_process_sets_do_not_share_compiled_steps(
 # --- the time
 
 
-@pytest.mark.parametrize(("ratio", "first"), [(1.0, 2), (1.5, 1)])
-def test_first_measurement_leaves_time_to_repeats_if_code_is_slower(
-    suite: CannedSuite, monkeypatch: pytest.MonkeyPatch, ratio: float, first: int
+@pytest.mark.parametrize(
+    ("base", "candidate", "status", "why"),
+    [
+        (1.0, 1.0, 0, "PASS"),
+        (1.0, 1.5, 1, "is worse"),
+        (1.5, 1.5, 125, "no time was spent on 1 measurement, because there could be no PASS"),
+    ],
+)
+def test_first_measurement_ends_early_if_there_can_be_no_pass(
+    suite: CannedSuite, monkeypatch: pytest.MonkeyPatch, base: float, candidate: float, status: int, why: str
 ) -> None:
     """Its last quarter has begun when the first of two pairs has been measured."""
 
@@ -232,10 +239,10 @@ def test_first_measurement_leaves_time_to_repeats_if_code_is_slower(
         return time.monotonic() + (1000 if fraction == 1 else -1)
 
     monkeypatch.setattr(Judge, "_end", end)
-    suite.canned.seconds = paced(first=ratio, candidate=ratio)
-    assert compare(suite).status == (ratio > 1)
-    measured = [len(stage["tests"]) for stage in suite.saved_runs()[-1]["ddpperf"]["judged"]["stages"]]
-    assert measured[0] == first
+    suite.canned.seconds = paced(first=candidate, base=base, candidate=candidate)
+    compare(suite).assert_one_sentence(status, why)
+    stages = suite.saved_runs()[-1]["ddpperf"]["judged"]["stages"]
+    assert len(stages[0]["tests"]) == (2 if status == 0 else 1)
 
 
 def test_changed_machine_is_reported_without_a_repeat(suite: CannedSuite) -> None:

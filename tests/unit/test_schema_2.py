@@ -12,7 +12,7 @@ import pytest
 from ddpperf.results.stored_runs import SCHEMA, is_ab_run, read_document
 from tests.project import REPOSITORY
 
-RUNS = sorted([*REPOSITORY.glob("docs/runs/*.json.gz"), *REPOSITORY.glob("perf/baselines/*/*.json")])
+STORED = sorted([*REPOSITORY.glob("docs/runs/*.json.gz"), *REPOSITORY.glob("perf/baselines/*/*.json")])
 CONTROLS = {None: None, "negative": "copy of memory", "positive": "delayed step"}
 FINDINGS = {
     "unchanged": "not worse",
@@ -29,6 +29,9 @@ def as_written(path: Path) -> dict[str, Any]:
         "ddpperf"
     ]
     return header
+
+
+RUNS = [path for path in STORED if as_written(path)["schema"] == 2]
 
 
 def found_ab(header: dict[str, Any]) -> dict[tuple[str, str], Finding]:

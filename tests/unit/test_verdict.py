@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddpperf.plugin.control_steps import COPY_CLASS
 from ddpperf.results.outcomes import Outcome, OutcomeKind, Reason, Status
 from ddpperf.verdict.estimates import Control, Estimates, RowKey, Stage
 from ddpperf.verdict.rows import rows
@@ -326,7 +327,7 @@ def test_unmeasured_test_has_its_next_step(kind: OutcomeKind, advice: str) -> No
 
 def test_slower_copy_voids_what_rests_on_the_stored_run() -> None:
     """The A/B measurement of test1 has a copy of its own."""
-    copy = control(Control.STORED_COPY, 1.5, stage=Stage.STORED)
+    copy = control(Control.STORED_COPY, 1.5, stage=Stage.STORED, noise_class=COPY_CLASS)
     wide = dataclasses.replace(LIMITS, tolerance=0.05)
     rest = [dataclasses.replace(entry, limits=wide) for entry in stored(*[1.0] * 9)]
     answer = answered([*rest, copy], compared_with="x.json")
