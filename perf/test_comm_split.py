@@ -50,6 +50,7 @@ def test_comm_split(measure: Measure, spec: TrainingSpec) -> None:
     stored for comparison.
     """
     step = measure(spec)
+    training_metrics(measure, step)  # before the references, which a repeated measurement leaves out
     spec = dataclasses.replace(spec, delay_seconds=0.0)  # a delay is no part of the step
     ddp = measure.reference("ddp", spec)
     no_sync = measure.reference("no_sync", spec.no_sync())
@@ -75,7 +76,6 @@ def test_comm_split(measure: Measure, spec: TrainingSpec) -> None:
         measure.note(NO_TRACE)
     if measure.machine.crosses_nodes(spec.world_size):
         exposed_by_link(measure, ddp, local, exposed)
-    training_metrics(measure, step)
 
 
 def exposed_by_link(measure: Measure, step: Measured, local: Measured, exposed: Mapping[str, float]) -> None:
@@ -177,6 +177,7 @@ def test_data_parallel_split(measure: Measure, spec: TrainingSpec) -> None:
     profiler trace, in which each kernel and copy belongs to the part that launched it.
     """
     step = measure(spec)
+    training_metrics(measure, step)
     spec = dataclasses.replace(spec, delay_seconds=0.0)  # a delay is no part of the step
     undelayed = measure.reference("data_parallel", spec)
     exposed = exposed_by_difference(undelayed, measure.reference("no_sync", spec.no_sync()))
@@ -202,7 +203,6 @@ def test_data_parallel_split(measure: Measure, spec: TrainingSpec) -> None:
     if traces and ddp_traces:
         both = (per_set(itemgetter("traced_comm_seconds"), found) for found in (traces, ddp_traces))
         measure.metric("comm_over_ddp", per_set(truediv, *both))
-    training_metrics(measure, step)
 
 
 def data_parallel_trace(

@@ -215,6 +215,7 @@ def scaling_metrics(
     on N devices.
     """
     step, N = measure(spec), spec.world_size
+    training_metrics(measure, step)  # before the references, which a repeated measurement leaves out
     if N > 1:
         t1 = measure.reference("one_device", one_device).slowest_device_seconds(N)
         speedup = per_set(lambda t1, tN: speedup_of(t1, tN, N), t1, step.median_step_seconds())
@@ -223,7 +224,6 @@ def scaling_metrics(
     if spec.strategy == "data_parallel":
         ddp = measure.reference("ddp", spec.ddp()).median_step_seconds()
         measure.metric("ddp_over_data_parallel", per_set(truediv, step.median_step_seconds(), ddp))
-    training_metrics(measure, step)
     return step
 
 

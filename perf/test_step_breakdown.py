@@ -49,6 +49,7 @@ def steps(options: Options) -> Iterator[Case]:
 def test_step_breakdown(measure: Measure, spec: TrainingSpec) -> None:
     """How long is each part of a training step, such as the forward pass and the backward pass?"""
     step, one_device = measure(spec), spec.one_device()
+    training_metrics(measure, step)
     spec = dataclasses.replace(spec, delay_seconds=0.0)  # a delay is no part of the step
     parts = measure.reference("parts", measured_as(PartsSpec, spec))
     seconds = measure.reference("step", spec).median_step_seconds()
@@ -69,7 +70,6 @@ def test_step_breakdown(measure: Measure, spec: TrainingSpec) -> None:
     alone_steps = spec.images_per_epoch / spec.per_rank_batch_size  # of an epoch on one device
     T1 = per_set(lambda t: alone_steps * t, t1)
     cost_metrics(measure, T1, per_set(lambda t: spec.steps_per_epoch * t, tN), spec.world_size)
-    training_metrics(measure, step)
 
 
 def loader_epochs(options: Options) -> Iterator[Case]:
@@ -109,6 +109,7 @@ def loader_epochs_on(options: Options, N: int, *executions: Execution) -> Iterat
 def test_epoch_breakdown(measure: Measure, spec: EpochSpec) -> None:
     """How long does each step of an epoch wait for the DataLoader, and how long are its other parts?"""
     epoch = measure(spec)
+    training_metrics(measure, epoch)
     spec = dataclasses.replace(spec, delay_seconds=0.0)  # a delay is no part of the step
     parts = measure.reference("parts", measured_as(EpochPartsSpec, spec))
     by_part = least_waiting_parts(parts)
@@ -116,7 +117,6 @@ def test_epoch_breakdown(measure: Measure, spec: EpochSpec) -> None:
     compared_with_marks(measure, parts, measure.reference("epoch", spec).median_step_seconds())
     if median(found["loading"] / sum(found.values()) for found in by_part.values()) >= LEAST_FRACTION:
         measure.warn("loading limits the epoch")
-    training_metrics(measure, epoch)
 
 
 def on_several_devices(options: Options, *, weak: bool) -> Iterator[Case]:

@@ -34,7 +34,7 @@ from ddpperf.verdict.estimates import (
     stored_missing,
     tests_by_pair,
 )
-from ddpperf.verdict.rows import REPEATS, Row, next_plan, rows
+from ddpperf.verdict.rows import REPEATS, Row, next_plan, only_the_machine_changed, rows
 from ddpperf.verdict.verdict import Answer, Context, answer_of
 
 COMPARISON_ROUNDS = 6  # of the first A/B measurement of a comparison, where the time is short
@@ -70,7 +70,7 @@ class Judge:
             self._measure(items, Stage.FIRST, self._end(1.0))
         for repeat in range(REPEATS):
             found, end = self.rows, self._end(1.0, least=0.0 if repeat else LEAST_TIME)
-            if any(row.certain for row in found) or _only_the_machine_changed(found):
+            if any(row.certain for row in found) or only_the_machine_changed(found):
                 break
             if repeat and time.monotonic() > end:
                 self._note_late(len({row.key.pair for row in found if row.open}))
@@ -228,7 +228,12 @@ class Judge:
             elif session.passes:
                 self._add(session.passes[0], Stage.FIRST, controls=False)
         cannot = [test for test, outcome in outcomes.items() if outcome.kind is OutcomeKind.CANDIDATE_CANNOT]
-        missing = {test: entry.missing for entry in self._estimates for test in entry.tests if entry.missing}
+        missing = {
+            test: entry.missing
+            for entry in self._estimates
+            for test in entry.tests
+            if entry.limits and entry.missing
+        }
         problems = [*self._problems]
         if baseline is None and not self._estimates:
             what = "base and candidate were not compared: no test measured both"
@@ -272,10 +277,3 @@ class Judge:
             "new": self._new(),
         }
         return fields | {"judged": judged}
-
-
-def _only_the_machine_changed(found: Sequence[Row]) -> bool:
-    """Return whether tests got slower than stored, but no test that was measured A/B may have got slower."""
-    return any(row.moved for row in found) and not any(
-        row.open and row.stages != (Stage.STORED,) for row in found
-    )

@@ -208,9 +208,10 @@ def _values(
 
 def _timed(measured: Measured) -> dict[str, Mapping[str, float]]:
     """Return the metrics of the measurement itself, by name and process set."""
-    values: dict[str, Mapping[str, float]] = {"time": measured.median_step_seconds()}
-    if measured.spec.repeats:  # a round of other specs is a single epoch, which has its stalls in its time
-        values["mean_time"] = measured.mean_step_seconds()
+    if not measured.spec.repeats:  # a round is an epoch; the mean over few epochs shows a slow one
+        values: dict[str, Mapping[str, float]] = {"time": measured.mean_step_seconds()}
+    else:
+        values = {"time": measured.median_step_seconds(), "mean_time": measured.mean_step_seconds()}
         values["tail_seconds"] = {
             sample.set: float(np.quantile(measured.step_seconds(sample), 0.9)) for sample in measured.samples
         }

@@ -104,6 +104,11 @@ class Row:
         return Stage.REPEAT in self.stages
 
     @property
+    def slow_down(self) -> float:
+        """The ratio, or its inverse if a higher value is better, so that more than 1 is worse."""
+        return 1 / self.ratio if self.ratio and _sign(self.key.metric) < 0 else self.ratio
+
+    @property
     def moved(self) -> bool:
         """Whether it is slower than in the stored run, although the stored code is as slow today."""
         return self.stored_slower and self.finding is Finding.NOT_WORSE
@@ -404,7 +409,7 @@ def next_plan(found: Sequence[Row], seconds: Mapping[Pair, float], time_left: fl
     timed = {row.key.pair: row.limits for row in found if row.limits and row.key.metric == "time"}
     steps = {pair: of for pair, of in timed.items() if pair and not isinstance(pair.base, RunSpec)}
     least = min((limits.tolerance for limits in steps.values()), default=0.0)
-    tight = {pair for pair, limits in steps.items() if limits.tolerance == least}
+    tight = {pair for pair, limits in steps.items() if limits.tolerance == least} or timed.keys() - {None}
     chosen: list[Pair] = []
     for pair in pairs:
         if not chosen or sum(map(seconds.__getitem__, [*chosen, pair])) <= time_left:
@@ -414,3 +419,15 @@ def next_plan(found: Sequence[Row], seconds: Mapping[Pair, float], time_left: fl
         chosen.append(min(tight, key=seconds.__getitem__))
     tested = frozenset(row.key for row in still if row.key.pair is None or row.key.pair in chosen)
     return Plan(pairs=tuple(chosen), tested=tested, left=len(set(pairs) - set(chosen)))
+
+
+def only_the_machine_changed(found: Sequence[Row]) -> bool:
+    """Return whether tests got slower than stored, but no test may have got slower than the stored code.
+
+    An open test that was not measured A/B may have, if it changed more than those that were.
+    """
+    moved = [row.stored_ratio for row in found if row.moved and row.stored_ratio is not None]
+    return bool(moved) and not any(
+        row.open and (row.stages != (Stage.STORED,) or (row.stored_ratio or math.inf) > max(moved))
+        for row in found
+    )

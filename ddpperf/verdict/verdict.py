@@ -58,7 +58,7 @@ def answer_of(found: Sequence[Row], estimates: Sequence[Estimates], context: Con
     """Return the answer of a comparison from its rows and control measurements."""
     judged = [row for row in found if row.judged]
     by_pair: dict[Pair | None, list[Row]] = {}
-    for row in sorted(judged, key=lambda row: (not row.certain, -row.ratio)):
+    for row in sorted(judged, key=lambda row: (not row.certain, -row.slow_down)):
         by_pair.setdefault(row.key.pair, []).append(row)
     regressions: list[str] = []
     worse: dict[str, str] = {}
@@ -78,6 +78,10 @@ def answer_of(found: Sequence[Row], estimates: Sequence[Estimates], context: Con
         f"{_who(row)} looks worse: {_change(row)}" for row in judged if row.open and row.suspicious
     ]
     untrusted = controls.untrusted(found, estimates)
+    if regressions and not any(row.key.control is Control.COPY for row in found):
+        untrusted.append(
+            Reason("the negative control was not measured, so no finding counts", controls.QUIETER)
+        )
     missing = "run the same command again"
     if context.compared_with:
         missing = "run all tests of the stored run, or store a new baseline without the missing ones"
@@ -139,14 +143,16 @@ def _undecided(by_pair: Mapping[Pair | None, Sequence[Row]], context: Context) -
     So do undecided rows in more than 5% of the pairs.
     """
     open_rows = [row for rows in by_pair.values() for row in rows if row.open]
-    above_half = [row for row in open_rows if row.limits and row.ratio - 1 > row.limits.tolerance / 2]
+    above_half = [row for row in open_rows if row.limits and row.slow_down - 1 > row.limits.tolerance / 2]
     looks_slower = above_half + [row for row in open_rows if row.suspicious]
     pairs = dict.fromkeys(row.key.pair for row in open_rows)
     total = len(by_pair.keys() - {None}) + len(context.cannot)
+    timed = {row.key.pair for rows in by_pair.values() for row in rows if row.key.metric == "time"}
+    most = MOST_UNDECIDED * (len(timed) + len(context.cannot))
     reasons = []
     if not by_pair.keys() - {None}:
         reasons.append(Reason("no test has a metric that can be judged", "measure tests that are judged"))
-    if looks_slower or len(pairs) + len(context.cannot) > MOST_UNDECIDED * total:
+    if looks_slower or len(pairs) + len(context.cannot) > most:
         reasons += context.late
         if open_rows:
             worst = max(looks_slower or open_rows, key=lambda row: (math.isfinite(row.high), row.order))
@@ -190,6 +196,7 @@ def _summary(by_pair: Mapping[Pair | None, Sequence[Row]], context: Context) -> 
 def _excluded(described: str, tolerance: str, pairs: Sequence[Sequence[Row]]) -> str:
     """Return the slow-downs that half, 95% and all of some pairs exclude. Each is the end of a row, or 0."""
     ends = sorted(max(0.0, *(row.high - 1 for row in rows)) for rows in pairs)
+    ends = [math.ceil(end * 1000) / 1000 for end in ends]  # a smaller number was not excluded
     half, most = (ends[math.ceil(part * len(ends)) - 1] for part in (0.5, 1 - MOST_UNDECIDED))
     steps = min(row.steps for rows in pairs for row in rows)
     head = f"{units.counted(len(ends), 'measurement')} {described} (tolerance {tolerance})"

@@ -11,7 +11,7 @@ from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec, EpochSpec, MessagesSpec, RunSpec, SamplerSpec, Spec, TrainingSpec
 from ddpperf.verdict.estimates import Estimates, Pair, RowKey, Stage, ab_estimates, stored_estimates
 from ddpperf.verdict.noise_classes import class_of, limits_of
-from ddpperf.verdict.rows import Finding, Row, next_plan, rows
+from ddpperf.verdict.rows import Finding, Row, next_plan, only_the_machine_changed, rows
 from ddpperf.verdict.settings import Settings, read_decision
 from tests.generated import TWO
 from tests.judged import GPU, LIMITS, equal, estimate, judged, key, pair, row_of
@@ -192,11 +192,13 @@ def test_slower_machine_clears_nothing() -> None:
     assert all(row.open and row.suspicious and row.stored_slower for row in found)
 
 
-def test_epoch_has_no_mean_that_a_single_round_could_not_clear() -> None:
+def test_time_of_an_epoch_is_the_mean_over_its_rounds() -> None:
+    """It shows an epoch that takes longer than most. A mean of its own could be missing in an A/B run."""
     epoch = EpochSpec(**TWO, strategy="ddp", epoch_images=64, input="device")
-    run = measured(epoch, *(0.5, 0.51) * 2)
-    found = judged(stored_estimates({"t": run}, {"t": run}, GPU))
-    assert "mean_time" not in {row.key.metric for row in found}
+    then, now = measured(epoch, 0.2, 0.2, 0.2), measured(epoch, 0.2, 0.2, 0.5)
+    found = {row.key.metric: row for row in judged(stored_estimates({"t": then}, {"t": now}, GPU))}
+    assert found["time"].ratio == pytest.approx(1.5)
+    assert "mean_time" not in found
 
 
 @pytest.mark.parametrize(("iterations", "cleared"), [(10, False), (100, True)])
@@ -264,6 +266,23 @@ def test_first_measurement_has_a_step_to_delay() -> None:
     assert next_plan(tight, seconds, 10.0).pairs == (whole, pair(1)), "whose tolerance is the smallest"
     again = judged([*then, replace(of_run, stage=Stage.FIRST, base=(1.0, 1.0), candidate=(1.5, 1.5))])
     assert next_plan(again, seconds, 10.0).pairs == (whole,), "the controls have been measured"
+
+
+def test_comparison_of_whole_trainings_alone_is_measured_ab() -> None:
+    """Without it, neither a control nor the stored code says that this machine is as it was."""
+    training = RunSpec(**TWO, strategy="ddp", input="device", epochs=1, test_images=8, rate=0.1)
+    whole = Pair(base=training, candidate=training)
+    found = judged([replace(estimate(9, stage=Stage.STORED), key=RowKey(metric="time", pair=whole))])
+    assert not found[0].open
+    assert next_plan(found, {whole: 9.0}, 10.0).pairs == (whole,)
+
+
+@pytest.mark.parametrize(("unmeasured", "changed"), [(1.06, True), (1.12, False)])
+def test_test_that_stands_out_is_measured_on_a_changed_machine(unmeasured: float, changed: bool) -> None:
+    stored_run = [estimate(n, 1.06, stage=Stage.STORED, limits=WIDE) for n in range(1, 10)]
+    last = estimate(10, unmeasured, stage=Stage.STORED, limits=WIDE)
+    found = judged([*stored_run, last, *(estimate(n, limits=WIDE) for n in range(1, 10))])
+    assert only_the_machine_changed(found) == changed
 
 
 @pytest.mark.parametrize(

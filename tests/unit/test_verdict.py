@@ -16,7 +16,7 @@ from ddpperf.plugin.control_steps import COPY_CLASS
 from ddpperf.results.outcomes import Outcome, OutcomeKind, Reason, Status
 from ddpperf.verdict.estimates import Control, Estimates, RowKey, Stage
 from ddpperf.verdict.rows import rows
-from ddpperf.verdict.verdict import Answer, decide, exit_status
+from ddpperf.verdict.verdict import Answer, Context, answer_of, decide, exit_status
 from tests.generated import BOUNDED
 from tests.judged import GPU, LIMITS, PASSED, answered, control, equal, estimate, verdict_of
 
@@ -185,8 +185,8 @@ def test_pass_claims_only_what_a_row_excludes(pairs: list[tuple[float, float]]) 
     verdict = verdict_of(answer)
     assert verdict.status in (Status.PASS, Status.NO_VERDICT)
     if verdict.status is Status.PASS:
-        ends = {f"{max(0, row.high - 1):.1%}" for row in rows(estimates, GPU)}
-        claimed = percentages(verdict.reasons[0])
+        ends = {math.ceil(1000 * max(0, row.high - 1)) for row in rows(estimates, GPU)}
+        claimed = {round(10 * float(found[:-1])) for found in percentages(verdict.reasons[0])}
         assert claimed, verdict
         assert claimed <= ends
 
@@ -255,6 +255,24 @@ def test_two_undecided_of_thirty_block_a_pass(metric: str) -> None:
         verdict = verdict_of(undecided(*estimates))
         assert verdict.status is Status.NO_VERDICT
         assert verdict.reasons[0].startswith("2 of 30 measurements are undecided")
+
+
+def test_pairs_that_have_only_bytes_do_not_make_up_for_undecided_times() -> None:
+    noisy = [estimate(number, noise=0.01) for number in (1, 2)]
+    sent = [estimate(number, metric="communicated_bytes_per_epoch", noise=0.0) for number in range(10, 50)]
+    others = [estimate(number) for number in range(3, 10)]
+    verdict = verdict_of(answered([*noisy, *others, *sent]))
+    assert verdict.status is Status.NO_VERDICT
+    assert verdict.reasons[0].startswith("2 of 49 measurements are undecided")
+
+
+def test_finding_without_a_negative_control_does_not_count() -> None:
+    slower = [estimate(1, 1.5, stage=stage) for stage in (Stage.FIRST, Stage.REPEAT)]
+    found = rows(slower, GPU, [slower[1].key])
+    answer = answer_of(found, slower, Context(missing={}))
+    assert answer.regressions
+    assert verdict_of(answer).status is Status.NO_VERDICT
+    assert verdict_of(answer).reasons[0].startswith("the negative control was not measured")
 
 
 def test_busy_processes_of_the_candidate_are_judged() -> None:
