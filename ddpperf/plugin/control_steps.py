@@ -18,7 +18,7 @@ from ddpperf.results.samples import BASE, CANDIDATE, Measured
 from ddpperf.specs import CopySpec, EpochSpec, RunSpec, Spec, TrainingSpec
 from ddpperf.specs.spec import MOST_DELAY_SECONDS
 from ddpperf.verdict.controls import QUIETER, shows_delay
-from ddpperf.verdict.estimates import Control, Estimates, RowKey, Stage
+from ddpperf.verdict.estimates import Control, Estimates, RowKey, SideValues, Stage, estimates_of
 from ddpperf.verdict.noise_classes import EAGER_TOLERANCE, NoiseClass, usual_spread
 from ddpperf.verdict.rows import rows
 from ddpperf.verdict.settings import Limits, Settings
@@ -37,8 +37,7 @@ NO_STEP = Reason(
     "the positive control was not measured: no test measures a step or a call whose time is judged",
     "run a test of a training step in the same run",
 )
-COPY_CLASS = NoiseClass(kind="copy", described="copy of memory")
-HOST_CLASS = NoiseClass(kind="host copy", described="copy in the CPU's cache")
+COPY_CLASS, HOST_CLASS = NoiseClass(kind="copy"), NoiseClass(kind="host copy")
 DELAY_REPEATS = 2  # of the delayed step, at most
 HOST = Limits(margin=0.05, tolerance=EAGER_TOLERANCE)  # the CPU's speed matters only outside of CUDA graphs
 
@@ -54,8 +53,8 @@ def stored_copy(then: Measured | None, now: Measured | None, settings: Settings)
     """Return the estimates of the copies of memory in the stored run and in this run, if both have one."""
     if then is None or now is None or then.spec != now.spec:
         return []
-    base, candidate = (tuple(run.median_step_seconds().values())[:1] for run in (then, now))
-    control = _control(Control.STORED_COPY, base, candidate, COPY_CLASS, settings, stage=Stage.STORED)
+    sides = [list(run.median_step_seconds().values())[:1] for run in (then, now)]
+    control = _control(Control.STORED_COPY, sides, COPY_CLASS, settings, Stage.STORED)
     return [replace(control, run_spread=usual_spread("time", now.spec, settings))]
 
 
@@ -68,16 +67,17 @@ def measure_controls(
     tests, estimates: the measurements of the tests, and the estimates of their metrics.
     """
     found: list[Estimates] = []
-    step = _shortest(tests, estimates)
+    step = _shortest(estimates)
     try:
         # On a CPU, other programs make all times vary, and two process sets do not tell how much.
         noise_class = step.noise_class if step is not None and settings.device == "cpu" else COPY_CLASS
         copy = pool.measure(COPY[settings.device])
-        found.append(_control(Control.COPY, *_by_side(copy), noise_class, settings))
+        found.append(_control(Control.COPY, _by_side(copy), noise_class, settings))
         if settings.device == "cuda":
             with contextlib.suppress(*CANNOT_MEASURE):  # an older base does not know it
                 host = pool.measure(HOST_COPY)
-                found.append(_control(Control.HOST_COPY, *_by_side(host), HOST_CLASS, settings, limits=HOST))
+                control = _control(Control.HOST_COPY, _by_side(host), HOST_CLASS, settings)
+                found.append(replace(control, limits=HOST))
         if step is not None:
             found += _delayed(pool, tests[step.tests[0]], step, estimates, settings)
     except CANNOT_MEASURE as error:
@@ -85,21 +85,18 @@ def measure_controls(
     return found, [] if step is not None else [NO_STEP]
 
 
-def _shortest(tests: Mapping[str, Measured], estimates: Sequence[Estimates]) -> Estimates | None:
+def _shortest(estimates: Sequence[Estimates]) -> Estimates | None:
     """Return the judged time with the smallest tolerance, of those the shortest; if possible of a step.
 
     A whole training run is never returned, because it would add the delay to very many steps.
     """
-    timed = [
-        entry for entry in estimates if entry.key.metric == "time" and entry.limits and not entry.missing
-    ]
-    timed = [entry for entry in timed if not isinstance(tests[entry.tests[0]].spec, RunSpec)]
-    trained = [entry for entry in timed if isinstance(tests[entry.tests[0]].spec, TrainingSpec)]
-    return min(
-        trained or timed,
-        key=lambda entry: (entry.limits.tolerance if entry.limits else 0.0, mean(entry.base)),
-        default=None,
-    )
+    by_order = {
+        (not isinstance(pair.base, TrainingSpec), entry.limits.tolerance, mean(entry.base)): entry
+        for entry in estimates
+        if (pair := entry.key.pair) and not isinstance(pair.base, RunSpec)
+        if entry.key.metric == "time" and entry.limits and not entry.missing
+    }
+    return by_order[min(by_order)] if by_order else None
 
 
 def _delayed(
@@ -114,7 +111,7 @@ def _delayed(
     """
     assert step.limits is not None
     delay = step.limits.tolerance * mean(_by_side(usual)[1])
-    scale, grown = mean(step.base), tuple[float, ...]()
+    scale, grown = mean(step.base), list[float]()
     for repeat in range(1 + DELAY_REPEATS):
         delayed = pool.measure(usual.spec, _slowed(usual.spec_of(CANDIDATE), delay))
         if repeat or {sample.set for sample in usual.samples} != {sample.set for sample in delayed.samples}:
@@ -122,16 +119,13 @@ def _delayed(
         (base, candidate), (base_again, candidate_delayed) = _by_side(usual), _by_side(delayed)
         # The ratios are of the same process sets, so what makes sets differ cancels out, too.
         pairs = zip(base, candidate, base_again, candidate_delayed, strict=True)
-        grown += tuple(scale * (slower / again) / (c / b) for b, c, again, slower in pairs)
-        fixed = (scale,) * len(grown)  # makes the ratios seconds again, for the table
-        control = _control(Control.DELAYED, fixed, grown, step.noise_class, settings, limits=step.limits)
+        grown += [scale * (slower / again) / (c / b) for b, c, again, slower in pairs]
+        fixed = [scale] * len(grown)  # makes the ratios seconds again, for the table
+        control = _control(Control.DELAYED, (fixed, grown), step.noise_class, settings)
         if any(shows_delay(row) for row in rows([*estimates, control], settings) if row.key == control.key):
             break
-    alone = tuple(pool.measure_base_alone(delayed).median_step_seconds().values())
-    base_alone = _control(
-        Control.BASE_ALONE, alone, base_again, step.noise_class, settings, limits=step.limits
-    )
-    return [control, base_alone]
+    alone = list(pool.measure_base_alone(delayed).median_step_seconds().values())
+    return [control, _control(Control.BASE_ALONE, (alone, base_again), step.noise_class, settings)]
 
 
 def _slowed(spec: Spec, seconds: float) -> Spec:
@@ -143,28 +137,16 @@ def _slowed(spec: Spec, seconds: float) -> Spec:
     return replace(spec, delay_seconds=min(MOST_DELAY_SECONDS, spec.delay_seconds + seconds / steps))
 
 
-def _by_side(measured: Measured) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _by_side(measured: Measured) -> SideValues:
     """Return the median seconds of a step in each process set of the base, and of the candidate."""
-    base, candidate = (tuple(measured.of(side).median_step_seconds().values()) for side in (BASE, CANDIDATE))
-    return base, candidate
+    return [list(measured.of(side).median_step_seconds().values()) for side in (BASE, CANDIDATE)]
 
 
 def _control(
     control: Control,
-    base: tuple[float, ...],
-    candidate: tuple[float, ...],
+    sides: SideValues,
     noise_class: NoiseClass,
     settings: Settings,
-    *,
-    limits: Limits | None = None,
     stage: Stage = Stage.FIRST,
 ) -> Estimates:
-    return Estimates(
-        key=RowKey(metric="time", control=control),
-        tests=(),
-        stage=stage,
-        base=base,
-        candidate=candidate,
-        noise_class=noise_class,
-        limits=limits or Limits(margin=settings.margin, tolerance=settings.tolerance),
-    )
+    return estimates_of(RowKey(metric="time", control=control), (), stage, sides, noise_class, settings)

@@ -94,9 +94,10 @@ class Judge:
         """Add the estimates of the stored run and of this run."""
         session = self._session
         self._settings = session.settings.comparing(session.options.slower_ratio)
-        then, now = baseline.measured, session.measured()
-        metrics = {test: session.measures[test].metrics for test in now}
-        self._estimates += stored_estimates(then, now, self._settings, baseline.metrics, metrics)
+        metrics = {test: measure.metrics for test, measure in session.measures.items()}
+        self._estimates += stored_estimates(
+            baseline.measured, session.measured(), self._settings, baseline.metrics, metrics
+        )
         self._estimates += stored_copy(baseline.copied, self._copied, self._settings)
 
     def _check_out(self, baseline: Baseline) -> bool:
@@ -124,9 +125,8 @@ class Judge:
             self._problems += problems
 
     def _ab_estimates(self, measuring: Measuring, stage: Stage) -> list[Estimates]:
-        measured = measuring.measured()
-        metrics = {test: measuring.measures[test].metrics for test in measured}
-        return ab_estimates(measured, metrics, self._settings, stage)
+        metrics = {test: measure.metrics for test, measure in measuring.measures.items()}
+        return ab_estimates(measuring.measured(), metrics, self._settings, stage)
 
     def _cannot_pass(self, measuring: Measuring) -> bool:
         """Return whether this first A/B measurement shows slower code, or a slower machine, by now."""
@@ -152,7 +152,7 @@ class Judge:
             rounds, sets = 2 * rounds, self._settings.repeat_sets
         measuring = session.begin_pass(self._sides, sets, rounds, time_only=True)
         found = self.rows
-        exact = {test for row in found if row.open and row.exact for test in row.tests}
+        exact = {test for row in found if row.open and row.key.exact for test in row.tests}
         by_pair = tests_by_pair(session.measured())
         tests = {pair: self._test_of(of_pair, exact) for pair, of_pair in by_pair.items()}
         seconds = {pair: self._expected_seconds(measuring, test) for pair, test in tests.items()}

@@ -71,24 +71,20 @@ def blind(found: Sequence[Row]) -> list[Reason]:
     delay. The base must not be faster when the candidate's processes have ended.
     """
     reasons = []
-    controls = {row.key.control: row for row in found if row.key.control is not None}
-    for row in controls.values():
-        assert row.limits is not None
-        least = 1 + row.limits.tolerance
-        if row.key.control is Control.COPY and (row.high > least or row.low < 1 / least):
-            reasons.append(
-                Reason(
-                    f"the negative control is too noisy: a {row.key.control} takes {_described(row)}", QUIETER
-                )
-            )
-        elif row.key.control is Control.DELAYED:
-            if not shows_delay(row):
-                what = f"a step that was delayed by {row.limits.tolerance:.0%} takes {_described(row)}"
-                reasons.append(Reason(f"the positive control failed: {what} its time", QUIETER))
-        elif row.key.control is Control.BASE_ALONE and row.ratio > least:
-            waiting = "while the candidate's processes wait"
-            slower = f"a step of the base takes {row.ratio:.2f} times as long {waiting} as without them"
-            reasons.append(Reason(slower, f"find what runs {waiting}, such as a busy thread or kernel"))
+    for row in found:
+        tolerance = row.limits.tolerance if row.limits is not None else math.inf
+        takes, least = f"takes {_described(row)}", 1 + tolerance
+        match row.key.control:
+            case Control.COPY if row.high > least or row.low < 1 / least:
+                what = f"the negative control is too noisy: a {row.key.control} {takes}"
+                reasons.append(Reason(what, QUIETER))
+            case Control.DELAYED if not shows_delay(row):
+                what = f"a step that was delayed by {tolerance:.0%} {takes} its time"
+                reasons.append(Reason(f"the positive control failed: {what}", QUIETER))
+            case Control.BASE_ALONE if row.ratio > least:
+                waiting = "while the candidate's processes wait"
+                what = f"a step of the base takes {row.ratio:.2f} times as long {waiting} as without them"
+                reasons.append(Reason(what, f"find what runs {waiting}, such as a busy thread or kernel"))
     return reasons
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import mean, median, stdev
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,12 +17,14 @@ from ddpperf.specs import EpochSpec, Spec
 from ddpperf.verdict.noise_classes import NoiseClass, class_of, limits_of, usual_spread
 from ddpperf.verdict.settings import Limits, Settings
 
-IDLE = NoiseClass(kind="idle", described="between rounds")
+IDLE = NoiseClass(kind="idle")
 LEAST_IDLE_CPUS = 0.05  # a process set that keeps fewer cores busy between its rounds disturbs nobody
 # So many timed steps of a run show the stalls that decide its mean, or steps of so many seconds. A stall of
 # 30 ms that makes the mean 5% longer occurs about three times in two seconds.
 STALL_STEPS, STALL_SECONDS = 300, 2.0
+STORED_METRICS = ("time", "mean_time", "peak_memory_bytes")  # also compared between two runs, as are bytes
 COUNTED = ("peak_memory_bytes", "cpu_seconds")  # by the ranks
+SideValues = Sequence[Sequence[float]]  # the values of base and candidate, one for each process set
 MetricsOfTests = Mapping[str, Mapping[str, Mapping[str, Any]]]  # as stored, by test and name
 
 
@@ -65,6 +66,11 @@ class RowKey:
     test: str = ""
     control: Control | None = None
 
+    @property
+    def exact(self) -> bool:
+        """Whether any difference of this metric is a change."""
+        return registry.find(self.metric).exact
+
 
 @dataclass(frozen=True, kw_only=True)
 class Estimates:
@@ -96,26 +102,17 @@ class Estimates:
             found = f"{self.key.metric} of {base} base and {candidate} candidate process sets"
             return f"has {found}; both need at least {least}"
         values = self.base + self.candidate
-        exact = registry.find(self.key.metric).exact
-        valid = all(0 <= value < math.inf for value in values) and (exact or all(values))
+        valid = all(0 <= value < math.inf for value in values) and (self.key.exact or all(values))
         return "" if valid else f"has a {self.key.metric} that is no positive number"
-
-
-def pair_of(measured: Measured) -> Pair:
-    return Pair(base=measured.spec, candidate=measured.candidate_spec or measured.spec)
 
 
 def tests_by_pair(measured: Mapping[str, Measured]) -> dict[Pair, list[str]]:
     """Return the tests that measured each pair, in their order."""
     tests: dict[Pair, list[str]] = {}
     for test, one in measured.items():
-        tests.setdefault(pair_of(one), []).append(test)
+        pair = Pair(base=one.spec, candidate=one.spec_of(CANDIDATE))
+        tests.setdefault(pair, []).append(test)
     return tests
-
-
-def with_equal_specs(then: Mapping[str, Measured], now: Mapping[str, Measured]) -> dict[str, Measured]:
-    """Return what this run measured in the tests that both runs measured with equal specs."""
-    return {test: one for test, one in now.items() if test in then and then[test].spec == one.spec}
 
 
 def ab_estimates(
@@ -127,11 +124,13 @@ def ab_estimates(
     for pair, tests in tests_by_pair(both).items():
         one = both[tests[0]]
         base, candidate = one.of(BASE), one.of(CANDIDATE)
-        noise_class = class_of(base, settings.device)
+        noise_class, steps = class_of(base, settings.device), min(_steps(base), _steps(candidate))
         for key, (of_tests, by_set) in _values(pair, tests, one, metrics).items():
-            sides = _of_sides(by_set, one)
-            steps = min(_steps(base), _steps(candidate))
-            found.append(_estimates(key, of_tests, stage, sides, noise_class, settings, steps=steps))
+            sides = [
+                [by_set[sample.set] for sample in side.samples if sample.set in by_set]
+                for side in (base, candidate)
+            ]
+            found.append(estimates_of(key, of_tests, stage, sides, noise_class, settings, steps=steps))
     return found + _idle(both.values(), settings, stage)
 
 
@@ -139,33 +138,25 @@ def stored_estimates(
     then: Mapping[str, Measured],
     now: Mapping[str, Measured],
     settings: Settings,
-    then_metrics: MetricsOfTests = MappingProxyType({}),
-    now_metrics: MetricsOfTests = MappingProxyType({}),
+    then_metrics: MetricsOfTests,
+    now_metrics: MetricsOfTests,
 ) -> list[Estimates]:
-    """Return the estimates of what two runs measured with equal specs: the stored run is the base.
-
-    The mean decides only from `STALL_STEPS` timed steps or `STALL_SECONDS` on, because a rare stall has to
-    occur in both runs before it can be compared.
-    """
+    """Return the estimates of what two runs measured with equal specs: the stored run is the base."""
     found = []
-    for pair, tests in tests_by_pair(with_equal_specs(then, now)).items():
+    equal = {test: one for test, one in now.items() if test in then and then[test].spec == one.spec}
+    for pair, tests in tests_by_pair(equal).items():
         runs = then[tests[0]], now[tests[0]]
         noise_class, steps = class_of(runs[0], settings.device), min(map(_steps, runs))
         before = _values(pair, tests, runs[0], then_metrics)
         for key, (of_tests, by_set) in _values(pair, tests, runs[1], now_metrics).items():
-            exact, is_mean = registry.find_or_plain(key.metric).exact, key.metric == "mean_time"
-            if key not in before or not (exact or key.metric in ("time", "mean_time", "peak_memory_bytes")):
+            if key not in before or not (key.exact or key.metric in STORED_METRICS):
                 continue
-            of_run: Callable[[Iterable[float]], float] = max if exact else median
-            base, candidate = ((of_run(values.values()),) for values in (before[key][1], by_set))
-            error = math.hypot(*map(_round_error, runs)) if is_mean else 0.0
-            fields = {
-                "steps": steps,
-                "run_spread": usual_spread(key.metric, pair.base, settings),
-                "round_error": math.inf if is_mean and not all(map(_shows_stalls, runs)) else error,
-            }
-            sides = base, candidate
-            found.append(_estimates(key, of_tests, Stage.STORED, sides, noise_class, settings, **fields))
+            values = before[key][1].values(), by_set.values()
+            sides = [[max(of_run) if key.exact else median(of_run)] for of_run in values]
+            entry = estimates_of(key, of_tests, Stage.STORED, sides, noise_class, settings, steps=steps)
+            error = math.hypot(*map(_round_error, runs)) if key.metric == "mean_time" else 0.0
+            spread = usual_spread(key.metric, pair.base, settings)
+            found.append(replace(entry, run_spread=spread, round_error=error))
     return found
 
 
@@ -221,15 +212,6 @@ def _timed(measured: Measured) -> dict[str, Mapping[str, float]]:
     return values
 
 
-def _of_sides(by_set: Mapping[str, float], measured: Measured) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the values of the base's process sets, and of the candidate's."""
-    of = {
-        side: tuple(by_set[s.set] for s in measured.samples if s.side == side and s.set in by_set)
-        for side in (BASE, CANDIDATE)
-    }
-    return of[BASE], of[CANDIDATE]
-
-
 def _steps(measured: Measured) -> int:
     steps = measured.spec.steps_per_epoch if isinstance(measured.spec, EpochSpec) else 1
     rounds = sum(len(sample.seconds) for sample in measured.samples)
@@ -246,41 +228,41 @@ def _idle(measured: Iterable[Measured], settings: Settings, stage: Stage) -> lis
             cpu[place] = cpu.get(place, 0.0) + sum(sample.counters["idle_cpu_seconds"])
             wall[place] = wall.get(place, 0.0) + max(sample.counters["idle_seconds"])
     cores = {place: max(LEAST_IDLE_CPUS, cpu[place] / wall[place]) for place in cpu if wall[place] > 0}
-    base, candidate = (
-        tuple(value for (of_side, _), value in cores.items() if of_side == side) for side in (BASE, CANDIDATE)
-    )
-    if min(len(base), len(candidate)) < 2:
+    sides = [[value for place, value in cores.items() if place[0] == side] for side in (BASE, CANDIDATE)]
+    if min(map(len, sides)) < 2:
         return []
-    return [_estimates(RowKey(metric="idle_cpus"), (), stage, (base, candidate), IDLE, settings)]
+    return [estimates_of(RowKey(metric="idle_cpus"), (), stage, sides, IDLE, settings)]
 
 
-def _estimates(
+def estimates_of(
     key: RowKey,
     tests: Sequence[str],
     stage: Stage,
-    sides: tuple[tuple[float, ...], tuple[float, ...]],
+    sides: SideValues,
     noise_class: NoiseClass,
     settings: Settings,
-    **others: Any,
+    steps: int = 0,
 ) -> Estimates:
     """Return the estimates of a metric. sides: the values of base and candidate."""
     return Estimates(
         key=key,
         tests=tuple(tests),
         stage=stage,
-        base=sides[0],
-        candidate=sides[1],
+        base=tuple(sides[0]),
+        candidate=tuple(sides[1]),
         noise_class=noise_class,
         limits=limits_of(key.metric, noise_class, settings),
-        **others,
+        steps=steps,
     )
 
 
-def _shows_stalls(run: Measured) -> bool:
-    return _steps(run) >= STALL_STEPS or run.counted_seconds() >= STALL_SECONDS
-
-
 def _round_error(run: Measured) -> float:
-    """Return the standard error of a run's mean step time as a fraction, from its rounds."""
+    """Return the standard error of a run's mean step time as a fraction, from its rounds.
+
+    It is infinite below `STALL_STEPS` and `STALL_SECONDS`, because a rare stall has to occur in a run
+    before it can be compared.
+    """
+    if _steps(run) < STALL_STEPS and run.counted_seconds() < STALL_SECONDS:
+        return math.inf
     rounds = run.all_step_seconds()
     return stdev(rounds) / mean(rounds) / math.sqrt(len(rounds)) if len(rounds) > 1 else 0.0

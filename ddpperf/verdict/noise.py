@@ -22,18 +22,6 @@ class Noise:
     variance: float
     freedom: float
 
-    def quantile(self, alpha: float) -> float:
-        """Return the value that Student's t exceeds with probability `alpha`."""
-        from scipy.special import stdtrit  # imported here because it takes 0.2 s
-
-        return float(-stdtrit(self.freedom, alpha))
-
-    def p_above(self, deviations: float) -> float:
-        """Return the probability that Student's t exceeds a number of standard errors."""
-        from scipy.special import stdtr
-
-        return float(stdtr(self.freedom, -deviations))
-
 
 def pooled(groups: Sequence[Sequence[float]]) -> Noise:
     """Return the variance within groups of log values, of which at least one has two values."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from ddpperf.results import metrics as registry
@@ -18,6 +18,7 @@ SMALL_BYTES = 2**24  # a call of fewer bytes is bound by kernel launches on a GP
 # The tolerances of work on GPUs outside of CUDA graphs. The times of launch-bound steps differ by 2 to 40%
 # between runs of the same code.
 EAGER_TOLERANCE, LAUNCH_BOUND_TOLERANCE = 0.25, 0.50
+ANY_INCREASE = Limits(margin=0.0, tolerance=1e-9)  # of a metric without noise, such as bytes
 MEMORY_SPREAD = 0.001  # usual standard deviation of the log of peak memory between two runs
 
 
@@ -26,9 +27,10 @@ class NoiseClass:
     """Measurements of one class vary alike. `described` names the class in a sentence."""
 
     kind: str
-    described: str
+    described: str = ""
     several_ranks: bool = False  # on a CPU
     informational: bool = False
+    least_tolerance: float = 0.0  # of a time
 
 
 def is_launch_bound(measured: Measured) -> bool:
@@ -67,31 +69,26 @@ def class_of(base: Measured, device: str) -> NoiseClass:
     kind = "call" if isinstance(spec, Call) else spec.measurement
     if device == "cpu":
         kind = "training" if isinstance(spec, TrainingSpec) else kind
-        several = spec.world_size > 1
-        return NoiseClass(
-            kind=kind, described="on the CPU", several_ranks=several, informational=informational
-        )
-    described = "outside of CUDA graphs"
+        found, several = NoiseClass(kind=kind, described="on the CPU"), spec.world_size > 1
+        return replace(found, several_ranks=several, informational=informational)
+    described, least = "outside of CUDA graphs", EAGER_TOLERANCE
     if spec.captured and not isinstance(spec, RunSpec):  # a whole training also evaluates its model
-        described = "in CUDA graphs"
+        described, least = "in CUDA graphs", 0.0
     elif is_launch_bound(base):
-        described = "launch bound"
-    return NoiseClass(kind=kind, described=described, informational=informational)
+        described, least = "launch bound", LAUNCH_BOUND_TOLERANCE
+    return NoiseClass(kind=kind, described=described, informational=informational, least_tolerance=least)
 
 
 def limits_of(metric: str, noise_class: NoiseClass, settings: Settings) -> Limits | None:
     """Return the limits for the change of a metric; None if the metric is for information only."""
-    if not registry.find(metric).gate:
+    definition, is_time = registry.find(metric), metric in ("time", "mean_time")
+    if not definition.gate or (is_time and noise_class.informational):
         return None
-    if metric not in ("time", "mean_time"):
-        return settings.metrics.get(metric, Limits(margin=settings.margin, tolerance=settings.tolerance))
-    if noise_class.informational:
-        return None
-    own = Limits(margin=settings.margin, tolerance=settings.tolerance)
-    own = settings.metrics.get(metric, own)
-    least = {"outside of CUDA graphs": EAGER_TOLERANCE, "launch bound": LAUNCH_BOUND_TOLERANCE}
-    tolerance = max(own.tolerance, least.get(noise_class.described, 0.0))
-    return Limits(margin=own.margin, tolerance=tolerance)
+    if definition.exact:
+        return ANY_INCREASE
+    limits = settings.metrics.get(metric, settings.limits)
+    least = noise_class.least_tolerance if is_time else 0.0
+    return replace(limits, tolerance=max(limits.tolerance, least))
 
 
 def usual_spread(metric: str, spec: Spec, settings: Settings) -> float:

@@ -24,6 +24,7 @@ from itertools import chain
 from statistics import geometric_mean, mean, median
 from typing import Any
 
+from ddpperf.analysis.statistics import t_quantile
 from ddpperf.results import metrics as registry
 from ddpperf.results.metrics import Better
 from ddpperf.specs import RunSpec
@@ -95,11 +96,6 @@ class Row:
         return self.judged and self.finding is Finding.UNDECIDED
 
     @property
-    def exact(self) -> bool:
-        """Whether any difference of this metric is a change."""
-        return _is_exact(self.key)
-
-    @property
     def repeated(self) -> bool:
         return Stage.REPEAT in self.stages
 
@@ -129,20 +125,17 @@ def rows(estimates: Iterable[Estimates], settings: Settings, tested: Iterable[Ro
 
     `tested` has the rows for which the repeats were planned.
     """
-    stored: dict[RowKey, Estimates] = {}
+    valid = [entry for entry in estimates if not entry.missing]
+    stored = [entry for entry in valid if entry.stage is Stage.STORED]
     compared: dict[RowKey, list[Estimates]] = {}
-    for entry in estimates:
-        if entry.missing:
-            continue
-        if entry.stage is Stage.STORED:
-            stored[entry.key] = entry
-        else:
+    for entry in valid:
+        if entry.stage is not Stage.STORED:
             compared.setdefault(entry.key, []).append(entry)
     found = {row.key: row for row in _stored_rows(stored, settings)}
     noise, levels = noises(compared), frozenset(tested)
     level = settings.false_alarms / REPEATS / max(1, len(levels))
     for key, entries in compared.items():
-        if _is_exact(key):
+        if key.exact:
             row = _exact_row(entries)
         else:
             row = _ab_row(entries, noise[key], level if key in levels else 0.0)
@@ -161,7 +154,7 @@ def noises(estimates: dict[RowKey, list[Estimates]]) -> dict[RowKey, Noise]:
     own = {
         key: pooled([logs for entry in entries for logs in _logs(entry)])
         for key, entries in estimates.items()
-        if not _is_exact(key)
+        if not key.exact
     }
     classes: dict[tuple[str, NoiseClass], list[RowKey]] = {}
     for key in own:
@@ -174,10 +167,6 @@ def noises(estimates: dict[RowKey, list[Estimates]]) -> dict[RowKey, Noise]:
     return found
 
 
-def _is_exact(key: RowKey) -> bool:
-    return registry.find_or_plain(key.metric).exact
-
-
 def _logs(entry: Estimates) -> tuple[list[float], list[float]]:
     """Return the logs of the values of base and candidate; a greater one is worse."""
     sign = _sign(entry.key.metric)
@@ -185,8 +174,13 @@ def _logs(entry: Estimates) -> tuple[list[float], list[float]]:
     return base, candidate
 
 
+def _change(entry: Estimates) -> float:
+    base, candidate = _logs(entry)
+    return mean(candidate) - mean(base)
+
+
 def _sign(metric: str) -> int:
-    return -1 if registry.find_or_plain(metric).better is Better.HIGHER else 1
+    return -1 if registry.find(metric).better is Better.HIGHER else 1
 
 
 def _exp(value: float) -> float:
@@ -199,13 +193,13 @@ class _Effect:
 
     change: float
     error: float
-    noise: Noise
+    freedom: float
 
     def upper(self, alpha: float) -> float:
-        return self.change + self.noise.quantile(alpha) * self.error
+        return self.change + t_quantile(alpha, self.freedom) * self.error
 
     def lower(self, alpha: float) -> float:
-        return self.change - self.noise.quantile(alpha) * self.error
+        return self.change - t_quantile(alpha, self.freedom) * self.error
 
     def ratios(self, entry: Estimates, alpha: float) -> tuple[float, float, float]:
         """Return the ratio of an entry's metric, and the ends of its interval with the level 1 - 2 alpha."""
@@ -216,47 +210,38 @@ class _Effect:
 
 def _effect(entries: Sequence[Estimates], noise: Noise) -> _Effect:
     """Return the effect of all stages. Differences within a stage count by their numbers of sets."""
-    logs = [_logs(entry) for entry in entries]
-    changes = [mean(candidate) - mean(base) for base, candidate in logs]
-    weights = [1 / (1 / len(base) + 1 / len(candidate)) for base, candidate in logs]
-    change = sum(map(operator.mul, weights, changes)) / sum(weights)
-    return _Effect(change, math.sqrt(noise.variance / sum(weights)), noise)
+    weights = [1 / (1 / len(entry.base) + 1 / len(entry.candidate)) for entry in entries]
+    change = sum(map(operator.mul, weights, map(_change, entries))) / sum(weights)
+    return _Effect(change, math.sqrt(noise.variance / sum(weights)), noise.freedom)
 
 
 def _ab_row(entries: Sequence[Estimates], noise: Noise, level: float) -> Row:
     """Return the row of one metric from its A/B measurements. level: below which p is certain."""
-    limits = entries[0].limits  # later sets do not change what must be found
+    from scipy.special import stdtr  # imported here because it takes 0.2 s
+
     fresh = [entry for entry in entries if entry.stage is Stage.REPEAT]
     # A control has an interval of 99%, too.
     stage = Stage.REPEAT if fresh or entries[0].key.control else Stage.FIRST
     together, newest = (_effect(of, noise) for of in (entries, fresh or entries))
-    margin, tolerance = _logs_of(limits)
+    margin, tolerance = _logs_of(entries[0].limits)
     order = (newest.change - margin) / newest.error
-    p = noise.p_above(order)
-    certain = bool(fresh) and limits is not None and p < level
-    cleared = together.upper(CLEAR_P[stage]) < tolerance
-    suspicious = limits is not None and newest.lower(SUSPICIOUS_P[stage]) > margin
+    p = float(stdtr(noise.freedom, -order))
+    certain = bool(fresh) and p < level
+    suspicious = newest.lower(SUSPICIOUS_P[stage]) > margin
     return _row(
         entries,
         _means(entries),
         (newest if certain else together).ratios(entries[0], CLEAR_P[stage]),
-        _finding(limits, certain, cleared and (bool(fresh) or not suspicious)),
-        limits=limits,
-        p=p,
+        cleared=together.upper(CLEAR_P[stage]) < tolerance and (bool(fresh) or not suspicious),
         certain=certain,
         suspicious=suspicious,
         order=order,
+        p=p,
     )
 
 
 def _logs_of(limits: Limits | None) -> tuple[float, float]:
     return (0.0, math.inf) if limits is None else (math.log1p(limits.margin), math.log1p(limits.tolerance))
-
-
-def _finding(limits: Limits | None, worse: bool, cleared: bool) -> Finding:
-    if limits is None:
-        return Finding.FOR_INFORMATION
-    return Finding.WORSE if worse else Finding.NOT_WORSE if cleared else Finding.UNDECIDED
 
 
 def _means(entries: Sequence[Estimates]) -> tuple[float, float]:
@@ -269,21 +254,29 @@ def _row(
     entries: Sequence[Estimates],
     sides: tuple[float, float],
     ratios: tuple[float, float, float],
-    finding: Finding,
+    *,
+    cleared: bool,
+    certain: bool = False,
+    suspicious: bool,
     **fields: Any,
 ) -> Row:
     """Return a row. sides: the values of base and candidate. ratios: the ratio, and its interval's ends."""
     ratio, low, high = ratios
+    limits = entries[0].limits  # later sets do not change what must be found
+    finding = Finding.WORSE if certain else Finding.NOT_WORSE if cleared else Finding.UNDECIDED
     return Row(
         key=entries[0].key,
         tests=entries[0].tests,
         noise_class=entries[0].noise_class,
+        limits=limits,
         base=sides[0],
         candidate=sides[1],
         ratio=ratio,
         low=low,
         high=high,
-        finding=finding,
+        finding=finding if limits is not None else Finding.FOR_INFORMATION,
+        certain=certain and limits is not None,
+        suspicious=suspicious and limits is not None,
         stages=tuple(dict.fromkeys(entry.stage for entry in entries)),
         sets=sum(min(len(entry.base), len(entry.candidate)) for entry in entries),
         steps=sum(entry.steps for entry in entries),
@@ -294,74 +287,65 @@ def _row(
 def _exact_row(entries: Sequence[Estimates]) -> Row:
     """Return the row of a metric without noise, such as bytes: any increase that is seen twice is worse."""
     grown = [max(entry.candidate) > max(entry.base) for entry in entries]
-    judged = registry.find(entries[0].key.metric).gate
-    limits = Limits(margin=0.0, tolerance=1e-9) if judged else None
     base, candidate = max(entries[-1].base), max(entries[-1].candidate)
     ratio = candidate / base if base else max(1.0, candidate)  # if the base has 0 bytes, divide by one byte
-    worse = judged and sum(grown) > 1 and grown[-1]
+    worse = sum(grown) > 1 and grown[-1]
     return _row(
         entries,
         (base, candidate),
         (ratio, ratio, ratio),
-        _finding(limits, worse, not grown[-1]),
-        limits=limits,
-        p=0.0 if worse else 1.0,
+        cleared=not grown[-1],
         certain=worse,
-        suspicious=judged and grown[-1],
+        suspicious=grown[-1],
         order=math.inf if grown[-1] else -math.inf,
+        p=0.0 if worse else 1.0,
     )
 
 
-def _stored_rows(stored: dict[RowKey, Estimates], settings: Settings) -> list[Row]:
-    """Return the rows of the comparison with the stored run, in which one run is one observation.
-
-    The spread of a class between two runs is at least the usual one, and otherwise follows from the
-    median of the squared changes in the class. To clear a row, these changes are taken about 0. To
-    call a row suspicious or slower, they are taken about their median, so that a slower machine shows.
-    """
-    found = [_exact_row([entry]) for key, entry in stored.items() if _is_exact(key)]
-    stored = {key: entry for key, entry in stored.items() if not _is_exact(key)}
-    sides = {key: _logs(entry) for key, entry in stored.items()}
-    changes = {key: candidate[0] - base[0] for key, (base, candidate) in sides.items()}
-    classes: dict[tuple[str, NoiseClass], list[float]] = {}
-    for key, entry in stored.items():
-        classes.setdefault((key.metric, entry.noise_class), []).append(changes[key])
-    timed = {
-        key for key, entry in stored.items() if entry.limits and key.metric == "time" and not key.control
-    }
-    noise = Noise(variance=0.0, freedom=STORED_FREEDOM)
-    for key, entry in stored.items():
-        members = classes[key.metric, entry.noise_class]
-        if key.control:  # the copy is alone in its class, so its own change cannot be its spread
-            members = [0.0]
-        about_zero, about_median = (
-            _Effect(changes[key], math.hypot(error, entry.round_error), noise)
-            for error in (_run_error(members, centre, entry.run_spread) for centre in (0.0, median(members)))
-        )
-        margin, tolerance = _logs_of(entry.limits)
-        suspicious = about_median.lower(SUSPICIOUS_P[Stage.STORED]) > margin
-        cleared = about_zero.upper(CLEAR_P[Stage.STORED]) < tolerance and not suspicious
-        found.append(
-            _row(
-                [entry],
-                _means([entry]),
-                about_zero.ratios(entry, CLEAR_P[Stage.STORED]),
-                _finding(entry.limits, worse=False, cleared=cleared),
-                limits=entry.limits,
-                suspicious=entry.limits is not None and suspicious,
-                order=(changes[key] - margin) / about_zero.error,
-                stored_ratio=math.exp(changes[key]),
-                stored_slower=key in timed
-                and about_median.lower(settings.false_alarms / len(timed)) > margin,
-            )
-        )
+def _stored_rows(stored: Sequence[Estimates], settings: Settings) -> list[Row]:
+    """Return the rows of the comparison with the stored run, in which one run is one observation."""
+    changes: dict[tuple[str, NoiseClass], list[float]] = {}
+    for entry in stored:
+        if entry.tests and not entry.key.exact:
+            changes.setdefault((entry.key.metric, entry.noise_class), []).append(_change(entry))
+    timed = {entry.key for entry in stored if entry.limits and entry.key.metric == "time" and entry.tests}
+    level = settings.false_alarms / max(1, len(timed))
+    found = []
+    for entry in stored:
+        if entry.key.exact:
+            found.append(_exact_row([entry]))
+        else:
+            of_class = changes.get((entry.key.metric, entry.noise_class), [0.0])  # the copy has none
+            found.append(_stored_row(entry, of_class, level if entry.key in timed else 0.0))
     return found
 
 
-def _run_error(changes: Sequence[float], centre: float, usual: float) -> float:
-    """Return the standard error of the log ratio of two runs, from the changes of a class."""
-    squares = [(change - centre) ** 2 for change in changes]
-    return math.sqrt(max(2 * usual**2, median(squares) / HALF_NORMAL))
+def _stored_row(entry: Estimates, changes: Sequence[float], level: float) -> Row:
+    """Return the row of one metric of two runs. level: of the test whether it is slower than stored.
+
+    The spread of a class between two runs is at least the usual one, and otherwise follows from the
+    median of the squared `changes` in the class. To clear a row, these changes are taken about 0. To
+    call a row suspicious or slower, they are taken about their median, so that a slower machine shows.
+    """
+
+    def about(centre: float) -> _Effect:
+        spread = median((change - centre) ** 2 for change in changes) / HALF_NORMAL
+        variance = max(2 * entry.run_spread**2, spread) + entry.round_error**2
+        return _Effect(_change(entry), math.sqrt(variance), STORED_FREEDOM)
+
+    about_zero, about_median = about(0.0), about(median(changes))
+    margin, tolerance = _logs_of(entry.limits)
+    suspicious = about_median.lower(SUSPICIOUS_P[Stage.STORED]) > margin
+    return _row(
+        [entry],
+        _means([entry]),
+        about_zero.ratios(entry, CLEAR_P[Stage.STORED]),
+        cleared=about_zero.upper(CLEAR_P[Stage.STORED]) < tolerance and not suspicious,
+        suspicious=suspicious,
+        order=(about_zero.change - margin) / about_zero.error,
+        stored_ratio=math.exp(about_zero.change),
+        stored_slower=level > 0 and about_median.lower(level) > margin,
+    )
 
 
 def _named(found: list[Row]) -> list[Row]:
@@ -407,9 +391,9 @@ def next_plan(found: Sequence[Row], seconds: Mapping[Pair, float], time_left: fl
     in_order = sorted(still, key=lambda row: -row.order)
     pairs = list(dict.fromkeys(row.key.pair for row in in_order if row.key.pair is not None))
     timed = {row.key.pair: row.limits for row in found if row.limits and row.key.metric == "time"}
-    steps = {pair: of for pair, of in timed.items() if pair and not isinstance(pair.base, RunSpec)}
-    least = min((limits.tolerance for limits in steps.values()), default=0.0)
-    tight = {pair for pair, limits in steps.items() if limits.tolerance == least} or timed.keys() - {None}
+    steps = {pair: of.tolerance for pair, of in timed.items() if pair and not isinstance(pair.base, RunSpec)}
+    tight = {pair for pair, tolerance in steps.items() if tolerance == min(steps.values())}
+    tight = tight or {pair for pair in timed if pair is not None}
     chosen: list[Pair] = []
     for pair in pairs:
         if not chosen or sum(map(seconds.__getitem__, [*chosen, pair])) <= time_left:

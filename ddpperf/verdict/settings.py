@@ -74,10 +74,14 @@ class Settings:
     )
 
     def __post_init__(self) -> None:
-        for tolerance in (self.tolerance, self.compare_tolerance):
-            Limits(margin=self.margin, tolerance=tolerance)
+        replace(self.limits, tolerance=self.compare_tolerance)  # checks both tolerances
         if not self.run_spread <= self.noisy_run_spread:
             raise ValueError(f"run_spread {self.run_spread} exceeds noisy_run_spread {self.noisy_run_spread}")
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of times, unless a metric has its own."""
+        return Limits(margin=self.margin, tolerance=self.tolerance)
 
     @property
     def device(self) -> str:
@@ -141,8 +145,8 @@ def read_decision(document: Mapping[str, Any]) -> dict[str, Settings]:
         tables = _table(classes.get(hardware, {}), f"{header}.metrics", judged)
         by_metric = dict(settings.metrics)
         for metric in tables:
-            usual = Limits(margin=settings.margin, tolerance=settings.tolerance)
-            by_metric[metric] = _changed(by_metric.get(metric, usual), tables, f"{header}.metrics.{metric}")
+            own = by_metric.get(metric, settings.limits)
+            by_metric[metric] = _changed(own, tables, f"{header}.metrics.{metric}")
         found[hardware] = replace(settings, metrics=by_metric)
     return found
 

@@ -14,7 +14,7 @@ from ddpperf.results.outcomes import Outcome, OutcomeKind, Status
 from ddpperf.specs import AllReduceSpec
 from ddpperf.verdict.estimates import Control, Estimates, Pair, RowKey, Stage
 from ddpperf.verdict.noise import prior_of
-from ddpperf.verdict.noise_classes import NoiseClass, limits_of
+from ddpperf.verdict.noise_classes import LAUNCH_BOUND_TOLERANCE, NoiseClass, limits_of
 from ddpperf.verdict.rows import REPEATS, Finding, Row, next_plan, rows
 from ddpperf.verdict.settings import Limits, Settings, read_decision
 from ddpperf.verdict.verdict import Answer, Context, answer_of, decide
@@ -65,6 +65,8 @@ class Suite:
 
     @property
     def noise_class(self) -> NoiseClass:
+        if self.described == "launch bound":
+            return NoiseClass(kind="step", described=self.described, least_tolerance=LAUNCH_BOUND_TOLERANCE)
         return NoiseClass(kind="step", described="on the CPU" if self.hardware == "cpu" else self.described)
 
     @property

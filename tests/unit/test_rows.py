@@ -196,7 +196,7 @@ def test_time_of_an_epoch_is_the_mean_over_its_rounds() -> None:
     """It shows an epoch that takes longer than most. A mean of its own could be missing in an A/B run."""
     epoch = EpochSpec(**TWO, strategy="ddp", epoch_images=64, input="device")
     then, now = measured(epoch, 0.2, 0.2, 0.2), measured(epoch, 0.2, 0.2, 0.5)
-    found = {row.key.metric: row for row in judged(stored_estimates({"t": then}, {"t": now}, GPU))}
+    found = {row.key.metric: row for row in judged(stored_estimates({"t": then}, {"t": now}, GPU, {}, {}))}
     assert found["time"].ratio == pytest.approx(1.5)
     assert "mean_time" not in found
 
@@ -205,7 +205,7 @@ def test_time_of_an_epoch_is_the_mean_over_its_rounds() -> None:
 def test_mean_needs_many_steps_of_the_stored_run(iterations: int, cleared: bool) -> None:
     """A stall in 1 of 100 steps has to occur before it can be compared."""
     run = measured(CAPTURED, *(0.01, 0.0100001) * 3, iterations=iterations)
-    found = {row.key.metric: row for row in judged(stored_estimates({"t": run}, {"t": run}, GPU))}
+    found = {row.key.metric: row for row in judged(stored_estimates({"t": run}, {"t": run}, GPU, {}, {}))}
     assert found["time"].finding is Finding.NOT_WORSE
     assert (found["mean_time"].finding is Finding.NOT_WORSE) == cleared
 
@@ -295,7 +295,9 @@ def test_stored_mean_needs_many_steps_or_a_long_time(
     """Ten rounds have 320 steps or 2.4 s of steps, or too few steps for a rare stall."""
     run = measured(CAPTURED, *[step_seconds, step_seconds * 1.001] * 5, iterations=iterations)
     (row,) = (
-        row for row in judged(stored_estimates({"t": run}, {"t": run}, GPU)) if "mean" in row.key.metric
+        row
+        for row in judged(stored_estimates({"t": run}, {"t": run}, GPU, {}, {}))
+        if "mean" in row.key.metric
     )
     assert (row.finding is Finding.NOT_WORSE) == clears
 
