@@ -159,16 +159,15 @@ class Judge:
         plan = next_plan(found, seconds, until - time.monotonic())
         if stage is Stage.REPEAT:
             self._tested |= plan.tested
-        left, interrupted, early, no_pass = 0, True, self._end(0.75), False
+        left, no_pass, interrupted, early = 0, False, True, self._end(0.75)
 
         def is_over() -> bool:
-            nonlocal no_pass
             now = time.monotonic()
-            no_pass = stage is Stage.FIRST and now > early and self._cannot_pass(measuring)
-            return no_pass or now > until
+            return now > until or (stage is Stage.FIRST and now > early and self._cannot_pass(measuring))
 
         try:
             left = self._run(items, [tests[pair] for pair in plan.pairs], is_over)
+            no_pass = left > 0 and time.monotonic() < until  # it ended early
             interrupted = False
         finally:  # if this is interrupted, judge what was measured
             self._add(measuring, stage, controls=not interrupted)

@@ -225,7 +225,7 @@ def _compared(header: Mapping[str, Any]) -> list[str]:
     if times:
         change = median(row["stored_ratio"] for row in times.values()) - 1
         by = f"{abs(change):.1%} {'longer' if change > 0 else 'shorter'}"
-        lines[0] += f": {units.counted(len(times), 'time')}, the median is {by} than stored"
+        lines[0] += f": {units.counted(len(times), 'test')}, {by} than stored in the median"
     if new := judged["new"]:
         more = f" and {len(new) - MOST_NAMED} more" if len(new) > MOST_NAMED else ""
         named = ", ".join(map(without_file, new[:MOST_NAMED]))

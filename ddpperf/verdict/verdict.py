@@ -71,7 +71,7 @@ def answer_of(found: Sequence[Row], estimates: Sequence[Estimates], context: Con
         shown = [row for row in slower if row.key.metric != "mean_time" or row.ratio > time**1.5]
         how = "; ".join(map(_change, shown))
         others = ", ".join(slower[0].tests[1:])
-        same = f"; the same measurement is that of {others}" if others else ""
+        same = f"; other tests with this measurement: {others}" if others else ""
         regressions.append(f"{_who(slower[0])} is worse: {how}{same}")
         worse |= dict.fromkeys(slower[0].tests, f"is worse: {how}")
     looks_worse = [

@@ -172,7 +172,7 @@ def test_noisy_test_is_no_changed_machine(suite: CannedSuite) -> None:
 def test_tests_of_one_pair_are_measured_once_and_fail_together(suite: CannedSuite) -> None:
     save_another(suite, STEPS + MORE)
     suite.canned.seconds = paced(first=1.5, candidate=1.5, images=8)
-    also = "; the same measurement is that of perf/test_it.py::test_more[2rank-b8]"
+    also = "; other tests with this measurement: perf/test_it.py::test_more[2rank-b8]"
     finished = compare(suite)
     finished.assert_one_sentence(1, f"{SMALL} is worse: its time is 1.", also)
     for stage in suite.saved_runs()[-1]["ddpperf"]["judged"]["stages"]:

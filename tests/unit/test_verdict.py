@@ -292,7 +292,7 @@ def test_tests_of_one_pair_fail_together() -> None:
     answer = answered([*shared, *SLOWER[2:]])
     assert answer.worse.keys() == {"test1", "other"}
     (sentence,) = answer.regressions
-    assert sentence.endswith("; the same measurement is that of other")
+    assert sentence.endswith("; other tests with this measurement: other")
 
 
 def test_mean_that_grew_as_the_time_is_not_repeated_in_the_sentence() -> None:
