@@ -174,7 +174,8 @@ def test_process_that_ends_meanwhile_is_left_out_of_the_idle_load() -> None:
         pass
     counters = load.counters()
     (used,), (seconds,) = counters["idle_cpu_seconds"], counters["idle_seconds"]
-    assert 0.09 <= used <= seconds + 0.02, "the work in the round does not count"
+    tick = 1 / os.sysconf("SC_CLK_TCK")  # of the kernel's CPU times
+    assert 0.1 - 2 * tick < used <= seconds + 2 * tick, "the work in the round does not count"
 
 
 def test_idle_load_needs_a_pause_between_rounds() -> None:
