@@ -70,13 +70,13 @@ class Judge:
             self._measure(items, Stage.FIRST, self._end(1.0))
         for repeat in range(REPEATS):
             found, end = self.rows, self._end(1.0, least=0.0 if repeat else LEAST_TIME)
-            if any(row.certain for row in found) or only_the_machine_changed(found):
+            still_open = {row.key.pair for row in found if row.open}
+            if not still_open or any(row.certain for row in found) or only_the_machine_changed(found):
                 break
             if repeat and time.monotonic() > end:
-                self._note_late(len({row.key.pair for row in found if row.open}))
+                self._note_late(len(still_open))
                 break
-            if not self._measure(items, Stage.REPEAT, end):
-                break
+            self._measure(items, Stage.REPEAT, end)
 
     def _end(self, fraction: float, least: float = LEAST_TIME) -> float:
         """Return when a fraction of `--max-seconds` is over, but at least the fraction `least` from now."""
@@ -136,15 +136,13 @@ class Judge:
 
     # --- measuring
 
-    def _measure(self, items: Sequence[pytest.Item], stage: Stage, until: float) -> bool:
-        """Measure the open pairs A/B on new processes, as many as have time; return whether any was open.
+    def _measure(self, items: Sequence[pytest.Item], stage: Stage, until: float) -> None:
+        """Measure the open pairs A/B on new processes, as many as have time.
 
         until: the time.monotonic() value at which the measurements should have ended. A first measurement
         leaves a quarter of the time to repeats if it shows that there is no PASS.
         """
         session, options, sets = self._session, self._session.options, self._settings.first_sets
-        if stage is not Stage.FIRST and not any(row.open for row in self.rows):
-            return False
         rounds = options.rounds
         if session.baseline is not None and "--rounds" not in options.given:
             rounds = COMPARISON_ROUNDS
@@ -174,7 +172,6 @@ class Judge:
             stored = {test: measuring.measures[test].to_json() for test in measuring.measured()}
             self._stages.append({"stage": stage, "tests": stored})
             self._note_late(0 if interrupted else left + plan.left, no_pass=no_pass)
-        return True
 
     def _note_late(self, left: int, *, no_pass: bool = False) -> None:
         """Note how many measurements were left out. no_pass: because the others had shown enough."""

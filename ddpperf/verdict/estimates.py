@@ -9,8 +9,6 @@ from enum import StrEnum
 from statistics import mean, median, stdev
 from typing import Any
 
-import numpy as np
-
 from ddpperf.results import metrics as registry
 from ddpperf.results.samples import BASE, CANDIDATE, Measured
 from ddpperf.specs import EpochSpec, Spec
@@ -22,8 +20,6 @@ LEAST_IDLE_CPUS = 0.05  # a process set that keeps fewer cores busy between its 
 # So many timed steps of a run show the stalls that decide its mean, or steps of so many seconds. A stall of
 # 30 ms that makes the mean 5% longer occurs about three times in two seconds.
 STALL_STEPS, STALL_SECONDS = 300, 2.0
-STORED_METRICS = ("time", "mean_time", "peak_memory_bytes")  # also compared between two runs, as are bytes
-COUNTED = ("peak_memory_bytes", "cpu_seconds")  # by the ranks
 SideValues = Sequence[Sequence[float]]  # the values of base and candidate, one for each process set
 MetricsOfTests = Mapping[str, Mapping[str, Mapping[str, Any]]]  # as stored, by test and name
 
@@ -56,14 +52,10 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class RowKey:
-    """What a row is about: a metric of a pair or, without a pair, of the whole run.
-
-    `test` is empty, except for a metric that only this test can compute, such as a speedup.
-    """
+    """What a row is about: a metric of a pair or, without a pair, of the whole run."""
 
     metric: str
     pair: Pair | None = None
-    test: str = ""
     control: Control | None = None
 
     @property
@@ -118,7 +110,7 @@ def tests_by_pair(measured: Mapping[str, Measured]) -> dict[Pair, list[str]]:
 def ab_estimates(
     measured: Mapping[str, Measured], metrics: MetricsOfTests, settings: Settings, stage: Stage
 ) -> list[Estimates]:
-    """Return the estimates of all metrics that can get worse, from an A/B measurement of some tests."""
+    """Return the estimates of all metrics that can fail a run, from an A/B measurement of some tests."""
     found = []
     both = {test: one for test, one in measured.items() if {s.side for s in one.samples} == {BASE, CANDIDATE}}
     for pair, tests in tests_by_pair(both).items():
@@ -149,7 +141,7 @@ def stored_estimates(
         noise_class, steps = class_of(runs[0], settings.device), min(map(_steps, runs))
         before = _values(pair, tests, runs[0], then_metrics)
         for key, (of_tests, by_set) in _values(pair, tests, runs[1], now_metrics).items():
-            if key not in before or not (key.exact or key.metric in STORED_METRICS):
+            if key not in before:
                 continue
             values = before[key][1].values(), by_set.values()
             sides = [[max(of_run) if key.exact else median(of_run)] for of_run in values]
@@ -181,20 +173,20 @@ def stored_missing(
 def _values(
     pair: Pair, tests: Sequence[str], measured: Measured, metrics: MetricsOfTests
 ) -> dict[RowKey, tuple[Sequence[str], Mapping[str, float]]]:
-    """Return the metrics of a pair that can get worse, each with its tests and its values by process set.
+    """Return the metrics of a pair that can fail a run, each with its tests and its values by process set.
 
-    An exact metric that tests compute, such as bytes, is the same in all tests of a pair. Others, such
-    as a speedup, depend on the references of the test.
+    Of the metrics that tests compute, these are the exact ones, such as bytes. They are the same in all
+    tests of a pair.
     """
     found: dict[RowKey, tuple[list[str], Mapping[str, float]]] = {}
     for test in tests:
         for name, metric in metrics.get(test, {}).items():
             definition = registry.find_or_plain(name)
-            if definition.better is not None and name not in COUNTED:
-                key = RowKey(metric=name, pair=pair, test="" if definition.exact else test)
+            if definition.gate and definition.exact:
+                key = RowKey(metric=name, pair=pair)
                 found.setdefault(key, ([], metric["by_set"]))[0].append(test)
-    timed = {RowKey(metric=name, pair=pair): (tests, by_set) for name, by_set in _timed(measured).items()}
-    return {**found, **timed}
+    timed = _timed(measured)
+    return found | {RowKey(metric=name, pair=pair): (tests, timed[name]) for name in timed}
 
 
 def _timed(measured: Measured) -> dict[str, Mapping[str, float]]:
@@ -203,12 +195,8 @@ def _timed(measured: Measured) -> dict[str, Mapping[str, float]]:
         values: dict[str, Mapping[str, float]] = {"time": measured.mean_step_seconds()}
     else:
         values = {"time": measured.median_step_seconds(), "mean_time": measured.mean_step_seconds()}
-        values["tail_seconds"] = {
-            sample.set: float(np.quantile(measured.step_seconds(sample), 0.9)) for sample in measured.samples
-        }
-    for counter in COUNTED:
-        if by_set := measured.counter(counter):
-            values[counter] = by_set
+    if by_set := measured.counter("peak_memory_bytes"):
+        values["peak_memory_bytes"] = by_set
     return values
 
 

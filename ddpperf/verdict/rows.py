@@ -25,8 +25,6 @@ from statistics import geometric_mean, mean, median
 from typing import Any
 
 from ddpperf.analysis.statistics import t_quantile
-from ddpperf.results import metrics as registry
-from ddpperf.results.metrics import Better
 from ddpperf.specs import RunSpec
 from ddpperf.verdict.estimates import Estimates, Pair, RowKey, Stage
 from ddpperf.verdict.noise import Noise, moderated, pooled, prior_of
@@ -100,11 +98,6 @@ class Row:
         return Stage.REPEAT in self.stages
 
     @property
-    def slow_down(self) -> float:
-        """The ratio, or its inverse if a higher value is better, so that more than 1 is worse."""
-        return 1 / self.ratio if self.ratio and _sign(self.key.metric) < 0 else self.ratio
-
-    @property
     def moved(self) -> bool:
         """Whether it is slower than in the stored run, although the stored code is as slow today."""
         return self.stored_slower and self.finding is Finding.NOT_WORSE
@@ -168,19 +161,13 @@ def noises(estimates: dict[RowKey, list[Estimates]]) -> dict[RowKey, Noise]:
 
 
 def _logs(entry: Estimates) -> tuple[list[float], list[float]]:
-    """Return the logs of the values of base and candidate; a greater one is worse."""
-    sign = _sign(entry.key.metric)
-    base, candidate = ([sign * math.log(value) for value in side] for side in (entry.base, entry.candidate))
+    base, candidate = (list(map(math.log, side)) for side in (entry.base, entry.candidate))
     return base, candidate
 
 
 def _change(entry: Estimates) -> float:
     base, candidate = _logs(entry)
     return mean(candidate) - mean(base)
-
-
-def _sign(metric: str) -> int:
-    return -1 if registry.find(metric).better is Better.HIGHER else 1
 
 
 def _exp(value: float) -> float:
@@ -201,11 +188,9 @@ class _Effect:
     def lower(self, alpha: float) -> float:
         return self.change - t_quantile(alpha, self.freedom) * self.error
 
-    def ratios(self, entry: Estimates, alpha: float) -> tuple[float, float, float]:
-        """Return the ratio of an entry's metric, and the ends of its interval with the level 1 - 2 alpha."""
-        sign = _sign(entry.key.metric)
-        low, high = sorted(_exp(sign * end) for end in (self.lower(alpha), self.upper(alpha)))
-        return math.exp(sign * self.change), low, high
+    def ratios(self, alpha: float) -> tuple[float, float, float]:
+        """Return the ratio, and the ends of its interval with the level 1 - 2 alpha."""
+        return math.exp(self.change), _exp(self.lower(alpha)), _exp(self.upper(alpha))
 
 
 def _effect(entries: Sequence[Estimates], noise: Noise) -> _Effect:
@@ -231,7 +216,7 @@ def _ab_row(entries: Sequence[Estimates], noise: Noise, level: float) -> Row:
     return _row(
         entries,
         _means(entries),
-        (newest if certain else together).ratios(entries[0], CLEAR_P[stage]),
+        (newest if certain else together).ratios(CLEAR_P[stage]),
         cleared=together.upper(CLEAR_P[stage]) < tolerance and (bool(fresh) or not suspicious),
         certain=certain,
         suspicious=suspicious,
@@ -339,7 +324,7 @@ def _stored_row(entry: Estimates, changes: Sequence[float], level: float) -> Row
     return _row(
         [entry],
         _means([entry]),
-        about_zero.ratios(entry, CLEAR_P[Stage.STORED]),
+        about_zero.ratios(CLEAR_P[Stage.STORED]),
         cleared=about_zero.upper(CLEAR_P[Stage.STORED]) < tolerance and not suspicious,
         suspicious=suspicious,
         order=(about_zero.change - margin) / about_zero.error,

@@ -58,7 +58,7 @@ def answer_of(found: Sequence[Row], estimates: Sequence[Estimates], context: Con
     """Return the answer of a comparison from its rows and control measurements."""
     judged = [row for row in found if row.judged]
     by_pair: dict[Pair | None, list[Row]] = {}
-    for row in sorted(judged, key=lambda row: (not row.certain, -row.slow_down)):
+    for row in sorted(judged, key=lambda row: (not row.certain, -row.ratio)):
         by_pair.setdefault(row.key.pair, []).append(row)
     regressions: list[str] = []
     worse: dict[str, str] = {}
@@ -143,7 +143,7 @@ def _undecided(by_pair: Mapping[Pair | None, Sequence[Row]], context: Context) -
     So do undecided rows in more than 5% of the pairs.
     """
     open_rows = [row for rows in by_pair.values() for row in rows if row.open]
-    above_half = [row for row in open_rows if row.limits and row.slow_down - 1 > row.limits.tolerance / 2]
+    above_half = [row for row in open_rows if row.limits and row.ratio - 1 > row.limits.tolerance / 2]
     looks_slower = above_half + [row for row in open_rows if row.suspicious]
     pairs = dict.fromkeys(row.key.pair for row in open_rows)
     total = len(by_pair.keys() - {None}) + len(context.cannot)
