@@ -56,7 +56,7 @@ class Judge:
         self._stages: list[dict[str, Any]] = []  # of the measurements after the run's own, as stored
 
     def judge(self, items: Sequence[pytest.Item]) -> None:
-        """Compare the run's measurements, and measure open pairs again until no pair is open."""
+        """Compare the run's measurements, and measure open pairs again at most twice."""
         session = self._session
         if self._sides is not None:
             self._add(session.passes[0], Stage.FIRST)
@@ -181,7 +181,7 @@ class Judge:
             f"give it more time: --max-seconds {max(60, 2 * seconds):.0f}",
         )
         if no_pass:
-            late = Reason(f"no time was spent on {many}, because there could be no PASS", "")
+            late = Reason(f"{many} left out, because no PASS was possible", "")
         self._late = [late] if left else []
 
     def _run(self, items: Sequence[pytest.Item], tests: Sequence[str], is_over: Callable[[], bool]) -> int:

@@ -240,9 +240,14 @@ def rows_of(document: Mapping[str, Any]) -> list[Case]:
 
 
 def _shown(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the rows of a test that a table shows: its time, and other metrics that look worse."""
+    """Return the rows of a test that a table shows: its time, and other metrics that look worse.
+
+    Undecided metrics are shown, too, if the time is not undecided.
+    """
     times = [row for row in rows if row["metric"] == "time"]
-    worse = [row for row in rows if row["metric"] != "time" and looks_worse(row)]
+    decided = all(row["finding"] != "undecided" for row in times)
+    others = [row for row in rows if row["metric"] != "time"]
+    worse = [row for row in others if looks_worse(row) or (decided and row["finding"] == "undecided")]
     slower = max((row["ratio"] - 1 for row in times if row["finding"] == "worse"), default=0.0)
     return times + [
         row

@@ -84,23 +84,19 @@ def highlights(document: Mapping[str, Any]) -> list[str]:
 
 
 def _changed(header: Mapping[str, Any]) -> Iterator[str]:
-    """Say which time changed most compared with the base."""
+    """Say which time changed most compared with the base; a worse mean time counts, too."""
     rows = [
         row
-        for row in _times(header)
-        if row["finding"] != "for information" and row["stages"] != ["stored run"]
+        for row in judged_rows(header)
+        if row["metric"] == "time" or (row["metric"] == "mean_time" and row["finding"] == "worse")
+        if row["tests"] and row["finding"] != "for information" and row["stages"] != ["stored run"]
     ]
     if rows:
         most = max(rows, key=lambda row: max(row["ratio"], 1 / row["ratio"]))
         findings = {row["finding"] for row in judged_rows(header) if row["control"] is None}
         none = "No test got worse. " if findings.isdisjoint(("worse", "undecided")) else ""
-        test = without_file(most["tests"][0])
-        yield f"{none}The largest change is {most['ratio']:.3f} ({interval(most)}), of {test}."
-
-
-def _times(header: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the rows that compare the times of tests."""
-    return [row for row in judged_rows(header) if row["metric"] == "time" and row["tests"]]
+        of = f"{'the mean time of ' * (most['metric'] != 'time')}{without_file(most['tests'][0])}"
+        yield f"{none}The largest change is {most['ratio']:.3f} ({interval(most)}), of {of}."
 
 
 def _scaling(cases: Sequence[Case]) -> Iterator[str]:
@@ -221,7 +217,12 @@ def _compared(header: Mapping[str, Any]) -> list[str]:
     if "judged" not in header or is_ab_run(header):
         return []
     lines, judged = [f"with {header['compared_with']}"], header["judged"]
-    times = {test: row for row in _times(header) for test in row["tests"] if row["stored_ratio"] is not None}
+    times = {
+        test: row
+        for row in judged_rows(header)
+        if row["metric"] == "time" and row["stored_ratio"] is not None
+        for test in row["tests"]
+    }
     if times:
         change = median(row["stored_ratio"] for row in times.values()) - 1
         by = f"{abs(change):.1%} {'longer' if change > 0 else 'shorter'}"

@@ -80,14 +80,14 @@ def _table(cases: Sequence[Case], numbers: dict[str, int]) -> Table:
         for name, value in properties.items()
         if usual.get(name) != value and name not in ONLY_WHERE_IT_VARIES
     ]
-    figures = _compared(cases)
+    figures = compared = _compared(cases)
     if not is_ab_run(cases[0].header):
-        figures = [*_times(cases), *figures]
-        metrics = _metrics(cases)
+        times, metrics = _times(cases), _metrics(cases)
         same = [column for column in metrics if len(cases) > 1 and len(set(column.cells)) == 1]
         common += [" ".join(filter(None, (column.heading, column.cells[0], column.unit))) for column in same]
         metrics = [column for column in metrics if column not in same]
-        figures = [*metrics, *figures] if cases[0].experiment.time_last else [*figures, *metrics]
+        time_last = cases[0].experiment.time_last
+        figures = [*compared, *metrics, *times] if time_last else [*times, *compared, *metrics]
     if any(case.outcome != OutcomeKind.PASSED for case in cases):
         outcomes = tuple(case.outcome for case in cases)
         figures.insert(0, Column(heading="outcome", cells=outcomes, is_text=True))

@@ -16,7 +16,7 @@ QUIETER = "end other programs on this machine, then run the same command again"
 
 
 def untrusted(found: Sequence[Row], estimates: Sequence[Estimates]) -> list[Reason]:
-    """Return why changes may be found that do not exist, so that no finding counts.
+    """Return why findings may be wrong, so that none counts.
 
     A copy of memory must take as long in base and candidate. The base's process sets must agree with
     each other: if one of them is slower in most tests, so may be a set of the candidate.
@@ -76,7 +76,8 @@ def blind(found: Sequence[Row]) -> list[Reason]:
         takes, least = f"takes {_described(row)}", 1 + tolerance
         match row.key.control:
             case Control.COPY if row.high > least or row.low < 1 / least:
-                what = f"the negative control is too noisy: a {row.key.control} {takes}"
+                allowed = f"{1 / least:.3f} to {least:.3f}"
+                what = f"the negative control is too noisy: a {row.key.control} {takes}, allowed is {allowed}"
                 reasons.append(Reason(what, QUIETER))
             case Control.DELAYED if not shows_delay(row):
                 what = f"a step that was delayed by {tolerance:.0%} {takes} its time"

@@ -91,8 +91,8 @@ class Estimates:
         least = 1 if self.stage is Stage.STORED else 2
         base, candidate = len(self.base), len(self.candidate)
         if min(base, candidate) < least:
-            found = f"{self.key.metric} of {base} base and {candidate} candidate process sets"
-            return f"has {found}; both need at least {least}"
+            found = f"{base} base and {candidate} candidate process sets"
+            return f"has a {self.key.metric} of {found}; both need at least {least}"
         values = self.base + self.candidate
         valid = all(0 <= value < math.inf for value in values) and (self.key.exact or all(values))
         return "" if valid else f"has a {self.key.metric} that is no positive number"

@@ -57,10 +57,10 @@ class Row:
     `low` and `high` are the ends of its interval. So `high` is the smallest slow-down that the row
     excludes. `stages` says where the values come from, `sets` and `steps` how many process sets and
     timed steps there are per side. `p` is the probability of such a slow-down if the candidate is
-    slower by the margin. `certain` marks a worse row that is worse by the level of the whole run. An
+    slower by the margin. `certain` marks a row that is worse at the run's false-alarm level. An
     `open` row is not cleared or is suspicious, and `order` says which open row to measure first.
     `stored_ratio` is this run's value over the stored run's; `stored_slower` says that it is slower
-    by the level of the whole run.
+    at the run's false-alarm level.
     """
 
     key: RowKey
@@ -247,7 +247,7 @@ def _row(
 ) -> Row:
     """Return a row. sides: the values of base and candidate. ratios: the ratio, and its interval's ends."""
     ratio, low, high = ratios
-    limits = entries[0].limits  # later sets do not change what must be found
+    limits = entries[0].limits  # those of the first stage hold
     finding = Finding.WORSE if certain else Finding.NOT_WORSE if cleared else Finding.UNDECIDED
     return Row(
         key=entries[0].key,

@@ -18,7 +18,7 @@ from ddpperf.verdict.rows import Finding, Row
 
 _EXIT_STATUS = {Status.PASS: 0, Status.FAIL: 1, Status.NO_VERDICT: 125}  # `git bisect run` skips 125
 MOST_UNDECIDED = 0.05  # the largest fraction of undecided pairs in a PASS
-WORDS = {"mean_time": "mean time", "peak_memory_bytes": "peak memory"}
+WORDS = {"mean_time": "mean time", "peak_memory_bytes": "peak memory"}  # others by their names
 # What a verdict says of tests that ended in these ways, and what to do
 ENDED = {
     OutcomeKind.FAILED: ("failed", ""),
@@ -105,15 +105,18 @@ def _who(row: Row) -> str:
     return row.tests[0] if row.tests else "the candidate"
 
 
+def _name(row: Row) -> str:
+    return WORDS.get(row.key.metric, row.key.metric)
+
+
 def _change(row: Row) -> str:
     """Return how the candidate's value of a row differs from the base's."""
     if row.key.metric == "idle_cpus":
         busy = f"its processes keep {row.candidate:.2f} CPU cores busy, those of the base {row.base:.2f}"
         return f"between their rounds {busy}"
-    name = WORDS.get(row.key.metric, row.key.metric)
     base = "stored one" if row.stages == (Stage.STORED,) else "base's"
     where = ", measured again on new process sets" if row.repeated else ""
-    return f"its {name} is {row.ratio:.3f} times the {base} ({row.low:.3f} to {row.high:.3f}{where})"
+    return f"its {_name(row)} is {row.ratio:.3f} times the {base} ({row.low:.3f} to {row.high:.3f}{where})"
 
 
 def _changed_machine(found: Sequence[Row], context: Context) -> list[Reason]:
@@ -124,7 +127,7 @@ def _changed_machine(found: Sequence[Row], context: Context) -> list[Reason]:
     if moved:
         more = f" (and {len(moved) - 1} more)" if len(moved) > 1 else ""
         who, ratio = f"{_who(moved[0])}{more}", moved[0].stored_ratio
-        today = ", but the stored code takes as long today"
+        today = ", but the stored code is as slow today"
     elif copies and resting:
         who, ratio, today = "a copy of memory", copies[0].ratio, ""
     else:
@@ -139,25 +142,25 @@ def _changed_machine(found: Sequence[Row], context: Context) -> list[Reason]:
 def _undecided(by_pair: Mapping[Pair | None, Sequence[Row]], context: Context) -> list[Reason]:
     """Return why the undecided rows do not allow a PASS.
 
-    An undecided row that looks slower, or whose estimate exceeds half of its tolerance, blocks a PASS.
+    An undecided row that looks worse, or whose estimate exceeds half of its tolerance, blocks a PASS.
     So do undecided rows in more than 5% of the pairs.
     """
     open_rows = [row for rows in by_pair.values() for row in rows if row.open]
     above_half = [row for row in open_rows if row.limits and row.ratio - 1 > row.limits.tolerance / 2]
-    looks_slower = above_half + [row for row in open_rows if row.suspicious]
+    blocking = above_half + [row for row in open_rows if row.suspicious]
     pairs = dict.fromkeys(row.key.pair for row in open_rows)
-    total = len(by_pair.keys() - {None}) + len(context.cannot)
     timed = {row.key.pair for rows in by_pair.values() for row in rows if row.key.metric == "time"}
-    most = MOST_UNDECIDED * (len(timed) + len(context.cannot))
+    total = len(timed | pairs.keys()) + len(context.cannot)
+    most = MOST_UNDECIDED * total
     reasons = []
     if not by_pair.keys() - {None}:
-        reasons.append(Reason("no test has a metric that can be judged", "measure tests that are judged"))
-    if looks_slower or len(pairs) + len(context.cannot) > most:
+        reasons.append(Reason("no test has a metric that can be judged", "add a test of a training step"))
+    if blocking or len(pairs) + len(context.cannot) > most:
         reasons += context.late
         if open_rows:
-            worst = max(looks_slower or open_rows, key=lambda row: (math.isfinite(row.high), row.order))
+            worst = max(blocking or open_rows, key=lambda row: (math.isfinite(row.high), row.order))
             count = f"{len(pairs)} of {total} measurements {'is' if len(pairs) == 1 else 'are'} undecided"
-            why = "which is not certain enough for a FAIL"
+            why = "but this is too uncertain for a FAIL"
             if worst.limits and not worst.suspicious:
                 why = f"so a slow-down of {worst.limits.tolerance:.0%} is neither found nor excluded"
             elif not worst.repeated:
@@ -185,9 +188,9 @@ def _summary(by_pair: Mapping[Pair | None, Sequence[Row]], context: Context) -> 
     text = f"nothing got slower than {against}"
     if by_class:
         text += ": " + "; ".join(_excluded(*of, by_class[of]) for of in sorted(by_class))
-    undecided = [row.tests[0] for rows in by_pair.values() for row in rows if row.open and row.tests]
-    if names := list(dict.fromkeys(undecided)):
-        text += f"; undecided: {', '.join(names)}"
+    undecided = [row for rows in by_pair.values() for row in rows if row.open and row.tests]
+    if undecided:
+        text += f"; undecided: {', '.join(f'the {_name(row)} of {row.tests[0]}' for row in undecided)}"
     if context.new:
         text += f"; {units.counted(len(context.new), 'test')} new, such as {context.new[0]}"
     return text

@@ -299,7 +299,7 @@ def test_named_base_stands_for_the_stored_code(project: CannedSuite) -> None:
     changed = (
         "NO VERDICT: this machine or its environment changed: perf/test_it.py::test_step takes 1.50 times"
     )
-    same.assert_one_sentence(125, changed, "the stored code takes as long today")
+    same.assert_one_sentence(125, changed, "the stored code is as slow today")
     assert project.rows()["test_step", "time"]["finding"] == "not worse"
     root = project.saved_runs()[-1]["ddpperf"]["judged"]["sides"]["base"]["root"]
     assert root == str(project.root / "other")

@@ -227,7 +227,7 @@ def test_several_process_sets_do_not_share_compiled_steps(
     [
         (1.0, 1.0, 0, "PASS"),
         (1.0, 1.5, 1, "is worse"),
-        (1.5, 1.5, 125, "no time was spent on 1 measurement, because there could be no PASS"),
+        (1.5, 1.5, 125, "1 measurement left out, because no PASS was possible"),
     ],
 )
 def test_first_measurement_ends_early_if_there_can_be_no_pass(

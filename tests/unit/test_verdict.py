@@ -196,7 +196,7 @@ def test_pass_claims_no_bound_where_there_is_none() -> None:
     unknown = estimate(1, metric="mean_time", stage=Stage.STORED, round_error=math.inf)
     verdict = verdict_of(undecided(estimate(1, stage=Stage.STORED), unknown))
     assert verdict.status is Status.PASS
-    assert verdict.reasons[0].endswith("; undecided: test1")
+    assert verdict.reasons[0].endswith("; undecided: the mean time of test1")
     assert not percentages(verdict.reasons[0]) & {"inf%"}
 
 
@@ -223,7 +223,7 @@ def test_single_test_slower_than_half_its_tolerance_blocks_a_pass() -> None:
         ([estimate(1, 1.5)], "but it was not measured again on new process sets"),
         (
             [estimate(1, 1.1, noise=0.03), estimate(1, 1.052, noise=0.03, stage=Stage.REPEAT)],
-            "which is not certain enough for a FAIL",
+            "but this is too uncertain for a FAIL",
         ),
     ],
 )
@@ -244,7 +244,7 @@ def test_run_that_looks_worse_is_no_baseline() -> None:
 def test_noisy_test_without_a_sign_of_change_is_named() -> None:
     verdict = verdict_of(undecided(estimate(1, 1.0, noise=0.01)))
     assert verdict.status is Status.PASS
-    assert verdict.reasons[0].endswith("; undecided: test1")
+    assert verdict.reasons[0].endswith("; undecided: the time of test1")
 
 
 @pytest.mark.parametrize("metric", ["time", "mean_time", "peak_memory_bytes"])
@@ -263,7 +263,7 @@ def test_pairs_that_have_only_bytes_do_not_make_up_for_undecided_times() -> None
     others = [estimate(number) for number in range(3, 10)]
     verdict = verdict_of(answered([*noisy, *others, *sent]))
     assert verdict.status is Status.NO_VERDICT
-    assert verdict.reasons[0].startswith("2 of 49 measurements are undecided")
+    assert verdict.reasons[0].startswith("2 of 9 measurements are undecided")
 
 
 def test_finding_without_a_negative_control_does_not_count() -> None:
@@ -320,7 +320,7 @@ def stored(*ratios: float) -> list[Estimates]:
         (answered([*stored(*[1.5] * 9), *equal(9)], differences=["torch was 2, is 3"]), "undo the differ"),
         (answered([*stored(*[1.5] * 9), *equal(9)]), "find what else runs on this machine"),
         (answered(stored(1.5), late=[Reason("no time was left", "give it more time")]), "give it more time"),
-        (answered([]), "measure tests that are judged"),
+        (answered([]), "add a test of a training step"),
     ],
     ids=["noise", "missing", "lost set", "cannot", "copy", "environment", "machine", "time", "none judged"],
 )

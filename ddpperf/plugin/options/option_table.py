@@ -213,7 +213,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
             "--max-seconds",
             "SECONDS",
             SECONDS,
-            "Seconds after which no measurement begins, except the first repeat.",
+            "Seconds for the run. The first repeat has at least a quarter of them.",
             ("480", "300"),
         ),
         Option("--deadline", "SECONDS", SECONDS, "Seconds until a silent rank counts as hung.", ("120",) * 2),
