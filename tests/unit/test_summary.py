@@ -181,6 +181,13 @@ def test_comparison_with_stored_run_has_ratio_and_finding(row_of_test: Json, cel
     assert row(lines, "2 KiB")[3:] == ["-", "-", "-"]
 
 
+def test_finding_of_a_whole_training_comes_before_its_accuracies() -> None:
+    """Columns that do not fit the terminal are left out from the right."""
+    run = passed(test_large_batch=stored(2.0, spec=ALONE, metrics={"test_accuracy": 0.9}))
+    lines = summary_lines(judged(run, found("test_large_batch"), compared_with="0001_x.json"))
+    assert row(lines, "ratio")[:4] == ["ratio", "interval", "finding", "test accuracy"]
+
+
 def test_comparison_says_how_the_machine_changed() -> None:
     slower = only_stored("b", ratio=1.3, stored_ratio=1.3, stored_slower=True)
     rows = found("a", stored_ratio=1.1), slower, only_stored("c"), found("d"), found("copy", **COPY)
