@@ -213,7 +213,9 @@ def _cell(case: Case, name: str, unit: str, text: Callable[[float], str]) -> str
 
 def interval(row: Mapping[str, Any]) -> str:
     """Return the interval of a row's ratio as text; "" if it is not known."""
-    return "" if row["low"] is None else f"{row['low']:.3f} to {row['high']:.3f}"
+    if row["low"] is None:
+        return ""
+    return f"{row['low']:.3f} or more" if row["high"] is None else f"{row['low']:.3f} to {row['high']:.3f}"
 
 
 def finding(row: Mapping[str, Any]) -> str:

@@ -74,6 +74,15 @@ def test_page_has_verdict_tables_and_pictures(path: Path) -> None:
     assert len(re.findall(r'<img [^>]*alt="[^"]+"', html)) == len(pictures_of(document))
 
 
+def test_interval_without_an_upper_end_is_shown() -> None:
+    document = stored(GATE)
+    row = next(
+        row for row in document["ddpperf"]["judged"]["rows"] if row["tests"] and row["metric"] == "time"
+    )
+    row["high"] = None
+    assert f"{row['low']:.3f} or more" in page(document)
+
+
 @pytest.mark.parametrize(
     ("path", "names"),
     [

@@ -63,7 +63,7 @@ def step_parts(cases: Sequence[Case]) -> Figure | None:
 
 
 def ab_ratios(header: Mapping[str, Any]) -> Picture | None:
-    times = [row for row in judged_rows(header) if row["metric"] == "time" and row["low"] is not None]
+    times = [row for row in judged_rows(header) if row["metric"] == "time" and row["high"] is not None]
     rows = [row for row in times if row["stages"] != ["stored run"]]
     rows = sorted(rows, key=lambda row: -row["ratio"])[:MOST_ROWS]
     if not rows:
