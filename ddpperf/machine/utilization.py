@@ -6,7 +6,6 @@ Sampling happens in a thread of the controller process. A rank knows nothing of 
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -147,7 +146,7 @@ class IdleLoad:
             for pid in pids:
                 with contextlib.suppress(psutil.Error):  # it has ended
                     processes.append(psutil.Process(pid))
-        self._last: tuple[float, list[list[float]]] | None = None  # when the last round ended
+        self._last: tuple[float, list[float]] | None = None  # when the last round ended
         self._seconds = 0.0
         self._cpu_seconds = [0.0] * len(trees)
 
@@ -158,15 +157,17 @@ class IdleLoad:
             ended, before = self._last
             self._seconds += time.monotonic() - ended
             for rank, (now, then) in enumerate(zip(self._read(), before, strict=True)):
-                used = [new - old for new, old in zip(now, then, strict=True)]
-                self._cpu_seconds[rank] += sum(seconds for seconds in used if not math.isnan(seconds))
+                self._cpu_seconds[rank] += max(0.0, now - then)
         yield
         if self._trees:
             self._last = time.monotonic(), self._read()
 
-    def _read(self) -> list[list[float]]:
-        """Return the CPU seconds of each process so far, NaN for one that has ended."""
-        return [[_cpu_seconds(process) for process in tree] for tree in self._trees]
+    def _read(self) -> list[float]:
+        """Return the CPU seconds of each rank's processes so far, with those of children that have ended.
+
+        When a process ends, its seconds become part of its parent's, so the sum does not change.
+        """
+        return [sum(map(_cpu_seconds, tree)) for tree in self._trees]
 
     def counters(self) -> dict[str, tuple[float, ...]]:
         """Return the counted CPU seconds and the seconds between rounds, with a value for each rank."""
@@ -180,10 +181,9 @@ class IdleLoad:
 
 def _cpu_seconds(process: psutil.Process) -> float:
     try:
-        times = process.cpu_times()
+        return float(sum(process.cpu_times()[:4]))  # user, system, and the same of ended children
     except psutil.Error:
-        return math.nan
-    return float(times.user + times.system)
+        return 0.0
 
 
 class Recorder:

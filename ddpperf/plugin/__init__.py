@@ -15,7 +15,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from ddpperf.errors import Refused
 from ddpperf.io.terminal_text import harmless
 from ddpperf.machine import hardware
-from ddpperf.plugin.cases import parameters, sides_reason
+from ddpperf.plugin.cases import lacking_marks, parameters
 from ddpperf.plugin.collected_tests import spec_of
 from ddpperf.plugin.interrupts import interrupt_once
 from ddpperf.plugin.judge import Judge
@@ -128,8 +128,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         measured = [(item, spec) for item in session.items if isinstance(spec := spec_of(item), Spec)]
         ours.check_sides(function for _, spec in measured for function in spec.functions)
         for item, spec in measured:
-            if reason := sides_reason(spec, ours.options):
-                item.add_marker(pytest.mark.skip(reason=reason))
+            for mark in lacking_marks(spec, ours.options):
+                item.add_marker(mark)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -71,6 +71,9 @@ def stored_sides(baseline: Baseline, here: Path, options: Options, cleanup: Exit
     base = Side(name=BASE, python=python, root=root)
     stored = {function for measured in baseline.measured.values() for function in measured.spec.functions}
     found = check_side(base, f"the code of {name}", options.device, [options.model, *sorted(stored)])
+    if found.foreign:
+        what = f"its ranks would load {found.foreign[0]} of this folder, which is not in commit {commit}"
+        raise Refused(f"the code of {name} is not complete: {what}")
     if found.torch != torch:
         raise Refused(f"{name} measured torch {torch}, and {base.python} has {found.torch} today")
     return Sides(base=base, candidate=Side(name=CANDIDATE), spec_fields={}, found={BASE: found})

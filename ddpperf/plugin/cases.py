@@ -101,14 +101,16 @@ def _skips(spec: Spec, options: Options, machine: Machine) -> list[pytest.MarkDe
     return [skip, pytest.mark.candidate_cannot] if reason else []
 
 
-def sides_reason(spec: Spec, options: Options) -> str:
-    """Return what the base or the candidate lacks for a spec, once both are checked, or ""."""
+def lacking_marks(spec: Spec, options: Options) -> list[pytest.MarkDecorator]:
+    """Return the marks of a case for which base or candidate lacks something, once both are checked."""
     for function in spec.functions:
         if side := lacking_side(options, function):
-            return f"the {side} lacks {function}, so there is nothing to compare"
+            reason = f"the {side} lacks {function}, so there is nothing to compare"
+            skip = pytest.mark.skip(reason=reason)
+            return [skip, pytest.mark.candidate_cannot] if side == "candidate" else [skip]
     if _needs_torchvision(spec) and options.sides is not None and not options.sides.torchvision:
-        return "it needs torchvision, which the base or the candidate lacks"
-    return ""
+        return [pytest.mark.skip(reason="it needs torchvision, which the base or the candidate lacks")]
+    return []
 
 
 def machine_reason(spec: Spec, machine: Machine) -> str:

@@ -17,7 +17,7 @@ from _pytest.runner import runtestprotocol
 from ddpperf.errors import Refused
 from ddpperf.machine.hardware import differences
 from ddpperf.plugin.base_checkout import stored_sides
-from ddpperf.plugin.control_steps import copied, measure_controls, stored_copy
+from ddpperf.plugin.control_steps import NO_STEP, copied, measure_controls, stored_copy
 from ddpperf.plugin.measure_fixture import Measuring
 from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.plugin.session import Session
@@ -118,11 +118,15 @@ class Judge:
         """Add the estimates of an A/B measurement, and of control measurements on its process sets."""
         estimates = self._ab_estimates(measuring, stage)
         self._estimates += estimates
-        if stage is Stage.FIRST and controls and estimates:
+        if stage is not Stage.FIRST or not controls:
+            return
+        if estimates:
             measured = measuring.measured()
             found, problems = measure_controls(measuring.pool, measured, estimates, self._settings)
             self._estimates += found
             self._problems += problems
+        elif any(entry.tests for entry in self._estimates):
+            self._problems.append(NO_STEP)
 
     def _ab_estimates(self, measuring: Measuring, stage: Stage) -> list[Estimates]:
         metrics = {test: measure.metrics for test, measure in measuring.measures.items()}
@@ -152,6 +156,7 @@ class Judge:
         found = self.rows
         exact = {test for row in found if row.open and row.key.exact for test in row.tests}
         by_pair = tests_by_pair(session.measured())
+        measuring.whole = exact
         tests = {pair: self._test_of(of_pair, exact) for pair, of_pair in by_pair.items()}
         seconds = {pair: self._expected_seconds(measuring, test) for pair, test in tests.items()}
         plan = next_plan(found, seconds, until - time.monotonic())
@@ -168,9 +173,9 @@ class Judge:
             no_pass = left > 0 and time.monotonic() < until  # it ended early
             interrupted = False
         finally:  # if this is interrupted, judge what was measured
-            self._add(measuring, stage, controls=not interrupted)
             stored = {test: measuring.measures[test].to_json() for test in measuring.measured()}
             self._stages.append({"stage": stage, "tests": stored})
+            self._add(measuring, stage, controls=not interrupted)
             self._note_late(0 if interrupted else left + plan.left, no_pass=no_pass)
 
     def _note_late(self, left: int, *, no_pass: bool = False) -> None:

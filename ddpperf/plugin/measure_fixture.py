@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from statistics import median
 from typing import Any, NoReturn
@@ -51,7 +51,10 @@ class Measuring:
     sides: base and candidate of an A/B run; None if only this environment is measured.
     side: the stored name of the side whose times and metrics a test shows.
     order: the test ids in the order of the test files.
+    whole: tests that are measured to their end, although only times are measured again.
     """
+
+    whole: Collection[str] = ()
 
     def __init__(
         self,
@@ -71,7 +74,7 @@ class Measuring:
 
     def fixture(self, test: str, benchmark: BenchmarkFixture, mark: Callable[[str], object]) -> Measure:
         """Return the value of the `measure` fixture for one test."""
-        self._measures[test] = measure = Measure(benchmark, self, mark)
+        self._measures[test] = measure = Measure(benchmark, self, mark, whole=test in self.whole)
         return measure
 
     @property
@@ -116,6 +119,8 @@ class Measure:
         benchmark: BenchmarkFixture,
         measuring: Measuring,
         mark: Callable[[str], object] = lambda marker: None,
+        *,
+        whole: bool = False,
     ) -> None:
         self.measured: Measured | None = None
         self.references: dict[str, Measured] = {}
@@ -125,6 +130,7 @@ class Measure:
         self._benchmark = benchmark
         self._mark = mark  # adds a marker to the test
         self._measuring = measuring
+        self._whole = whole
 
     @property
     def machine(self) -> Machine:
@@ -158,7 +164,7 @@ class Measure:
         reference after its own spec.
         """
         own = self.measured
-        if own is not None and self._measuring.pool.options.time_only:
+        if own is not None and self._measuring.pool.options.time_only and not self._whole:
             pytest.skip("this measurement needs only the time of the test's own spec")
         measured = self._measure(spec, own=False)
         if own is not None:

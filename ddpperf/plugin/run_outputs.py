@@ -76,8 +76,9 @@ class RunOutputs:
         self._baseline: str | None = config.getoption("benchmark_save")
         self._page = _file("--report", config.getoption("report"), PAGE_BEGINS, "pages")
         files = [file for file in (self._verdict_file, self._copy, self._page) if file is not None]
-        if len(set(files)) < len(files):
-            raise Refused(f"two options write {files[-1].name}, but each takes its own file; name another")
+        for file in files:
+            if files.count(file) > 1:
+                raise Refused(f"two options write {file.name}, but each takes its own file; name another")
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         if excinfo.type is KeyboardInterrupt:  # pytest calls this hook for its own exits, too

@@ -158,8 +158,9 @@ def next_step(header: Mapping[str, Any]) -> str:
             failed = [test for test, outcome in header["outcomes"].items() if outcome["kind"] == "failed"]
             worse = [row for row in judged_rows(header) if row["finding"] == "worse" and row["tests"]]
             worse.sort(key=lambda row: -abs(math.log(row["ratio"])))
-            test = next(iter([*failed, *(row["tests"][0] for row in worse)]), "FILE::TEST")
-            return f"run only this test, with the same options: python -m pytest '{test}'"
+            for test in [*failed, *(row["tests"][0] for row in worse)]:
+                return f"run only this test, with the same options: python -m pytest '{test}'"
+            return "find the thread or process that is busy between the rounds"
     if advice := header["verdict"].get("advice"):  # runs of schema 2 have none
         return str(advice)
     if compared:

@@ -23,6 +23,9 @@ class Better(StrEnum):
     HIGHER = "higher"
 
 
+MEASURED = ("time", "mean_time", "peak_memory_bytes", "idle_cpus")  # of each measurement, without a test
+
+
 @dataclass(frozen=True, kw_only=True)
 class Metric:
     """The definition of a metric: its name, unit, better direction and print format.
@@ -46,6 +49,9 @@ class Metric:
         if self.better is None and (self.exact or self.gate or self.threshold):
             advice = "set it to lower or higher"
             raise ValueError(f"metric {self.name} can decide nothing without better; {advice}")
+        if self.gate and (self.better is Better.HIGHER or not (self.exact or self.name in MEASURED)):
+            what = f"metric {self.name} has gate=True, which needs exact=True and better=lower"
+            raise ValueError(f"{what}; leave gate out, and bound the metric by perf/thresholds.toml")
 
     def text(self, value: float) -> str:
         """Return the metric's heading and the formatted value, such as "speedup 1.95x"."""

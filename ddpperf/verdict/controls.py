@@ -44,6 +44,7 @@ def _unlike_base(estimates: Sequence[Estimates]) -> str:
         entry
         for entry in estimates
         if entry.stage is Stage.FIRST and entry.key.metric == "time" and entry.key.control is None
+        if not entry.missing
     ]
     sets = max((len(entry.base) for entry in timed), default=0)
     timed = [entry for entry in timed if len(entry.base) == sets]

@@ -140,10 +140,12 @@ def stored_estimates(
         runs = then[tests[0]], now[tests[0]]
         noise_class, steps = class_of(runs[0], settings.device), min(map(_steps, runs))
         before = _values(pair, tests, runs[0], then_metrics)
-        for key, (of_tests, by_set) in _values(pair, tests, runs[1], now_metrics).items():
-            if key not in before:
+        after = _values(pair, tests, runs[1], now_metrics)
+        for key, (of_tests, _) in (before | after).items():
+            if not key.exact and not (key in before and key in after):
                 continue
-            values = before[key][1].values(), by_set.values()
+            # A run does not store the bytes of what it did not send
+            values = [of_run[key][1].values() if key in of_run else [0.0] for of_run in (before, after)]
             sides = [[max(of_run) if key.exact else median(of_run)] for of_run in values]
             entry = estimates_of(key, of_tests, Stage.STORED, sides, noise_class, settings, steps=steps)
             error = math.hypot(*map(_round_error, runs)) if key.metric == "mean_time" else 0.0

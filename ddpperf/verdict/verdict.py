@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from ddpperf.results import metrics as registry
 from ddpperf.results import units
 from ddpperf.results.outcomes import Outcome, OutcomeKind, Reason, Status, Verdict
 from ddpperf.verdict import controls
@@ -82,7 +83,7 @@ def answer_of(found: Sequence[Row], estimates: Sequence[Estimates], context: Con
         untrusted.append(
             Reason("the negative control was not measured, so no finding counts", controls.QUIETER)
         )
-    missing = "run the same command again"
+    missing = "run the same command again; if it happens again, deselect the test"
     if context.compared_with:
         missing = "run all tests of the stored run, or store a new baseline without the missing ones"
     return Answer(
@@ -116,7 +117,11 @@ def _change(row: Row) -> str:
         return f"between their rounds {busy}"
     base = "stored one" if row.stages == (Stage.STORED,) else "base's"
     where = ", measured again on new process sets" if row.repeated else ""
-    return f"its {_name(row)} is {row.ratio:.3f} times the {base} ({row.low:.3f} to {row.high:.3f}{where})"
+    if not row.base:
+        text = registry.find(row.key.metric).format
+        return f"its {_name(row)} is {text(row.candidate)}, the {base} {text(0.0)}{where}"
+    interval = f"{row.low:.3f} " + (f"to {row.high:.3f}" if math.isfinite(row.high) else "or more")
+    return f"its {_name(row)} is {row.ratio:.3f} times the {base} ({interval}{where})"
 
 
 def _changed_machine(found: Sequence[Row], context: Context) -> list[Reason]:

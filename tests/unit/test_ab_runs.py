@@ -122,7 +122,9 @@ def test_busy_processes_of_the_candidate_fail(project: CannedSuite) -> None:
         "idle_seconds": 10.0,
     }
     words = "FAIL: the candidate is worse: between their rounds its processes keep 1.00 CPU cores busy"
-    run(project, *WITH_BF16).assert_one_sentence(1, words)
+    finished = run(project, *WITH_BF16)
+    finished.assert_one_sentence(1, words)
+    finished.assert_one_sentence(1, "next: find the thread or process that is busy between the rounds")
 
 
 def test_base_that_is_slower_beside_the_candidate_is_no_verdict(
@@ -189,7 +191,7 @@ def test_tests_of_what_a_side_lacks_are_skipped(
     run(project, "--candidate", "other")
     (document,) = project.saved_runs()
     outcomes = document["ddpperf"]["outcomes"]
-    assert [outcome["kind"] for outcome in outcomes.values()] == ["skipped", "skipped", "passed"]
+    assert [outcome["kind"] for outcome in outcomes.values()] == ["skipped", "candidate cannot", "passed"]
     assert outcomes["perf/test_it.py::test_it[new]"]["reason"].startswith("the candidate lacks new:f")
     assert [functions[1:] for functions in tried] == [["old:f"]]
 

@@ -208,6 +208,16 @@ def test_other_torch_needs_the_stored_interpreter(repository: Path, checked: lis
     assert worktrees(repository) == 1
 
 
+def test_base_that_would_load_this_folder_is_refused(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Found(python="3.11", torch=TORCH, foreign=["mine"])
+    monkeypatch.setattr("ddpperf.plugin.base_checkout.check_side", lambda *_: found)
+    refused = pytest.raises(Refused, match="would load mine of this folder, which is not in commit")
+    with refused, ExitStack() as cleanup:
+        stored_sides(stored(old(repository), executable=sys.executable), repository, OPTIONS, cleanup)
+
+
 def test_code_that_cannot_be_checked_out_is_refused(repository: Path) -> None:
     with pytest.raises(Refused, match=r"cannot be checked out .*invalid ref"), ExitStack() as cleanup:
         stored_sides(stored("123456789"), repository, OPTIONS, cleanup)

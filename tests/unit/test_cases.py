@@ -11,7 +11,7 @@ import pytest
 from ddpperf.machine import hardware
 from ddpperf.machine.compiler import compiler_problem, compiler_reason
 from ddpperf.machine.hardware import Machine
-from ddpperf.plugin.cases import case, if_valid, machine_reason, parameters, sides_reason
+from ddpperf.plugin.cases import case, if_valid, lacking_marks, machine_reason, parameters
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.specs import AllReduceSpec, PartsSpec, Spec, TrainingSpec
@@ -91,10 +91,11 @@ def test_candidate_that_cannot_measure_is_marked(
 def test_dataloader_needs_torchvision(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> None:
     options = reader(pytestconfig)("--rootdir=/", "--candidate=A=1")
     loaded, plain = options.epoch(**TRAINING, input="dataloader"), options.step(**TRAINING)
-    assert sides_reason(loaded, options) == ""
+    assert lacking_marks(loaded, options) == []
     monkeypatch.setattr(Sides, "torchvision", False)
     reason = "it needs torchvision, which the base or the candidate lacks"
-    assert (sides_reason(loaded, options), sides_reason(plain, options)) == (reason, "")
+    (skip,) = lacking_marks(loaded, options)
+    assert (skip.kwargs["reason"], lacking_marks(plain, options)) == (reason, [])
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     reason = "it needs torchvision, which is not installed"
     assert (machine_reason(loaded, Machine()), machine_reason(plain, Machine())) == (reason, "")

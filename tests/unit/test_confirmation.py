@@ -301,6 +301,50 @@ def test_more_bytes_than_the_stored_code_sends_fail(suite: CannedSuite, cleared:
     finished.assert_one_sentence(1, "FAIL: ", "b16] is worse: its communicated_bytes_per_epoch is ")
 
 
+MESSAGES = """
+from ddpperf.specs import MessagesSpec
+
+def test_messages(measure):
+    ledger = measure(MessagesSpec(world_size=2, per_rank_batch_size=8, strategy="ddp"))
+    for kind in ("gradients", "buffers"):
+        if sent := ledger.counter(kind):
+            measure.metric(f"{kind}_bytes", {sample.set: 0.0 for sample in ledger.samples} | sent)
+"""
+
+
+def test_message_of_a_new_kind_fails(suite: CannedSuite) -> None:
+    """The stored run has no metric for what it did not send."""
+    suite.canned.set_counters = lambda spec, name: {"gradients": 100.0}
+    save_another(suite, STEPS + MESSAGES)
+    suite.canned.set_counters = lambda spec, name: {
+        "gradients": 100.0,
+        "buffers": 1e9 if name == OWN or name[0] == "B" else 0.0,
+    }
+    words = "test_messages is worse: its buffers_bytes is 1 GB, the base's 0 B, measured again"
+    compare(suite).assert_one_sentence(1, words)
+
+
+def test_bytes_alone_are_no_verdict_on_times(suite: CannedSuite) -> None:
+    suite.canned.set_counters = lambda spec, name: {"gradients": 100.0}
+    save_another(suite, MESSAGES)
+    finished = compare(suite)
+    finished.assert_one_sentence(125, "NO VERDICT: the positive control was not measured: no test measures a")
+    finished.assert_one_sentence(125, "next: run a test of a training step in the same run")
+
+
+def test_bytes_stored_after_a_reference_can_fail(suite: CannedSuite) -> None:
+    """A measurement of times alone skips a test's references, and so what follows them."""
+    sent = """    step = measure(spec)
+    measure.reference("call", AllReduceSpec(world_size=2, nbytes=2**26))
+    measure.metric("communicated_bytes_per_epoch", step.counter("gradient_bytes"))
+"""
+    save_another(suite, STEPS.replace("    measure(spec)\n", sent))
+    suite.canned.set_counters = lambda spec, name: {
+        "gradient_bytes": 2.0**27 if batch(spec) == 16 and (name == OWN or name[0] == "B") else 2.0**26
+    }
+    compare(suite).assert_one_sentence(1, "FAIL: ", "b16] is worse: its communicated_bytes_per_epoch is ")
+
+
 def test_margin_comes_from_the_command_line(suite: CannedSuite) -> None:
     suite.canned.seconds = paced(first=1.5, candidate=1.5)
     compare(suite, "--benchmark-compare-fail=median:20%").assert_one_sentence(1, f"{SMALL} is worse")
@@ -419,6 +463,8 @@ def test_interrupted_comparison_keeps_what_was_measured(
     row = suite.rows()["test_step[2rank-b8]", "time"]
     assert row["stored_ratio"] == pytest.approx(1.5, abs=0.01)
     assert row["stages"] == (["stored run"] if stage == "own" else ["first"])
+    stages = suite.saved_runs()[-1]["ddpperf"]["judged"]["stages"]
+    assert [stored["stage"] for stored in stages] == row["stages"][stage == "own" :], "with their samples"
     assert "machine or its environment changed" not in finished.output
     assert "left no time" not in finished.output
 

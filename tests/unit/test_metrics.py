@@ -8,6 +8,7 @@ import pytest
 
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.results import metrics
+from ddpperf.results.metrics import Better
 from ddpperf.results.stored_runs import read_document
 from tests.fake_measure import measuring
 from tests.project import REPOSITORY
@@ -96,3 +97,9 @@ def test_name_of_another_suite_keeps_its_stored_unit() -> None:
 def test_metric_that_decides_needs_a_direction() -> None:
     with pytest.raises(ValueError, match="metric joules can decide nothing without better"):
         metrics.Metric(name="joules", unit="J", heading="energy", format=str, gate=True)
+
+
+@pytest.mark.parametrize("fields", [{"better": Better.LOWER}, {"better": Better.HIGHER, "exact": True}])
+def test_metric_that_no_comparison_judges_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="gate=True, which needs exact=True and better=lower; leave"):
+        metrics.Metric(name="first_token", unit="s", heading="first token", format=str, gate=True, **fields)

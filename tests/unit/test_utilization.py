@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -176,6 +177,19 @@ def test_process_that_ends_meanwhile_is_left_out_of_the_idle_load() -> None:
     (used,), (seconds,) = counters["idle_cpu_seconds"], counters["idle_seconds"]
     tick = 1 / os.sysconf("SC_CLK_TCK")  # of the kernel's CPU times
     assert 0.1 - 2 * tick < used <= seconds + 2 * tick, "the work in the round does not count"
+
+
+def test_children_that_start_and_end_between_rounds_are_counted() -> None:
+    command = [sys.executable, "-S", "-c", "import time\nwhile time.process_time() < 0.2: pass"]
+    load = IdleLoad([[os.getpid()]])
+    with load.round():
+        pass
+    for _ in range(2):
+        subprocess.run(command, check=True)
+    with load.round():
+        pass
+    (used,) = load.counters()["idle_cpu_seconds"]
+    assert used >= 0.4 - 4 / os.sysconf("SC_CLK_TCK")
 
 
 def test_idle_load_needs_a_pause_between_rounds() -> None:
