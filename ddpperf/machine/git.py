@@ -56,8 +56,16 @@ def git(root: Path, *arguments: str, seconds: float = READ_SECONDS) -> str:
     except subprocess.TimeoutExpired as error:
         raise OSError(f"git took longer than {seconds} s") from error
     if ended.returncode:
-        raise OSError((ended.stderr.strip().splitlines() or [f"git {arguments[0]} failed"])[-1])
+        lines = ended.stderr.strip().splitlines() or [f"git {arguments[0]} failed"]
+        raise OSError(next((line for line in lines if line.startswith("fatal: ")), lines[-1]))
     return ended.stdout.strip()
+
+
+def is_shallow(root: Path) -> bool:
+    """Return whether a repository lacks older commits, as a clone with --depth does."""
+    with contextlib.suppress(OSError):
+        return git(root, "rev-parse", "--is-shallow-repository") == "true"
+    return False
 
 
 def check_out(root: Path, commit: str, folder: Path) -> Path:
@@ -69,6 +77,14 @@ def check_out(root: Path, commit: str, folder: Path) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     git(root, "worktree", "add", "--force", "--detach", str(folder), commit, seconds=CHECKOUT_SECONDS)
     return folder / git(root, "rev-parse", "--show-prefix")
+
+
+def remove_lost_worktrees(root: Path, below: Path) -> None:
+    """Make git forget the worktrees below a folder whose files are gone, as killed runs leave them."""
+    for line in git(root, "worktree", "list", "--porcelain").splitlines():
+        path = Path(line.removeprefix("worktree "))
+        if path.is_relative_to(below) and not path.exists():
+            remove_worktree(root, path)
 
 
 def remove_worktree(root: Path, folder: Path) -> None:

@@ -191,7 +191,10 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Iterator[N
     """End all worker processes, then decide and save, before other plugins write their files."""
     stash = session.config.stash
     outputs = stash[OUTPUTS]
-    outputs.end(stash[SESSION], stash[JUDGE], exitstatus)
+    try:
+        outputs.end(stash[SESSION], stash[JUDGE], exitstatus)
+    except Exception as error:
+        outputs.failed(error)
     try:
         yield
     except Exception as error:

@@ -9,13 +9,24 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ddpperf.errors import Refused
-from ddpperf.machine.git import NO_COMMIT, NOT_CODE, check_out, git, remove_worktree
+from ddpperf.io.private_folders import PrivateFolder
+from ddpperf.machine.git import (
+    NO_COMMIT,
+    NOT_CODE,
+    check_out,
+    git,
+    is_shallow,
+    remove_lost_worktrees,
+    remove_worktree,
+)
 from ddpperf.machine.git import commit as commit_of
 from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import BASE, CANDIDATE
 from ddpperf.results.stored_runs import Baseline
 from ddpperf.workers.interpreter import Side, check_side
+
+SAVE_ANOTHER = "store a new baseline with --benchmark-save=NAME"
 
 
 def require_stored_code(baseline: Baseline, sides: Sides, here: Path) -> None:
@@ -53,27 +64,39 @@ def stored_sides(baseline: Baseline, here: Path, options: Options, cleanup: Exit
     """
     name, commit, torch = baseline.path.name, baseline.commit, baseline.torch_versions[0]
     if commit in ("", NO_COMMIT):
-        raise Refused(f"{name} does not say which commit it measured")
+        raise Refused(f"{name} does not say which commit it measured; {SAVE_ANOTHER} in a git repository")
     if commit.endswith("+"):
-        raise Refused(f"{name} measured {commit.removesuffix('+')} with changes that were not committed")
-    folder = here / ".ddpperf" / "base" / f"{commit}-{os.getpid()}"
-    cleanup.callback(remove_worktree, here, folder)
+        what = f"{name} measured {commit.removesuffix('+')} with changes that were not committed"
+        raise Refused(f"{what}; commit your code, then {SAVE_ANOTHER}")
+    folder = here / ".ddpperf" / "base"
     try:
-        root = check_out(here, commit, folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        private = PrivateFolder(str(folder))
+        cleanup.callback(private.remove)
+        remove_lost_worktrees(here, folder)
+        cleanup.callback(remove_worktree, here, private.path / commit)
+        root = check_out(here, commit, private.path / commit)
     except OSError as error:
-        raise Refused(f"commit {commit} of {name} cannot be checked out ({error})") from error
+        what = f"commit {commit} of {name} cannot be checked out ({error})"
+        advice = (
+            "git fetch --unshallow" if is_shallow(here) else "repair this, then run the same command again"
+        )
+        raise Refused(f"{what}; {advice}") from error
     python = sys.executable
     if torch.partition("+")[0] != version("torch").partition("+")[0]:
         python = str(baseline.environment.get("executable", ""))
         if not os.access(python, os.X_OK):
-            python = python or "(not stored)"
-            raise Refused(f"{name} measured torch {torch}, and its interpreter {python} is gone")
+            what = f"{name} measured torch {torch}, and its interpreter {python or '(not stored)'} is gone"
+            raise Refused(f"{what}; {SAVE_ANOTHER}")
     base = Side(name=BASE, python=python, root=root)
     stored = {function for measured in baseline.measured.values() for function in measured.spec.functions}
     found = check_side(base, f"the code of {name}", options.device, [options.model, *sorted(stored)])
     if found.foreign:
-        what = f"its ranks would load {found.foreign[0]} of this folder, which is not in commit {commit}"
-        raise Refused(f"the code of {name} is not complete: {what}")
+        what = (
+            f"commit {commit} of {name} lacks {found.foreign[0]}, which its ranks would load from this folder"
+        )
+        raise Refused(f"{what}; commit all that is measured, then {SAVE_ANOTHER}")
     if found.torch != torch:
-        raise Refused(f"{name} measured torch {torch}, and {base.python} has {found.torch} today")
+        what = f"{name} measured torch {torch}, and {base.python} has {found.torch} today"
+        raise Refused(f"{what}; {SAVE_ANOTHER}")
     return Sides(base=base, candidate=Side(name=CANDIDATE), spec_fields={}, found={BASE: found})

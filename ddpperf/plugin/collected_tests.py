@@ -126,7 +126,7 @@ class Outcomes:
         if known is None:
             if report.failed:
                 self.other_failures[report.nodeid] = outcome
-        elif known.kind in (OutcomeKind.NOT_RUN, OutcomeKind.PASSED) and decides:
+        elif known.kind in (OutcomeKind.NOT_RUN, OutcomeKind.PASSED, OutcomeKind.BASE_FAILED) and decides:
             self.measured[report.nodeid] = outcome
 
 

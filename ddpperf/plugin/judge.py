@@ -108,10 +108,9 @@ class Judge:
                 baseline, session.storage.root, session.options, session.cleanup
             )
         except Refused as refused:
-            what = f"this run cannot be compared with the stored run's code, because {refused}"
-            self._problems.append(
-                Reason(what, "commit your code, then store a new baseline with --benchmark-save=NAME")
-            )
+            why, _, advice = str(refused).rpartition("; ")
+            what = f"this run cannot be compared with the stored run's code, because {why}"
+            self._problems.append(Reason(what, advice))
         return self._sides is not None
 
     def _add(self, measuring: Measuring, stage: Stage, *, controls: bool = True) -> None:
@@ -198,6 +197,9 @@ class Judge:
             self._session.progress.stage = f"comparison {place + 1} of {len(tests)}"
             for report in runtestprotocol(by_test[test], log=False):
                 if report.failed:  # the first measurement reported everything else
+                    measure = self._session.passes[-1].measures.get(test)
+                    if measure is None or not measure.base_failed:  # the base may have failed before
+                        report.keywords = {word: 1 for word in report.keywords if word != "base_failed"}
                     by_test[test].ihook.pytest_runtest_logreport(report=report)
         return 0
 

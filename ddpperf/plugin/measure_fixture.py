@@ -112,6 +112,7 @@ class Measure:
     metrics: the metrics by name, as they are stored as JSON.
     notes: warnings and explanations.
     counted_seconds: the time spent in timed rounds.
+    base_failed: whether the test failed because of the base, or of this machine.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class Measure:
         self.metrics: dict[str, dict[str, Any]] = {}
         self.notes: list[Note] = []
         self.counted_seconds = 0.0
+        self.base_failed = False
         self._benchmark = benchmark
         self._mark = mark  # adds a marker to the test
         self._measuring = measuring
@@ -263,6 +265,7 @@ class Measure:
             # The machine lacks something, such as a temporary folder, which is not the candidate's fault.
             of_base = not isinstance(error, ValueError)
         if sides is not None and of_base:
+            self.base_failed = True
             self._mark("base_failed")
         pytest.fail(harmless(failure), pytrace=False)  # in the handler, the error would be printed twice
 

@@ -79,6 +79,11 @@ class RunOutputs:
         for file in files:
             if files.count(file) > 1:
                 raise Refused(f"two options write {file.name}, but each takes its own file; name another")
+        compared = config.getoption("benchmark_compare")
+        if self._copy is not None and isinstance(compared, str) and self._copy == Path(compared).resolve():
+            raise Refused(
+                f"--benchmark-json would replace {compared}, which this run is compared with; name another"
+            )
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         if excinfo.type is KeyboardInterrupt:  # pytest calls this hook for its own exits, too
@@ -98,7 +103,13 @@ class RunOutputs:
             return
         ended, uncollected = session.outcomes, session.collection.uncollected
         outcomes = ended.measured | uncollected | ended.other_failures
-        answer = judge.answer(outcomes)
+        try:
+            answer = judge.answer(outcomes)
+        except Exception as error:  # what was measured is stored all the same
+            answer = None
+            session.problems.append(
+                Reason(f"the run could not be judged: {_fault(error)}", "report this fault")
+            )
         measured, problems = session.measured(), session.problems
         self.verdict = verdict = decide(outcomes, measured=measured, answer=answer, problems=problems)
         self._report_worse(answer.worse if answer is not None else {}, verdict)
@@ -163,9 +174,13 @@ class RunOutputs:
     def plugin_failed(self, error: Exception) -> None:
         """Report that another plugin failed while pytest ended; the run has been saved before."""
         self.saved = False
-        *_, last = traceback.extract_tb(error.__traceback__)
-        what = f"{type(error).__name__}: {first_line(error)}, in line {last.lineno} of {last.filename}"
-        self._lines.append(f"another plugin failed while the run ended: {what}")
+        self._lines.append(f"another plugin failed while the run ended: {_fault(error)}")
+
+    def failed(self, error: Exception) -> None:
+        """Report that ddpperf itself failed, which says nothing about the measured code."""
+        reason = f"the results could not be shown: {_fault(error)}"
+        self.verdict = Verdict(status=Status.NO_VERDICT, reasons=(reason,))
+        self._lines.append(f"{self.verdict.status}: {reason}")
 
     def print_lines(self) -> None:
         """Print the tables and the verdict, after the summaries of pytest and of other plugins."""
@@ -221,6 +236,12 @@ class RunOutputs:
             commit_info=pytest_benchmark_generate_commit_info(config=self._config),
         )
         return document
+
+
+def _fault(error: Exception) -> str:
+    """Return an error that nobody expected, with the place where it occurred."""
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return f"{type(error).__name__}: {first_line(error)}, in line {last.lineno} of {last.filename}"
 
 
 def _header(session: Session, command_line: str) -> dict[str, Any]:

@@ -173,7 +173,7 @@ def _texts(case: Case) -> dict[str, str]:
         return {"finding": "new"} if case.test in case.header["judged"]["new"] else {}
     metric = find_or_plain(row["metric"])
     return {
-        "ratio": f"{row['ratio']:.3f}",
+        "ratio": "-" if row["base"] == 0 else f"{row['ratio']:.3f}",
         "interval": interval(row) or "-",
         "finding": finding(row),
         "base": metric.format(row["base"]),
@@ -213,7 +213,7 @@ def _cell(case: Case, name: str, unit: str, text: Callable[[float], str]) -> str
 
 def interval(row: Mapping[str, Any]) -> str:
     """Return the interval of a row's ratio as text; "" if it is not known."""
-    if row["low"] is None:
+    if row["low"] is None or row["base"] == 0:
         return ""
     return f"{row['low']:.3f} or more" if row["high"] is None else f"{row['low']:.3f} to {row['high']:.3f}"
 

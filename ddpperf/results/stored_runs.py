@@ -216,6 +216,9 @@ class Storage:
 
 def _metrics(stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the stored metrics of a test by name, with their values by process set."""
+    for name, metric in stored.items():
+        if not metric["by_set"]:
+            raise ValueError(f"the metric {quoted(name)} has no value")
     return {
         str(name): {"by_set": {str(name): float(value) for name, value in metric["by_set"].items()}}
         for name, metric in stored.items()

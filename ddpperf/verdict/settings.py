@@ -94,6 +94,9 @@ class Settings:
         """
         tolerance = max(self.tolerance, self.compare_tolerance)
         margin, by_metric = self.margin, dict(self.metrics)
+        for name in by_metric.keys() & {"time", "mean_time"}:  # a table of one with a margin alone
+            if by_metric[name].tolerance == self.tolerance:
+                by_metric[name] = replace(by_metric[name], tolerance=tolerance)
         if slower_ratio is not None:
             margin = slower_ratio - 1
             tolerance = max(tolerance, 2 * margin)

@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from ddpperf.results import metrics as registry
 from ddpperf.results import units
 from ddpperf.results.outcomes import Outcome, OutcomeKind, Reason, Status, Verdict
 from ddpperf.verdict import controls
@@ -117,9 +116,8 @@ def _change(row: Row) -> str:
         return f"between their rounds {busy}"
     base = "stored one" if row.stages == (Stage.STORED,) else "base's"
     where = ", measured again on new process sets" if row.repeated else ""
-    if not row.base:
-        text = registry.find(row.key.metric).format
-        return f"its {_name(row)} is {text(row.candidate)}, the {base} {text(0.0)}{where}"
+    if row.key.exact:
+        return f"its {_name(row)} is {row.candidate:.12g}, the {base} {row.base:.12g}{where}"
     interval = f"{row.low:.3f} " + (f"to {row.high:.3f}" if math.isfinite(row.high) else "or more")
     return f"its {_name(row)} is {row.ratio:.3f} times the {base} ({interval}{where})"
 

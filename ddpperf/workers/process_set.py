@@ -115,7 +115,7 @@ class ProcessSet:
             with socket_of(self.ranks[0].connection) as connected:
                 self._network = {"address": connected.getpeername()[0]}
             self.ask("setup", device=self.options.device, cores=None, **self._network)
-        answer = self.answers(deadline_seconds=START_SECONDS)[0]
+        answer = self.answers(deadline_seconds=max(START_SECONDS, self.options.deadline_seconds))[0]
         if PROTOCOL not in answer:
             what = "runs an older ddpperf, which cannot be compared; save a new baseline, or name newer code"
             raise self._failure("setup", [RankFailure(rank=0, cause=Cause.DIED, what=what)])

@@ -213,7 +213,9 @@ def test_base_that_would_load_this_folder_is_refused(
 ) -> None:
     found = Found(python="3.11", torch=TORCH, foreign=["mine"])
     monkeypatch.setattr("ddpperf.plugin.base_checkout.check_side", lambda *_: found)
-    refused = pytest.raises(Refused, match="would load mine of this folder, which is not in commit")
+    refused = pytest.raises(
+        Refused, match="lacks mine, which its ranks would load from this folder; commit all that is measured"
+    )
     with refused, ExitStack() as cleanup:
         stored_sides(stored(old(repository), executable=sys.executable), repository, OPTIONS, cleanup)
 
