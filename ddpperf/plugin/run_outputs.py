@@ -277,7 +277,7 @@ def _drifts(session: Session, baseline: Baseline) -> dict[str, float]:
         like = {test: run for test, run in measured.items() if test in now and run.spec == now[test].spec}
         return {test: log(median(run.all_step_seconds())) for test, run in like.items()}
 
-    history = [(run.promoted, logs(run.measured)) for run in session.storage.history(baseline)]
+    history = [(promoted, logs(measured)) for promoted, measured in session.storage.history(baseline)]
     usual = {test: usual_spread("time", run.spec, settings) for test, run in now.items()}
     return drifts(history, logs(now), usual, settings.false_alarms)
 

@@ -26,7 +26,6 @@ from ddpperf.results.schema_2 import converted
 from ddpperf.specs import Spec
 
 SCHEMA = 3
-COPY = "a copy of memory"  # the id of a run's memory copy, beside the ids of its tests
 COMMIT = re.compile(r"([0-9a-f]{4,64}\+?|nogit)?")  # also stands in git's command lines
 HARDWARE_KEY = re.compile(r"[\w+-]+")  # names a folder, which must not be elsewhere
 MOST_READ = 20  # the most files read for a history; 20 files of 0.85 MB take 0.4 s
@@ -62,17 +61,6 @@ class Baseline:
     def torch_versions(self) -> list[str]:
         """The versions of torch that were measured, without repetitions."""
         return sorted({sample.torch for run in self.measured.values() for sample in run.samples})
-
-
-@dataclass(frozen=True, kw_only=True)
-class PastRun:
-    """A stored run of known good code: a promoted baseline, or a run that passed a comparison.
-
-    `measured` maps test ids to measurements, with the memory copy under the id `COPY`.
-    """
-
-    measured: Mapping[str, Measured]
-    promoted: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,12 +144,13 @@ class Storage:
         """Read a stored run; raise NoBaseline if it is damaged or of other hardware."""
         return self.read(read_document(path), path)
 
-    def history(self, compared: Baseline) -> list[PastRun]:
+    def history(self, compared: Baseline) -> list[tuple[bool, dict[str, Measured]]]:
         """Return the stored runs of this hardware and the run to compare with, oldest first.
 
-        At most `MOST_READ` files are read: the first five baselines, the newest baselines, and then
-        the newest runs that were compared and passed. Other runs may have slower code. Unreadable
-        files are left out. A run that was promoted counts once.
+        Each run is a pair: whether it is a baseline, and its measurements. At most `MOST_READ` files are
+        read: the first five baselines, the newest baselines, and then the newest runs that were compared
+        and passed. Other runs may have slower code. Unreadable files are left out. A run that was
+        promoted counts once.
         """
         promoted, first = _numbered(self.baselines), DRIFT_RUNS
         paths = [*promoted[:first], *reversed(promoted[first:]), *reversed(_numbered(self.runs))]
@@ -173,13 +162,8 @@ class Storage:
         for run in [*found, compared]:
             if all(run.measured != known.measured for known in unique):
                 unique.append(run)
-        return [
-            PastRun(
-                measured=run.measured | ({COPY: run.copied} if run.copied else {}),
-                promoted=run.path in promoted,
-            )
-            for run in sorted(unique, key=lambda run: run.when)
-        ]
+        unique.sort(key=lambda run: run.when)
+        return [(run.path in promoted, run.measured) for run in unique]
 
     def read(self, document: Any, path: Path) -> Baseline:
         """Return a stored run from its JSON; raise NoBaseline as `load` does. path: its file."""

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from ddpperf.io.files import write_atomically
 from ddpperf.results.samples import Measured, Sample
-from ddpperf.results.stored_runs import COPY, MOST_READ, SCHEMA, NoBaseline, Storage, is_baseline, to_json
+from ddpperf.results.stored_runs import MOST_READ, SCHEMA, NoBaseline, Storage, is_baseline, to_json
 from ddpperf.specs import AllReduceSpec
 from tests.generated import BOUNDED, PRINTABLE, measurements
 from tests.project import full_disk
@@ -291,7 +291,7 @@ def compared(seconds: float, **fields: Any) -> dict[str, Any]:
 
 def history_of(storage: Storage, compared_with: str) -> list[tuple[float, bool]]:
     runs = storage.history(storage.load(storage.find(compared_with)))
-    return [(run.measured["t"].all_step_seconds()[0], run.promoted) for run in runs]
+    return [(measured["t"].all_step_seconds()[0], promoted) for promoted, measured in runs]
 
 
 def test_history_holds_passed_comparisons_oldest_first(storage: Storage) -> None:
@@ -312,13 +312,6 @@ def test_history_holds_passed_comparisons_oldest_first(storage: Storage) -> None
     kept = [(1.0, True), (2.0, True), (3.0, False)]
     assert history_of(storage, "0002_x") == kept
     assert history_of(storage, str(mine)) == sorted([*kept, (2.5, False)])
-
-
-def test_history_has_the_copies_of_memory(storage: Storage) -> None:
-    """The negative control compares them."""
-    path = put(storage.baselines, "0001_x.json", other(copied=measured(3.0).to_json()))
-    (run,) = storage.history(storage.load(path))
-    assert run.measured == {"t": MEASURED, COPY: measured(3.0)}
 
 
 def test_history_reads_a_bounded_number_of_files(storage: Storage) -> None:
