@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import expm1, inf
+from math import inf
 from typing import Any
 
 FINDINGS = {"worse": "worse", "better": "not worse", "unchanged": "not worse"}  # others are undecided
 CONTROLS = {"negative": "copy of memory", "positive": "delayed step"}
-UNKNOWN = {  # of a row for information, until it is known
-    **dict.fromkeys(("low", "high", "margin", "tolerance", "sets", "steps", "p", "stored_ratio")),
-    **{"finding": "for information", "certain": False, "suspicious": False, "open": False},
-    "stored_slower": False,
-}
 OLD = ("against", "comparison", "confirmed")  # an A/B run; a comparison with a stored run; its A/B part
 
 
 def converted(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return a stored run of schema 2 as one of schema 3; a damaged run may raise any error.
 
-    What schema 2 did not store of a row, such as its process sets, is None.
+    The rows of its comparison have only the fields that reports read.
     """
     old = document["ddpperf"]
     header = {name: value for name, value in old.items() if name not in OLD} | {"schema": 3}
     ab, comparison = old.get("against") or old.get("confirmed") or {}, old.get("comparison") or {}
     if ab or comparison:
-        repeats = ab.get("confirmation", {})  # by test, its measurements in their order
-        most = max(map(len, repeats.values()), default=0)
-        tests = [{test: of[number] for test, of in repeats.items() if of[number:]} for number in range(most)]
         header["judged"] = {
             "sides": {side: ab[side] for side in ("base", "candidate")} if ab else None,
             "rows": _rows(ab, comparison),
-            "stages": [{"stage": "repeat", "tests": repeated} for repeated in tests],
-            "settings": ab.get("settings", {}),
             "interval": "95%",
             "late": ab.get("late", ""),
             "new": comparison.get("new", []),
@@ -47,7 +37,7 @@ def _rows(ab: Mapping[str, Any], comparison: Mapping[str, Any]) -> list[dict[str
     stored = [_stored_row(name, change) for name, change in changes.items() if isinstance(change, Mapping)]
     by_key = {(*row["tests"], row["control"], row["metric"]): row for row in stored}
     rows = []
-    for row in (_ab_row(row, ab["settings"]) for row in ab.get("rows", ())):
+    for row in map(_ab_row, ab.get("rows", ())):
         if found := by_key.pop((*row["tests"], row["control"], row["metric"]), None):
             row |= {name: found[name] for name in ("stored_ratio", "stored_slower")}
             row["stages"] = [*found["stages"], *row["stages"]]
@@ -55,48 +45,37 @@ def _rows(ab: Mapping[str, Any], comparison: Mapping[str, Any]) -> list[dict[str
     return [*rows, *by_key.values()]
 
 
-def _ab_row(row: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def _ab_row(row: Mapping[str, Any]) -> dict[str, Any]:
     control = CONTROLS.get(row["control"])
-    found = UNKNOWN | {
+    judged = bool(row["gated"] or control)
+    return {
         **{name: row[name] for name in ("metric", "base", "candidate", "ratio", "low", "high")},
         "tests": [] if control else [row["test"]],
         "control": control,
         "stages": ["first", "repeat"] if row["confirmed"] else ["first"],
-    }
-    if not row["gated"] and not control:
-        return found
-    finding = FINDINGS.get(row["finding"], "undecided")
-    margin = settings["metrics"].get(row["metric"], settings["default"])["margin"]  # a log ratio
-    return found | {
-        "margin": min(expm1(margin), row["tolerance"]),  # 0 of bytes
-        "tolerance": row["tolerance"],
-        "finding": finding,
-        "certain": finding == "worse",
-        "suspicious": row["finding"] == "suspect",
-        "open": finding == "undecided",
+        "finding": FINDINGS.get(row["finding"], "undecided") if judged else "for information",
+        "suspicious": judged and row["finding"] == "suspect",
+        "stored_ratio": None,
+        "stored_slower": False,
     }
 
 
 def _stored_row(name: str, change: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row of a test or control that was compared with the stored run."""
     then, now, control = change["then_seconds"], change["now_seconds"], CONTROLS.get(name)
-    found = UNKNOWN | {
+    limit = inf if change["limit"] is None else change["limit"]
+    judged = bool(change["judged"])
+    suspicious = judged and now / then > (change["suspect_limit"] or limit)
+    # The comparison finds 95% of the slow-downs by the ratio "noticed".
+    unclear = suspicious or (change.get("noticed") or limit) > 1 + change["tolerance"]
+    return {
         "tests": [] if control else [name],
         "metric": "cpu_seconds" if change["quantity"] == "CPU seconds" else "time",
         "control": control,
-        **{"base": then, "candidate": now, "ratio": now / then, "stored_ratio": now / then},
+        **{"base": then, "candidate": now, "ratio": now / then, "low": None, "high": None},
         "stages": ["stored run"],
-    }
-    if not change["judged"]:
-        return found
-    limit = inf if change["limit"] is None else change["limit"]
-    suspicious = now / then > (change["suspect_limit"] or limit)
-    # The comparison finds 95% of the slow-downs by the ratio "noticed".
-    unclear = suspicious or (change.get("noticed") or limit) > 1 + change["tolerance"]
-    return found | {
-        "tolerance": change["tolerance"],
-        "finding": "undecided" if unclear else "not worse",
+        "finding": ("undecided" if unclear else "not worse") if judged else "for information",
         "suspicious": suspicious,
-        "open": unclear,
-        "stored_slower": now / then > limit,
+        "stored_ratio": now / then,
+        "stored_slower": judged and now / then > limit,
     }

@@ -230,7 +230,7 @@ NOT_SAVED = r"was not saved by ddpperf; name a file in \.ddpperf/runs or perf/ba
         ([], NOT_SAVED),
         ({"ddpperf": 1}, NOT_SAVED),
         (other(schema=SCHEMA + 1), rf"has schema {SCHEMA + 1}, this ddpperf reads 2 and {SCHEMA}; measure"),
-        (other(schema=2, against=7), r"is damaged \(AttributeError\("),
+        (other(schema=2, against=7), r"is damaged \(TypeError\("),
         (other(hardware_key=7), r"is damaged \(its hardware_key is 7\); name another run$"),
         (other(hardware_key="h200x8"), r"was measured on h200x8, this is h200x4; save a baseline here$"),
         ({"ddpperf": run_of()["ddpperf"]}, r"is damaged \(KeyError\('benchmarks'\)\); name another"),
