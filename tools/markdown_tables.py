@@ -32,4 +32,4 @@ def has_attributes(spec: Spec, attributes: Mapping[str, Any]) -> bool:
 
 def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table in Markdown."""
-    return "\n".join([*markdown_table(headings, rows), ""])
+    return "\n".join([*markdown_table(headings, *rows), ""])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -17,33 +17,22 @@ CURVES_BEGINS = b"datetime,hardware,commit,verdict,epoch,"
 FIELDS = ("test", "metric", "value", "unit", "better", "least", "most", "process_sets")
 
 
-def _rows(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the time and all metrics of each measured test of a stored run, in SI units.
+def metrics_csv(document: Mapping[str, Any]) -> str:
+    """Return the time and all metrics of each measured test of a stored run as CSV, in SI units.
 
     value: the median over the process sets, whose values range from `least` to `most`. better:
     "lower", "higher", or "" if neither is better.
     """
+    rows = []
     for case in cases_of(document):
         time = f"{case.timed_work}_time_seconds"
-        by_set = {time: case.measured.median_step_seconds()}
-        by_set |= {name: metric["by_set"] for name, metric in case.metrics.items()}
-        for name, values in by_set.items():
-            found = list(values.values())
-            yield {
-                "test": case.test,
-                "metric": name,
-                "value": median(found),
-                "unit": "s" if name == time else case.metrics[name]["unit"],
-                "better": "lower" if name == time else metrics.find_or_plain(name).better or "",
-                "least": min(found),
-                "most": max(found),
-                "process_sets": len(found),
-            }
-
-
-def metrics_csv(document: Mapping[str, Any]) -> str:
-    """Return all metrics of a stored run as CSV, with one line for each test and metric."""
-    return _csv(document, FIELDS, _rows(document))
+        stored = {time: {"unit": "s", "by_set": case.measured.median_step_seconds()}, **case.metrics}
+        for name, metric in stored.items():
+            values = list(metric["by_set"].values())
+            better = metrics.find_or_plain("time" if name == time else name).better or ""
+            figures = median(values), metric["unit"], better, min(values), max(values), len(values)
+            rows.append(dict(zip(FIELDS, (case.test, name, *figures), strict=True)))
+    return _csv(document, FIELDS, rows)
 
 
 def curves_csv(document: Mapping[str, Any]) -> str:

@@ -134,8 +134,7 @@ EXPERIMENTS = {
             "asymptotic_busbw_bytes_per_second",
             "link_utilization",
             "held_out_error",
-            "between_latency_seconds",
-            "between_bytes_per_second",
+            "between_*",
         ),
     ),
     "test_cost_model": Experiment(
@@ -146,10 +145,8 @@ EXPERIMENTS = {
             "link_utilization",
             "held_out_error",
             "reduce_byte_seconds",
-            "inside_message_seconds",
-            "inside_bytes_per_second",
-            "between_message_seconds",
-            "between_bytes_per_second",
+            "inside_*",
+            "between_*",
         ),
     ),
     "test_execution": Experiment(
@@ -166,19 +163,12 @@ EXPERIMENTS = {
     ),
     "test_precision": Experiment(
         title="precision",
-        metrics=(
-            "speedup_over_fp32",
-            "speedup_over_tf32",
-            "images_per_second",
-            "loss_after_5_steps",
-            "peak_memory_bytes",
-        ),
+        metrics=("speedup_over_*", "images_per_second", "loss_after_5_steps", "peak_memory_bytes"),
     ),
     "test_precision_accuracy": Experiment(
         title="precision of whole trainings",
         metrics=(
-            "speedup_over_fp32",
-            "speedup_over_tf32",
+            "speedup_over_*",
             "test_accuracy",
             "train_accuracy",
             "accuracy_over_fp32",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 from ddpperf.io.terminal_text import printable
@@ -35,7 +34,16 @@ def page(document: Mapping[str, Any], history: History = ()) -> str:
         }
         for table in tables_of(document)
     ]
-    html: str = _template().render(
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("ddpperf.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    html: str = environment.get_template("page.html").render(
         title=title(document),
         verdict=header["verdict"],
         next_step=next_step(header),
@@ -54,14 +62,3 @@ def page(document: Mapping[str, Any], history: History = ()) -> str:
 def _embedded(picture: Picture) -> dict[str, str]:
     image = base64.b64encode(picture.rendered("svg")).decode()
     return {"source": f"data:image/svg+xml;base64,{image}", "description": picture.description}
-
-
-@cache
-def _template() -> Any:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    loader = PackageLoader("ddpperf.report", "templates")
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.get_template("page.html")

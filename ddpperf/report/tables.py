@@ -13,7 +13,6 @@ from typing import Any
 
 from ddpperf.report.round_warnings import spread
 from ddpperf.report.stored_cases import Case, in_words, rows_of, usual_properties
-from ddpperf.results import units
 from ddpperf.results.metrics import column as column_format
 from ddpperf.results.metrics import find_or_plain
 from ddpperf.results.outcomes import OutcomeKind
@@ -142,19 +141,12 @@ def _times(cases: Sequence[Case]) -> list[Column]:
     if not any(case.experiment.timed for case in cases):
         return []
     seconds = [case.seconds for case in cases]
-    works = dict.fromkeys(case.timed_work for case in cases)
-    scale = units.common_scale("s", seconds)
-    assert scale is not None
-    unit, text = scale
+    heading, unit, text = column_format("time", seconds, "s")
+    works = {case.timed_work for case in cases}
+    heading = works.pop() if len(works) == 1 else heading
+    times = Column(heading=heading, unit=unit, cells=tuple(map(text, seconds)))
     spreads = tuple("-" if (found := spread(case.measured)) is None else f"{found:.0%}" for case in cases)
-    columns = [
-        Column(
-            heading=next(iter(works)) if len(works) == 1 else "time",
-            unit=unit,
-            cells=tuple(map(text, seconds)),
-        )
-    ]
-    return columns + ([Column(heading="IQR", cells=spreads)] if set(spreads) != {"-"} else [])
+    return [times] if set(spreads) == {"-"} else [times, Column(heading="IQR", cells=spreads)]
 
 
 def _compared(cases: Sequence[Case]) -> list[Column]:

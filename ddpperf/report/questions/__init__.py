@@ -38,8 +38,8 @@ def report_tables(document: Mapping[str, Any]) -> str:
     parts, missing = [], []
     for question in QUESTIONS:
         if found := answer(cases, question):
-            (headings, *rows), sentence = found
-            parts += [f"## {question.title}", "", *markdown_table(headings, rows), ""]
+            rows, sentence = found
+            parts += [f"## {question.title}", "", *markdown_table(*rows), ""]
             parts += [sentence, ""] if sentence else []
         else:
             missing.append(f"- {question.title}: `python -m pytest perf/{question.file}`")

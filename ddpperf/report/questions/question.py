@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ddpperf.report.stored_cases import Case, of_functions
@@ -97,7 +97,7 @@ def training_of(case: Case) -> TrainingSpec:
     return case.measured.spec
 
 
-def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def markdown_table(headings: Sequence[str], *rows: Sequence[str]) -> list[str]:
     """Return the lines of a table in Markdown."""
     head, *body = [f"| {' | '.join(cells)} |" for cells in (headings, *rows)]
     return [head, "|---" * len(headings) + "|", *body]
