@@ -108,7 +108,8 @@ def lacking_marks(spec: Spec, options: Options) -> list[pytest.MarkDecorator]:
             reason = f"the {side} lacks {function}, so there is nothing to compare"
             skip = pytest.mark.skip(reason=reason)
             return [skip, pytest.mark.candidate_cannot] if side == "candidate" else [skip]
-    if _needs_torchvision(spec) and options.sides is not None and not options.sides.torchvision:
+    found = options.sides.found if options.sides is not None else {}
+    if _needs_torchvision(spec) and not all(side.torchvision for side in found.values()):
         return [pytest.mark.skip(reason="it needs torchvision, which the base or the candidate lacks")]
     return []
 

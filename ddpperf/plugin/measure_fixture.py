@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, NoReturn
 
@@ -45,32 +45,30 @@ class VirtualClock:
 CLOCK = VirtualClock()
 
 
+@dataclass
 class Measuring:
     """The measurements of all tests in the same worker processes.
 
     sides: base and candidate of an A/B run; None if only this environment is measured.
-    side: the stored name of the side whose times and metrics a test shows.
     order: the test ids in the order of the test files.
     whole: tests that are measured to their end, although only times are measured again.
     """
 
+    pool: Pool
+    devices: Devices
+    machine: Machine
+    sides: Sides | None = None
+    order: Sequence[str] = ()
     whole: Collection[str] = ()
 
-    def __init__(
-        self,
-        pool: Pool,
-        devices: Devices,
-        machine: Machine,
-        sides: Sides | None = None,
-        order: Sequence[str] = (),
-    ) -> None:
-        self.pool = pool
-        self.machine = machine
-        self.sides = sides
-        self.side = BASE if sides is None else CANDIDATE
-        self._devices = devices
-        self._measures: dict[str, Measure | None] = dict.fromkeys(order)
+    def __post_init__(self) -> None:
+        self._measures: dict[str, Measure | None] = dict.fromkeys(self.order)
         self._notes: dict[tuple[Spec, tuple[str, ...]], list[Note]] = {}
+
+    @property
+    def side(self) -> str:
+        """The stored name of the side whose times and metrics a test shows."""
+        return BASE if self.sides is None else CANDIDATE
 
     def fixture(self, test: str, benchmark: BenchmarkFixture, mark: Callable[[str], object]) -> Measure:
         """Return the value of the `measure` fixture for one test."""
@@ -95,7 +93,7 @@ class Measuring:
         """
         key = measured.spec, tuple(sample.set for sample in measured.samples)
         if fresh:
-            self._notes[key] = self._devices.warnings(measured.spec)
+            self._notes[key] = self.devices.warnings(measured.spec)
         found = [*other_kernels(measured), *silent_ranks(measured)]
         return [*self._notes.get(key, []), *map(warning, found)]
 

@@ -64,17 +64,15 @@ class RunOutputs:
         self._lines: list[str] = []
         self._signal = ""  # that interrupted the run
         self._config = config
-        verdict = config.getoption("verdict")
-        self._verdict_file = _file("--verdict", verdict, VERDICT_BEGINS.encode(), "verdicts")
+        self._verdict_file = _file("--verdict", config.option.verdict, VERDICT_BEGINS.encode(), "verdicts")
         if self._verdict_file is not None:
             self._verdict_file.unlink(missing_ok=True)
-        copy = config.getoption("benchmark_json")
-        if copy is not None and not isinstance(copy, Path):
+        if (copy := config.option.benchmark_json) is not None and not isinstance(copy, Path):
             copy.close()  # pytest-benchmark has already opened it
             copy = copy.name
-        self._copy = _file("--benchmark-json", None if copy is None else str(copy))
-        self._baseline: str | None = config.getoption("benchmark_save")
-        self._page = _file("--report", config.getoption("report"), PAGE_BEGINS, "pages")
+        self._copy = _file("--benchmark-json", copy and str(copy))
+        self._baseline: str | None = config.option.benchmark_save
+        self._page = _file("--report", config.option.report, PAGE_BEGINS, "pages")
         files = [file for file in (self._verdict_file, self._copy, self._page) if file is not None]
         for file in files:
             if files.count(file) > 1:

@@ -158,7 +158,7 @@ class Session:
             per_node=options.links.node if options.nodes > 1 else max(options.world_sizes),
             device=options.device,
             interface=options.interface or find_interface(LOOPBACK),
-            images=str(images.absolute()) if images is not None else "",
+            images=str(images or ""),
             key_file=Path(f".ddpperf/launch-{os.getpid()}.key"),
         )
         self.cleanup.callback(launcher.close)
@@ -209,7 +209,7 @@ class Session:
         options = self.options
         common = {FUNCTIONS_VARIABLE: ",".join((options.model, *options.functions))}
         if options.data.path is not None:
-            common[DATA_VARIABLE] = str(options.data.path.absolute())  # other nodes run in other folders
+            common[DATA_VARIABLE] = str(options.data.path)
         if sets == options.nodes == 1:
             # Several process sets, as in A/B, each compile: the compiler chooses kernels by timing them,
             # and one choice for all sets of a side could look like a change.
@@ -218,12 +218,7 @@ class Session:
         if sides is not None:  # in random order: the first side of a round may meet colder caches
             # A source that pytest-randomly does not seed: with its seed, all runs would have one order.
             started = random.SystemRandom().sample([sides.base, sides.candidate], 2)
-        return [
-            replace(
-                side, environment=common | dict(side.environment), root=side.root and side.root.absolute()
-            )
-            for side in started
-        ]
+        return [replace(side, environment=common | dict(side.environment)) for side in started]
 
     def fixture(self, test: str, benchmark: BenchmarkFixture, mark: Callable[[str], object]) -> Measure:
         """Return the value of the `measure` fixture for one test, and name the test in the progress line.

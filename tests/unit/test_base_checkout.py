@@ -16,7 +16,7 @@ from ddpperf.errors import Refused
 from ddpperf.machine.git import check_out, commit, remove_worktree
 from ddpperf.plugin.base_checkout import require_stored_code, stored_sides
 from ddpperf.plugin.options.ab_sides import Sides
-from ddpperf.results.samples import Measured, Sample
+from ddpperf.results.samples import BASE, Measured, Sample
 from ddpperf.results.stored_runs import Baseline
 from ddpperf.specs import AllReduceSpec
 from ddpperf.workers.interpreter import Found, Side
@@ -191,7 +191,7 @@ def test_base_runs_the_stored_commit(repository: Path, checked: list[Side]) -> N
     assert (sides.base.root / "mine.py").read_text() == "old"
     assert sides.base.python == sys.executable, "which has the stored torch"
     assert (sides.candidate.root, sides.candidate.python) == (None, sys.executable)
-    assert (sides.base_torch, sides.torchvision) == (TORCH, False)
+    assert (sides.base_torch, sides.found[BASE].torchvision) == (TORCH, False)
     cleanup.close()
     assert not sides.base.root.exists()
     assert worktrees(repository) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ from ddpperf.machine.compiler import compiler_problem, compiler_reason
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.cases import case, if_valid, lacking_marks, machine_reason, parameters
 from ddpperf.plugin.measure_fixture import Measure
-from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.specs import AllReduceSpec, PartsSpec, Spec, TrainingSpec
+from ddpperf.workers.interpreter import Found
 from perf.common.step_specs import step_case
 from perf.test_all_reduce import test_fastest_all_reduce as fastest_all_reduce
 from tests.canned import CannedSuite
@@ -92,7 +93,9 @@ def test_dataloader_needs_torchvision(pytestconfig: pytest.Config, monkeypatch: 
     options = reader(pytestconfig)("--rootdir=/", "--candidate=A=1")
     loaded, plain = options.epoch(**TRAINING, input="dataloader"), options.step(**TRAINING)
     assert lacking_marks(loaded, options) == []
-    monkeypatch.setattr(Sides, "torchvision", False)
+    assert options.sides is not None
+    lacking = {"B": Found(python="python", torchvision=False)}
+    options = dataclasses.replace(options, sides=dataclasses.replace(options.sides, found=lacking))
     reason = "it needs torchvision, which the base or the candidate lacks"
     (skip,) = lacking_marks(loaded, options)
     assert (skip.kwargs["reason"], lacking_marks(plain, options)) == (reason, [])

@@ -64,11 +64,6 @@ class Sides:
     found: Mapping[str, Found] = field(default_factory=dict)  # by name, of sides that were checked
 
     @property
-    def torchvision(self) -> bool:
-        """Whether base and candidate both have torchvision, as far as they were checked."""
-        return all(found.torchvision for found in self.found.values())
-
-    @property
     def base_torch(self) -> str:
         """The base's version of torch, or "" if it was not checked."""
         return self.found[BASE].torch if BASE in self.found else ""
@@ -110,11 +105,6 @@ class Sides:
         if own:
             other = dataclasses.replace(other, delay_seconds=delay_seconds)
         return other if other != spec else None
-
-
-def is_elsewhere(side: Side) -> bool:
-    """Return whether a side of an A/B run differs from this process in interpreter or code."""
-    return side != Side(name=side.name)
 
 
 def options_of_side(side: Side) -> str:

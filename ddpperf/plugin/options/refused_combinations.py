@@ -12,6 +12,7 @@ from ddpperf.errors import Refused
 from ddpperf.plugin.options.ab_sides import changed
 from ddpperf.plugin.options.option_table import Value
 from ddpperf.plugin.options.options import Options
+from ddpperf.results.units import counted
 from ddpperf.specs import is_custom_model
 from ddpperf.specs.training_step import gpu_reason
 
@@ -40,8 +41,7 @@ def _check_devices(options: Options, gpu_count: int) -> None:
     if options.device == "cuda" and here > gpu_count:
         what = f"--node-size {here}" if nodes > 1 else f"world_size={here}"
         instead = f"at most {gpu_count}, or --device cpu" if gpu_count else "--device cpu"
-        gpus = "1 GPU" if here == 1 else f"{here} GPUs"
-        raise Refused(f"{what} needs {gpus}, found {gpu_count}; pass {instead}")
+        raise Refused(f"{what} needs {counted(here, 'GPU')}, found {gpu_count}; pass {instead}")
     for N in options.world_sizes:
         if nodes > 1 and node < N and (N % node or node * nodes < N):
             what = f"--world-sizes {N} does not fit {nodes} nodes of {node} ranks"

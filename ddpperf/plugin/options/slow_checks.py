@@ -13,10 +13,10 @@ from ddpperf.data import cache
 from ddpperf.errors import Refused
 from ddpperf.io.command import print_lines
 from ddpperf.machine.child_process import package_path, run_child
-from ddpperf.plugin.options.ab_sides import is_elsewhere, options_of_side
+from ddpperf.plugin.options.ab_sides import options_of_side
 from ddpperf.plugin.options.options import CIFAR_CLASSES, Options
 from ddpperf.specs import FUNCTIONS_VARIABLE, Model
-from ddpperf.workers.interpreter import check_side
+from ddpperf.workers.interpreter import Side, check_side
 
 MODEL_SECONDS = 120
 
@@ -58,7 +58,7 @@ def check_sides(options: Options, functions: Iterable[str]) -> Options:
     found = {
         side.name: check_side(side, options_of_side(side), options.device, imported)
         for side in (sides.base, sides.candidate)
-        if is_elsewhere(side)
+        if side != Side(name=side.name)  # this process has shown that its own interpreter works
     }
     return dataclasses.replace(options, sides=dataclasses.replace(sides, found=found))
 
