@@ -15,7 +15,7 @@ from ddpperf.results.metrics import find_or_plain
 from ddpperf.results.notes import NoteKind
 from ddpperf.results.samples import CANDIDATE, Measured
 from ddpperf.results.stored_runs import is_ab_run
-from ddpperf.specs import RETIRED_FIELDS, CustomStepSpec, EpochSpec, RunSpec, SamplerSpec, Spec, TrainingSpec
+from ddpperf.specs import RETIRED_FIELDS, CustomStepSpec, EpochSpec, RunSpec, SamplerSpec, TrainingSpec
 from ddpperf.specs.labels import labels
 
 SAME_CHANGE = 1 / 3  # of a change of the time; a mean that changed as much, within this, says nothing new
@@ -86,16 +86,29 @@ class Case:
 
     @cached_property
     def properties(self) -> dict[str, str]:
-        """What the test measures, by name, such as "batch"; the kind of its experiment comes first."""
-        device = self.header["options"].get("device", "cpu")
-        found = {"kind": self.experiment.kind}
-        found |= _properties_of(self.measured.spec, device=device, global_batch=self.experiment.global_batch)
+        """What the test measures, by name, such as "batch", in the order of the columns of a table.
+
+        A property that does not apply, such as the strategy of a single device, is "".
+        """
+        spec = self.measured.spec
+        devices = "GPUs" if self.header["options"].get("device") == "cuda" else "ranks"
+        found = {"kind": self.experiment.kind, devices: str(spec.world_size), **labels(spec)}
+        if isinstance(spec, TrainingSpec | CustomStepSpec):
+            found["batch"] = f"{spec.per_rank_batch_size:,}"
+        if isinstance(spec, TrainingSpec):
+            found["strategy"] = found["strategy"].removeprefix("single")
+            found["execution"] = "+".join(filter(None, (spec.execution, found.pop("inductor"))))
+            if self.experiment.global_batch:  # in place of the images on one rank
+                found = {"global batch" if name == "batch" else name: value for name, value in found.items()}
+                found["global batch"] = f"{spec.global_batch_size:,}"
+        if isinstance(spec, RunSpec):
+            found["epochs"] = str(spec.epochs)
+        if "buffer" in found:
+            found["buffer"] = re.sub(r"(?<=\d)(?=[KMG]?i?B)", " ", found["buffer"])  # 64 MiB
         if found.get("algorithm") == "backend":
             found["algorithm"] = self.header["environment"].get("backend") or "backend"
         if len(self.seeds) > 1 or self.recipe:
-            found |= {"seed": "", "seeds": str(len(self.seeds))}
-        if self.recipe:
-            found["recipe"] = self.recipe
+            found |= {"seed": "", "seeds": str(len(self.seeds)), "recipe": self.recipe}
         return found
 
     @property
@@ -171,29 +184,6 @@ class Case:
         """Return the devices, the batch size and what else the test trains, as text."""
         named = {name: self.properties.get(name, "") for name in DESCRIBED}
         return ", ".join(in_words(name, value) for name, value in named.items() if value)
-
-
-def _properties_of(spec: Spec, *, device: str, global_batch: bool) -> dict[str, str]:
-    """Return the properties of a spec that its id names, by name.
-
-    The properties are in the order of the columns of a table. A property that does not apply, such
-    as the strategy of a single device, is "". global_batch: name the images of a step on all ranks
-    together instead of those on one rank.
-    """
-    found = {"GPUs" if device == "cuda" else "ranks": str(spec.world_size), **labels(spec)}
-    if isinstance(spec, TrainingSpec | CustomStepSpec):
-        found["batch"] = f"{spec.per_rank_batch_size:,}"
-    if isinstance(spec, TrainingSpec):
-        found["strategy"] = found["strategy"].removeprefix("single")
-        found["execution"] = "+".join(filter(None, (spec.execution, found.pop("inductor"))))
-        if global_batch:
-            found = {"global batch" if name == "batch" else name: value for name, value in found.items()}
-            found["global batch"] = f"{spec.global_batch_size:,}"
-    if isinstance(spec, RunSpec):
-        found["epochs"] = str(spec.epochs)
-    if "buffer" in found:
-        found["buffer"] = re.sub(r"(?<=\d)(?=[KMG]?i?B)", " ", found["buffer"])  # 64 MiB
-    return found
 
 
 def usual_properties(header: Mapping[str, Any]) -> dict[str, str]:

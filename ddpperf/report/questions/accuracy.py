@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddpperf.report.experiment_columns import SAMPLER, WHOLE_TRAININGS
-from ddpperf.report.questions.question import Cells, Question, metric_cells, time_cell
+from ddpperf.report.questions.question import Question, metric_cells, time_cell
 from ddpperf.report.stored_cases import Case
 from ddpperf.results import units
 
@@ -77,15 +77,11 @@ PRECISION = Question(
 )
 
 
-def _trained(case: Case) -> Cells:
-    return time_cell(case) | accuracies(case)
-
-
 PRECISION_ACCURACY = Question(
     title="Mixed precision: accuracy",
     tests=("test_precision_accuracy",),
     file="test_precision.py",
     needs=("train_accuracy",),
-    cells=_trained,
+    cells=lambda case: time_cell(case) | accuracies(case),
     metrics=(*SPEED, "skipped_steps"),
 )

@@ -17,11 +17,9 @@ EFFICIENCY_LIMITS = (0.8, 0.5)
 
 
 def _epoch(case: Case) -> Cells:
-    without = case.references.get("without_loading")
     cells = time_cell(case)
-    if without is not None:
-        alone = median(without.median_step_seconds().values())
-        cells["epoch without loading"] = units.seconds(alone)
+    if without := case.references.get("without_loading"):
+        cells["epoch without loading"] = units.seconds(median(without.median_step_seconds().values()))
     return cells
 
 
@@ -35,16 +33,12 @@ BATCH_SIZE = Question(
 )
 
 
-def _scaled(case: Case) -> Cells:
-    return {"global batch": f"{training_of(case).global_batch_size:,}"} | time_cell(case)
-
-
 SCALING = Question(
     title="Q2: time and speedup by batch size and devices",
     tests=("test_weak_scaling", "test_strong_scaling"),
     file="test_scaling.py",
     needs=("images_per_second",),
-    cells=_scaled,
+    cells=lambda case: {"global batch": f"{training_of(case).global_batch_size:,}"} | time_cell(case),
     metrics=("epoch_seconds", "speedup", "efficiency"),
 )
 
@@ -122,16 +116,12 @@ ONE_DEVICE_ENOUGH = Question(
 )
 
 
-def _step(case: Case) -> Cells:
-    return {"step": units.seconds(case.value("step_seconds") or case.seconds)}
-
-
 STEP_PARTS = Question(
     title="Parts of a step",
     tests=("test_step_breakdown", "test_epoch_breakdown"),
     file="test_step_breakdown.py",
     needs=("forward_seconds",),
-    cells=_step,
+    cells=lambda case: {"step": units.seconds(case.value("step_seconds") or case.seconds)},
     metrics=tuple(f"{part}_seconds" for part in PARTS),
 )
 
