@@ -30,15 +30,16 @@ class Devices:
     def __init__(self, gpus: Sequence[Gpu], world_size: int, *, several_nodes: bool = False) -> None:
         self._gpus = gpus[:world_size]
         self._world_size, self._several_nodes = world_size, several_nodes
-        self._locks = ExitStack()
         self._cores = sorted(os.sched_getaffinity(0))  # before this process is pinned to some of them
 
-    def acquire(self) -> None:
+    def acquire(self, cleanup: ExitStack) -> None:
         """Lock the GPUs or the CPU, and start watching the GPUs.
 
-        Raises Refused if another test run uses one of them.
+        Raises Refused if another test run uses one of them. cleanup: unlocks them, and lets this process
+        use all CPU cores again, when it is closed.
         """
-        self._locks = lock_devices([gpu.uuid for gpu in self._gpus] or ["cpu"])
+        cleanup.enter_context(lock_devices([gpu.uuid for gpu in self._gpus] or ["cpu"]))
+        cleanup.callback(self.pinning.release)
         _ = self._watch  # from now on, processes on the GPUs that are not ranks count as foreign
 
     @cached_property
@@ -83,8 +84,3 @@ class Devices:
         """Return warnings about what disturbed this node's devices in the measurement that just ended."""
         most_ranks = self._world_size if self._several_nodes else None
         return [*map(warning, self.pinning.warnings(spec, most_ranks)), *self._watch.warnings()]
-
-    def release(self) -> None:
-        """Unlock the GPUs or the CPU, and let this process use all CPU cores again."""
-        self.pinning.release()
-        self._locks.close()

@@ -135,8 +135,7 @@ class Session:
         if self.passes:
             return
         self.prepare()
-        self.cleanup.callback(self.devices.release)
-        self.devices.acquire()
+        self.devices.acquire(self.cleanup)
         self.machine_findings = run_findings(self.gpus)
         alone = self.options.replicates or 1
         sets = alone if self.sides is None else self.settings.first_sets

@@ -12,7 +12,7 @@ from ddpperf.report.plots.over_time import History
 from ddpperf.report.plots.picture import Picture
 from ddpperf.report.questions.communication import FORMULAS
 from ddpperf.report.questions.question import answer
-from ddpperf.report.stored_cases import cases_of, metric_texts, without_file
+from ddpperf.report.stored_cases import all_metrics, cases_of
 from ddpperf.report.summary import highlights, next_step, summary_facts, title
 from ddpperf.report.tables import tables_of
 
@@ -52,7 +52,7 @@ def page(document: Mapping[str, Any], history: History = ()) -> str:
         formulas=answer(cases_of(document), FORMULAS),
         pictures={picture.name: _embedded(picture) for picture in pictures if not picture.experiment},
         facts=[(label, sentences) for label, sentences in summary_facts(document) if sentences],
-        metrics=[(without_file(case.test), metric_texts(case.metrics)) for case in cases_of(document)],
+        metrics=all_metrics(document),
         environment=sorted((name, str(value)) for name, value in header["environment"].items()),
         command_line=header["options"].get("command_line", ""),
     )

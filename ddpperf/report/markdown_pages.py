@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddpperf.io.terminal_text import harmless
-from ddpperf.report.stored_cases import metric_texts, without_file
+from ddpperf.report.stored_cases import all_metrics
 from ddpperf.report.summary import summary_lines, verdict_lines
 
 VERDICT_BEGINS = "## ddpperf: "
@@ -20,7 +20,8 @@ def markdown(document: Mapping[str, Any], lines: Sequence[str]) -> str:
     lines: the summary of the run. All metrics follow it.
     """
     header = document["ddpperf"]
-    folded = {"all tests": lines, "all metrics": _metrics(document)}
+    metrics = [f"{test}: {texts}" for test, texts in all_metrics(document) if texts]
+    folded = {"all tests": lines, "all metrics": metrics}
     page = [f"{VERDICT_BEGINS}{header['verdict']['status']}", "", *_fenced(header["verdict"]["reasons"]), ""]
     for title, hidden in folded.items():
         if hidden:
@@ -44,15 +45,6 @@ def results_page(document: Mapping[str, Any]) -> str:
         *_fenced(lines),
     ]
     return harmless("\n".join(page)) + "\n"
-
-
-def _metrics(document: Mapping[str, Any]) -> list[str]:
-    """Return a line for each test with all of its metrics."""
-    return [
-        f"{without_file(found['fullname'])}: {', '.join(metric_texts(values))}"
-        for found in document["benchmarks"]
-        if (values := found["extra_info"]["ddpperf"]["metrics"])
-    ]
 
 
 def _fenced(lines: Sequence[str]) -> list[str]:

@@ -267,12 +267,14 @@ def without_file(test: str) -> str:
     return test.split("::", 1)[-1]
 
 
-def metric_texts(stored: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the heading and the value of each stored metric as text.
-
-    A metric of another test suite is shown with its name and unit.
-    """
-    return [find_or_plain(name, metric["unit"]).text(metric["value"]) for name, metric in stored.items()]
+def all_metrics(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return each measured test, and the headings and values of all of its metrics as text."""
+    found = []
+    for case in cases_of(document):
+        of_case = case.metrics.items()
+        texts = [find_or_plain(name, metric["unit"]).text(metric["value"]) for name, metric in of_case]
+        found.append((without_file(case.test), ", ".join(texts)))
+    return found
 
 
 def curve_points(case: Case) -> Iterator[dict[str, Any]]:

@@ -10,7 +10,8 @@ from tests.canned import CannedSuite
 
 def test_verdict_comes_first_and_is_no_markup() -> None:
     reasons = ["a failed: expected ```three``` *stars*", "second"]
-    document = {"benchmarks": [], "ddpperf": {"verdict": {"status": "FAIL", "reasons": reasons}}}
+    header = {"outcomes": {}, "verdict": {"status": "FAIL", "reasons": reasons}}
+    document = {"benchmarks": [], "ddpperf": header}
     page = markdown(document, ["a table", "with `one` tick"]).splitlines()
     assert page[:6] == ["## ddpperf: FAIL", "", "````text", *reasons, "````"]
     assert page[7:13] == [
