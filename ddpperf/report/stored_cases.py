@@ -108,7 +108,9 @@ class Case:
         if found.get("algorithm") == "backend":
             found["algorithm"] = self.header["environment"].get("backend") or "backend"
         if len(self.seeds) > 1 or self.recipe:
-            found |= {"seed": "", "seeds": str(len(self.seeds)), "recipe": self.recipe}
+            found |= {"seed": "", "seeds": str(len(self.seeds))}
+        if self.recipe:
+            found["recipe"] = self.recipe
         return found
 
     @property
