@@ -19,6 +19,7 @@ from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
 from tests import faults
 from tests.canned import Canned, CannedSuite, canned_sets
+from tests.command_line import Read, reader
 from tests.namespaces import namespaces_reason
 from tests.project import Marked, Project
 
@@ -105,6 +106,12 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
         mine.assert_nothing_left()
     finally:
         mine.clean()
+
+
+@pytest.fixture
+def read(pytestconfig: pytest.Config) -> Read:
+    """Return a function that reads the options of a command line."""
+    return reader(pytestconfig)
 
 
 @pytest.fixture

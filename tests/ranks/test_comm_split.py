@@ -20,10 +20,6 @@ SMALL = dataclasses.replace(DDP, model="resnet10_cifar")
 # --- known times
 
 
-def test_the_rank_that_waits_most_counts() -> None:
-    assert longest_wait([1.3, 1.3], [1.0, 1.1]) == pytest.approx(0.3)
-
-
 def test_a_trace_is_of_the_rank_that_waits_most() -> None:
     counters = {"comm_seconds": [0.2, 0.5, 0.5], "exposed_comm_seconds": [0.1, 0.4, 0.3]}
     assert traced(counters | {"idle_seconds": [0.1, 0.2, 0.3]}) == pytest.approx(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import pytest
-
 from ddpperf.specs import MessagesSpec, TrainingSpec
 from ddpperf.workers.pool import Pool
 
@@ -16,11 +14,6 @@ SMALL_PARAMETERS = 4 * 78_002
 BATCH_NORM_FLOATS, BATCH_NORMS = 2 * 4800, 20  # means and variances of resnet18; a counter of each
 
 
-@pytest.fixture
-def pool(two_ranks: Pool) -> Pool:
-    return two_ranks
-
-
 def sent(pool: Pool, spec: TrainingSpec) -> dict[str, float]:
     """Return rank 0's counters, which must equal rank 1's."""
     (sample,) = pool.measure(spec).samples
@@ -29,9 +22,9 @@ def sent(pool: Pool, spec: TrainingSpec) -> dict[str, float]:
     return {name: ranks[0] for name, ranks in counters.items()}
 
 
-def test_ddp_sends_gradients_and_buffers(pool: Pool) -> None:
+def test_ddp_sends_gradients_and_buffers(two_ranks: Pool) -> None:
     buffers = 4 * BATCH_NORM_FLOATS + 8 * BATCH_NORMS
-    counters = sent(pool, DDP)
+    counters = sent(two_ranks, DDP)
     assert counters["gradients: bytes"] == counters["parameter_bytes"] == PARAMETERS
     assert (counters["gradients: messages"], counters["buffers: messages"]) == (3, 2), (
         "by bucket; and by type"
@@ -46,20 +39,20 @@ def test_ddp_sends_gradients_and_buffers(pool: Pool) -> None:
     assert not [name for name in counters if "other" in name]
 
 
-def test_bf16_without_buffers_sends_half_the_bytes(pool: Pool) -> None:
-    counters = sent(pool, dataclasses.replace(SMALL, buffer_sync=False, comm_hook="bf16"))
+def test_bf16_without_buffers_sends_half_the_bytes(two_ranks: Pool) -> None:
+    counters = sent(two_ranks, dataclasses.replace(SMALL, buffer_sync=False, comm_hook="bf16"))
     assert counters["gradients: bytes"] == SMALL_PARAMETERS / 2
     assert "buffers: bytes" not in counters
 
 
-def test_zero1_also_sends_parameters(pool: Pool) -> None:
-    counters = sent(pool, dataclasses.replace(SMALL, strategy="zero1"))
+def test_zero1_also_sends_parameters(two_ranks: Pool) -> None:
+    counters = sent(two_ranks, dataclasses.replace(SMALL, strategy="zero1"))
     assert counters["gradients: bytes"] == SMALL_PARAMETERS
     assert counters["parameters: bytes"] == SMALL_PARAMETERS
 
 
-def test_fsdp_gathers_parameters_and_scatters_gradients(pool: Pool) -> None:
-    counters = sent(pool, dataclasses.replace(SMALL, strategy="fsdp"))
+def test_fsdp_gathers_parameters_and_scatters_gradients(two_ranks: Pool) -> None:
+    counters = sent(two_ranks, dataclasses.replace(SMALL, strategy="fsdp"))
     assert counters["gradients: bytes"] == SMALL_PARAMETERS
     assert SMALL_PARAMETERS < counters["parameters: bytes"] <= 2 * SMALL_PARAMETERS, (
         "forward and backward, what is used last only once"

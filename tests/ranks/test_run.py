@@ -304,6 +304,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"drop_last": False}, "training_run needs drop_last True, got False"),
     ({"rate": 0}, "rate must be more than 0, got 0"),
     ({"momentum": 1.0}, "momentum must be between 0 and 1, got 1"),
+    ({"clip_norm": -1.0}, "clip_norm must be a number from 0 to "),
     ({"precision": "fp16", "execution": "graph", "optimizer": "lars"}, "execution graph cannot capture lars"),
     ({"execution": "compile", "grow_from": 8}, "grow_from=8 needs execution eager or graph, got compile"),
     ({"optimizer": "lars", "nesterov": False}, "nesterov=False needs optimizer sgd, got lars"),

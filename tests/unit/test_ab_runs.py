@@ -244,15 +244,6 @@ def test_second_repeat_does_not_begin_too_late(project: CannedSuite) -> None:
     assert project.rows()["test_step[16]", "time"]["finding"] != "worse"
 
 
-def test_late_run_says_how_much_time_it_needs(project: CannedSuite) -> None:
-    project.experiment.write_text(TWO_STEPS.replace("[8, 16]", "[8, 16, 32]"))
-    # Equal sides, but every second pair of process sets is slower
-    project.canned.seconds = lambda spec, name: step_seconds(spec, name) * (1 + (int(name[1:]) - 1) // 2 % 2)
-    finished = run(project, *WITH_BF16, "--max-seconds", "1")
-    finished.assert_one_sentence(125, "NO VERDICT: --max-seconds 1 left no time for ", " measurement")
-    finished.assert_one_sentence(125, "next: give it more time: --max-seconds 60")
-
-
 @pytest.mark.parametrize("stage", ["first", "controls", "repeat"])
 def test_interrupted_run_keeps_what_was_measured(project: CannedSuite, stage: str) -> None:
     project.experiment.write_text(TWO_STEPS)

@@ -24,20 +24,6 @@ sizes = st.integers(1, 2**40)
 
 
 @pytest.mark.parametrize(
-    ("t1", "tN", "N", "speedup"),
-    [
-        (0.1, 0.1, 1, 1.0),
-        (0.1, 0.1, 8, 8.0),  # no communication: N times the work in the same time
-        (0.1, 0.2, 2, 1.0),  # nothing gained
-        (0.1, 0.8, 4, 0.5),
-        (0.105, 0.4, 4, 1.05),
-    ],
-)
-def test_weak_speedup_is_the_work_done_more(t1: float, tN: float, N: int, speedup: float) -> None:
-    assert weak_speedup(t1, tN, N) == pytest.approx(speedup)
-
-
-@pytest.mark.parametrize(
     ("t1", "tN", "N", "speedup"), [(1.0, 0.5, 2, 2.0), (3.0, 1.0, 4, 3.0), (1.0, 2.0, 8, 0.5)]
 )
 def test_strong_speedup_is_the_time_saved(t1: float, tN: float, N: int, speedup: float) -> None:

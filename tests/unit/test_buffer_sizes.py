@@ -13,14 +13,9 @@ from ddpperf.specs.collective import OWN_ALGORITHMS
 from perf import test_all_reduce, test_projection
 from perf.common.all_reduces import GPU_SIZES
 from perf.test_all_reduce import OWN_SIZES, RING_SIZE
-from tests.command_line import Read, is_skipped, reader, specs_of
+from tests.command_line import Read, is_skipped, specs_of
 
 KiB, MiB = 2**10, 2**20
-
-
-@pytest.fixture
-def read(pytestconfig: pytest.Config) -> Read:
-    return reader(pytestconfig)
 
 
 def sizes(cases: Iterable[Case]) -> list[int]:

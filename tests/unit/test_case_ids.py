@@ -8,20 +8,14 @@ from typing import Any
 
 import pytest
 
-from ddpperf.errors import Refused
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.cases import FASTEST_DDP, case, case_id, parameters, size_id
 from ddpperf.plugin.session import storage_for
 from ddpperf.specs import AllReduceSpec, CollectiveSpec, CopySpec, SamplerSpec, Spec, TrainingSpec
-from tests.command_line import Read, reader
+from tests.command_line import Read
 from tools.default_suite import experiments
 
 LONGEST = 62  # letters of a test's name with its brackets
-
-
-@pytest.fixture
-def read(pytestconfig: pytest.Config) -> Read:
-    return reader(pytestconfig)
 
 
 @pytest.mark.parametrize("gpus", [0, 1, 2, 4, 8])
@@ -133,15 +127,6 @@ def test_run_id_names_its_recipe(read: Read) -> None:
     changed: dict[str, Any] = dict(zip(HYPERPARAMETERS.split(), values, strict=True))
     specs = [dataclasses.replace(plain, **{name: value}) for name, value in changed.items()]
     assert len({case_id(spec, options) for spec in [plain, *specs]}) == 1 + len(changed)
-
-
-def test_two_cases_with_one_id_are_refused(read: Read) -> None:
-    """They differ in the epoch's images alone, which no id names."""
-    options = read()
-    step = options.step(**STEP, world_size=2)
-    cases = pytest.mark.specs(cases=lambda _: [step, dataclasses.replace(step, epoch_images=64)]).mark
-    with pytest.raises(Refused, match=r"^test_it has two cases with the id 2rank-b32, so"):
-        parameters("test_it", cases, options, Machine())
 
 
 def test_named_case_keeps_its_id(read: Read) -> None:

@@ -17,7 +17,7 @@ from ddpperf.results.outcomes import OutcomeKind
 from ddpperf.specs import AllReduceSpec, EpochSpec, SamplerSpec, Spec, TrainingSpec
 from perf import test_all_reduce, test_precision, test_scaling
 from tests.canned import CannedSuite
-from tests.command_line import Read, reader, specs_of
+from tests.command_line import Read, specs_of
 from tests.project import REPOSITORY
 from tools.default_suite import experiments
 
@@ -42,11 +42,6 @@ OTHER = "import pytest\n\n@pytest.mark.slow\ndef test_other():\n    pass\n"
 def project(canned_suite: CannedSuite) -> CannedSuite:
     canned_suite.experiment.write_text(CASES)
     return canned_suite
-
-
-@pytest.fixture
-def read(pytestconfig: pytest.Config) -> Read:
-    return reader(pytestconfig)
 
 
 LEFT_OUT = "3 tests of the full suite; --full runs them"

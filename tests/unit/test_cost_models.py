@@ -22,7 +22,6 @@ from ddpperf.analysis.cost_models import (
 )
 from ddpperf.analysis.library_cost_model import choose_lines, seconds_by
 from ddpperf.analysis.logarithmic_fit import Undetermined, held_out_error
-from ddpperf.analysis.statistics import Estimate
 from ddpperf.collectives.algorithms import ALGORITHMS
 from ddpperf.specs import AllReduceSpec
 from ddpperf.specs.collective import OWN_ALGORITHMS, Algorithm
@@ -134,12 +133,6 @@ def test_intervals_have_their_coverage(measured: list[AllReduceSpec], node_size:
         assert mean(each[unit].value for each in found) == pytest.approx(TRUE[unit], rel=0.05)
 
 
-def test_one_rank_per_node_has_no_link_inside() -> None:
-    model, error = choose_cost_model(times(calls("ring", (2, 3)), 1, 0.03), 1)
-    assert set(model.unit_seconds) == {"message between", "byte between"}
-    assert error < 0.06
-
-
 def test_addition_that_costs_time_has_its_own_value() -> None:
     model, error = choose_cost_model(times(ON_A_NODE, noise=0.02), 8)
     assert "byte added" in model.unit_seconds
@@ -209,12 +202,6 @@ def test_intervals_of_lines_have_their_coverage(noise: float, sizes: int) -> Non
         assert chosen.latency.value == seconds_by(chosen.lines, 0)
         assert chosen.byte_seconds.value == min(slope for _, slope in chosen.lines)
     assert 0.88 < mean(held) < 1
-
-
-def test_inverse_swaps_the_ends_of_an_interval() -> None:
-    bandwidth = Estimate(value=2.0, low=1.0, high=4.0).inverse(8.0)
-    assert bandwidth == Estimate(value=4.0, low=2.0, high=8.0)
-    assert Estimate(value=0.0, low=0.0, high=4.0).inverse().value == math.inf
 
 
 @pytest.mark.parametrize("N", [4, 8])

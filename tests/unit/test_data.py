@@ -119,16 +119,6 @@ def test_spec_counts_steps_and_images_of_an_epoch(
     assert sum(len(batch) for rank in enumerated for batch in rank) == spec.images_per_epoch
 
 
-def test_each_epoch_has_another_order() -> None:
-    epochs = [
-        [index for (batch,) in batches_of_ranks(64, 2, 32, True, epoch) for index in batch]
-        for epoch in range(4)
-    ]
-    assert all(sorted(epoch) == list(range(64)) for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs}) == 4
-    assert epochs[0] != list(range(64)), "the first is shuffled too"
-
-
 def test_test_images_differ_and_share_coarse_patterns() -> None:
     fields = {**vars(spec_of(300, 1, 4, drop_last=True)), "strategy": "single"}
     spec = RunSpec(**fields, epochs=1, test_images=300, rate=0.1)

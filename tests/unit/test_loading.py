@@ -7,20 +7,12 @@ from typing import Any
 
 import pytest
 
-from ddpperf.analysis.batch_size import LEAST_FRACTION, enough_workers, loading_fraction
+from ddpperf.analysis.batch_size import LEAST_FRACTION, enough_workers
 from ddpperf.results.samples import Sample
 from ddpperf.specs import EpochSpec
 from perf.test_batch_size import test_batch_size as batch_size
 from perf.test_batch_size import test_loader_workers as loader_workers
 from tests.fake_measure import FakeMeasure
-
-
-@pytest.mark.parametrize(
-    ("with_loading", "without", "share"),
-    [(10.0, 8.0, 0.2), (1.0, 1.0, 0.0), (4.0, 1.0, 0.75), (1.0, 1.25, -0.25)],
-)
-def test_the_share_is_of_the_epoch_with_loading(with_loading: float, without: float, share: float) -> None:
-    assert loading_fraction(with_loading, without) == pytest.approx(share)
 
 
 @pytest.mark.parametrize(

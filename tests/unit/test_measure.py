@@ -18,8 +18,7 @@ from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.results.notes import warning
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec, EpochSpec, Spec, TrainingSpec
-from ddpperf.workers.interpreter import Side
-from tests.canned import CannedSuite, died, pool_of
+from tests.canned import CannedSuite, pool_of
 from tests.fake_measure import measuring
 
 REFUSALS = """
@@ -148,17 +147,6 @@ def test_wrong_use_of_measure_fails_the_test(canned_suite: CannedSuite) -> None:
     replaced = stored["test_references_of_two_sets"]
     assert list(replaced["references"]) == [], "a refused reference is not kept"
     assert replaced["samples"] == stored["test_warned"]["samples"], "before the set was replaced"
-
-
-@pytest.mark.parametrize(("failed", "base_failed"), [("A1", True), ("B2", False)])
-def test_failed_rank_of_the_base_is_no_failure_of_the_candidate(failed: str, base_failed: bool) -> None:
-    sides = Sides(base=Side(name="A"), candidate=Side(name="B"), spec_fields={})
-    marks: list[str] = []
-    measure = measure_with(died(failed), sides, marks.append)
-    side = "base" if base_failed else "candidate"
-    with pytest.raises(pytest.fail.Exception, match=f"^the {side}'s rank 0 of set {failed} exited with"):
-        measure(SPEC)
-    assert marks == ["base_failed"] * base_failed
 
 
 # --- warnings, which every test has that uses a measurement

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,14 +9,7 @@ import torch.distributed as dist
 from ddpperf.measuring.message_ledger import Ledger
 
 
-@pytest.fixture
-def alone() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("group")
 def test_unknown_messages_are_recorded() -> None:
     values = torch.ones(100)
     with (ledger := Ledger()):

@@ -25,14 +25,9 @@ from ddpperf.specs import EpochSpec, TrainingSpec, from_json, to_json
 from perf import test_scaling
 from perf.test_batch_size import sweep
 from tests.canned import CannedSuite
-from tests.command_line import Read, reader, specs_of
+from tests.command_line import Read, specs_of
 
 NETWORK = "--node-link 5e-6,50"
-
-
-@pytest.fixture
-def read(pytestconfig: pytest.Config) -> Read:
-    return reader(pytestconfig)
 
 
 def spec(*fields: str) -> list[str]:
@@ -279,7 +274,6 @@ def test_wrong_option_is_refused_with_one_sentence(read: Read, line: str) -> Non
     ("line", "sentence"),
     [
         ("--rounds 0", "ERROR: --rounds takes whole numbers from 1 to 1000000000, got '0'"),
-        ("-p no:benchmark", "ERROR: ddpperf needs pytest-benchmark, which was not loaded; leave"),
         ("--verdict perf", "ERROR: --verdict takes a file in a writable folder, got 'perf'; name another"),
         (
             "--verdict a.md --benchmark-json a.md --report b.html",
@@ -292,13 +286,6 @@ def test_wrong_option_is_refused_with_one_sentence(read: Read, line: str) -> Non
 def test_refused_run_ends_with_status_4(canned_suite: CannedSuite, line: str, sentence: str) -> None:
     canned_suite.run("perf", *line.split()).assert_one_sentence(4, sentence)
     assert canned_suite.saved_runs() == []
-
-
-def test_refused_run_leaves_no_earlier_verdict(canned_suite: CannedSuite) -> None:
-    """A job that reads the file would take an earlier PASS for that of the refused run."""
-    assert canned_suite.run("perf", "--verdict", "v.md").status == 0
-    assert canned_suite.run("perf", "--verdict", "v.md", "--rounds", "0").status == 4
-    assert not (canned_suite.root / "v.md").exists()
 
 
 # --- the compiler

@@ -7,8 +7,6 @@ import json
 import pytest
 
 from ddpperf.errors import Refused
-from ddpperf.machine.hardware import hardware_key
-from ddpperf.results.metrics import find
 from tests.canned import CannedSuite
 from tests.project import ALL_REDUCE
 
@@ -41,19 +39,6 @@ def test_all_reduce(measure, spec):
     measure(spec)
 """
 )
-
-THRESHOLD = """
-[[threshold]]
-hardware = "{}"
-test = "test_step"
-where = {{ world_size = 1 }}
-images_per_second = {!r}
-
-[[threshold]]
-hardware = "h200x4"
-test = "test_step"
-images_per_second = 1e12
-"""
 
 
 @pytest.fixture
@@ -122,26 +107,6 @@ def test_wrong_cases_are_refused(project: CannedSuite) -> None:
     project.run().assert_one_sentence(
         4, "ERROR: test_step has two cases with the id 1rank-b2", "measure each once"
     )
-    project.experiment.write_text(ONE_DEVICE.replace("batch_size=2", "batch_size=1"))
-    project.run().assert_one_sentence(
-        4, "ERROR: test_step cannot be measured: resnet18", "use batches of at least 2"
-    )
-
-
-def test_metric_below_its_threshold_fails(project: CannedSuite) -> None:
-    project.experiment.write_text(STEP)
-    thresholds, key = project.root / "perf" / "thresholds.toml", hardware_key("cpu", [])
-    thresholds.write_text(THRESHOLD.format(key, 1e6))
-    arguments = "perf", "--world-sizes", "1", "--rounds", "1"
-    run = project.run(*arguments)
-    ((test, stored),) = project.measured().items()
-    found = stored["metrics"]["images_per_second"]["value"]
-    sentence = f"FAIL: perf/test_it.py::{test} failed: {{}} is below {{}}, the minimum of threshold 1 of"
-    shown = find("images_per_second")
-    run.assert_one_sentence(1, sentence.format(shown.text(found), "1,000,000 images/s"))
-    run.assert_one_sentence(1, "0 of 1 met; missed most: test_step", "minimum 1,000,000 images/s")
-    thresholds.write_text(THRESHOLD.format(key, found / 6))
-    project.run(*arguments).assert_one_sentence(0, "PASS: 1 test measured")
 
 
 def test_other_tests_keep_their_exit_status(project: CannedSuite) -> None:

@@ -32,11 +32,6 @@ EPOCH = EpochSpec(world_size=1, per_rank_batch_size=2, strategy="single", epoch_
 SIDES = Side(name="A"), Side(name="B")
 
 
-def test_replicates_of_sides_start_in_mirrored_order(canned: Canned) -> None:
-    with pool_of(1, sides=SIDES, replicates=2, sets_made=3) as pool:
-        assert [live.name for live in pool.live_sets()] == ["A4", "B5", "B6", "A7"]
-
-
 def test_candidate_sets_measure_the_candidate_spec(canned: Canned) -> None:
     canned.seconds = lambda spec, name: 0.06 if spec.delay_seconds else 0.03
     with pool_of(1, sides=SIDES) as pool:
@@ -96,13 +91,6 @@ def test_older_code_is_refused_at_once(canned: Canned) -> None:
     canned.setup = {"port": None, "environment": {}}
     with pool_of(1) as pool, pytest.raises(SetFailure, match="set A1 runs an older ddpperf"):
         pool.measure(SINGLE)
-
-
-def test_failed_set_is_replaced_under_a_new_name(canned: Canned) -> None:
-    with pool_of(2) as pool:
-        with pytest.raises(SetFailure, match="rank 1 of set A1 was killed by SIGKILL"):
-            pool.measure(failing("kill"))
-        assert [sample.set for sample in pool.measure(SMALL).samples] == ["A2"]
 
 
 @pytest.mark.parametrize("error", [pytest.fail.Exception("Timeout"), OSError("Timeout")])

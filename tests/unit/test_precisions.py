@@ -6,36 +6,28 @@ from typing import Any
 
 import pytest
 
-from ddpperf.plugin.options.options import Options, read_options
+from ddpperf.plugin.options.options import Options
 from ddpperf.specs import Precision, RunSpec
 from perf import test_precision
-from tests.command_line import specs_of
+from tests.command_line import Read, specs_of
 from tests.unit.test_training_metrics import LONG, Costs
-
-pytest_plugins = ["pytester"]
-
-
-def options(pytester: pytest.Pytester, *arguments: str, gpus: int) -> Options:
-    return read_options(pytester.parseconfig("-p", "ddpperf.plugin", *arguments), gpus)
 
 
 def trainings(chosen: Options) -> list[RunSpec]:
     return specs_of(test_precision.trainings(chosen))
 
 
-def test_gpus_train_every_precision_with_two_batches(pytester: pytest.Pytester) -> None:
-    found = trainings(options(pytester, gpus=2))
+def test_gpus_train_every_precision_with_two_batches(read: Read) -> None:
+    found = trainings(read(gpus=2))
     assert {(spec.precision, spec.per_rank_batch_size) for spec in found} == {
         (precision, batch) for precision in ("fp32", "tf32", "bf16", "fp16") for batch in (128, 2048)
     }
     assert {spec.world_size for spec in found} == {1}
 
 
-def test_cpus_without_bf16_instructions_skip_it(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cpus_without_bf16_instructions_skip_it(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(test_precision, "computes_bf16", lambda: False)
-    chosen = options(pytester, gpus=0)
+    chosen = read(gpus=0)
     assert {spec.precision for spec in trainings(chosen)} == {"fp32"}
     cases: list[Any] = list(test_precision.trainings(chosen))
     assert [case.id for case in cases if not isinstance(case.values[0], RunSpec)] == ["b16-bf16", "b64-bf16"]

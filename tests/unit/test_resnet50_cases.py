@@ -9,12 +9,10 @@ import pytest
 
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.cases import Case, parameters
-from ddpperf.plugin.options.options import Options, read_options
+from ddpperf.plugin.options.options import Options
 from perf import test_comm_split, test_scaling, test_step_breakdown
 from perf.common.step_specs import RESNET50
-from tests.command_line import specs_of
-
-pytest_plugins = ["pytester"]
+from tests.command_line import Read, specs_of
 
 TESTS: dict[str, Any] = {
     "scaling": test_scaling.test_weak_scaling,
@@ -24,10 +22,6 @@ TESTS: dict[str, Any] = {
 Cases = Callable[[Options], Iterator[Case]]
 CASES: dict[str, Cases] = {name: test.pytestmark[0].kwargs["cases"] for name, test in TESTS.items()}
 every_experiment = pytest.mark.parametrize("experiment", TESTS)
-
-
-def options(pytester: pytest.Pytester, *arguments: str, gpus: int) -> Options:
-    return read_options(pytester.parseconfig("-p", "ddpperf.plugin", *arguments), gpus)
 
 
 def measured(chosen: Options, experiment: str) -> list[tuple[str, int, int]]:
@@ -41,16 +35,14 @@ def measured(chosen: Options, experiment: str) -> list[tuple[str, int, int]]:
 @pytest.mark.parametrize(
     ("experiment", "world_sizes"), [("scaling", (1, 4)), ("breakdown", (1, 4)), ("split", (4,))]
 )
-def test_gpus_measure_both_stems(
-    experiment: str, world_sizes: tuple[int, ...], pytester: pytest.Pytester
-) -> None:
-    found = measured(options(pytester, gpus=4), experiment)
+def test_gpus_measure_both_stems(experiment: str, world_sizes: tuple[int, ...], read: Read) -> None:
+    found = measured(read(gpus=4), experiment)
     assert found == [(model, size, 128) for model in RESNET50 for size in world_sizes]
 
 
 @every_experiment
-def test_core_suite_and_gate_leave_them_out(experiment: str, pytester: pytest.Pytester) -> None:
-    chosen = options(pytester, "--batch-sizes", "128", gpus=4)
+def test_core_suite_and_gate_leave_them_out(experiment: str, read: Read) -> None:
+    chosen = read("--batch-sizes", "128", gpus=4)
     test = TESTS[experiment]
     found = parameters(experiment, test.pytestmark[0], chosen, Machine(device="cuda"))
     ours = [case for case in found if "resnet50" in str(case.id)]
@@ -61,8 +53,8 @@ def test_core_suite_and_gate_leave_them_out(experiment: str, pytester: pytest.Py
 
 
 @every_experiment
-def test_cpus_skip_them_with_the_option(experiment: str, pytester: pytest.Pytester) -> None:
-    chosen = options(pytester, gpus=0)
+def test_cpus_skip_them_with_the_option(experiment: str, read: Read) -> None:
+    chosen = read(gpus=0)
     assert measured(chosen, experiment) == []
     (case,) = [case for case in CASES[experiment](chosen) if getattr(case, "id", "") == "resnet50"]
     assert "--model resnet50 measures it" in str(case.marks)  # type: ignore[union-attr]

@@ -134,16 +134,6 @@ def test_level_is_divided_by_the_tested_rows() -> None:
     ]
 
 
-def test_certain_change_names_further_ones() -> None:
-    """Both changes are as clear. No repeat had time for test2, and test3 did not change."""
-    estimates = [estimate(1, 1.1), estimate(2, 1.1), estimate(3), estimate(1, 1.1, stage=Stage.REPEAT)]
-    found = {row.tests[0]: row for row in judged(estimates)}
-    assert [found[f"test{number}"].finding is Finding.WORSE for number in (1, 2, 3)] == [True, True, False]
-    assert not found["test2"].certain
-    first_only = {row.tests[0]: row for row in judged(estimates[:3])}
-    assert not any(row.finding is Finding.WORSE for row in first_only.values()), "if none is certain"
-
-
 @pytest.mark.parametrize(
     ("bytes_seen", "finding"),
     [
@@ -196,15 +186,6 @@ def test_time_of_an_epoch_is_the_mean_over_its_rounds() -> None:
     found = {row.key.metric: row for row in judged(stored_estimates({"t": then}, {"t": now}, GPU, {}, {}))}
     assert found["time"].ratio == pytest.approx(1.5)
     assert "mean_time" not in found
-
-
-@pytest.mark.parametrize(("iterations", "cleared"), [(10, False), (100, True)])
-def test_mean_needs_many_steps_of_the_stored_run(iterations: int, cleared: bool) -> None:
-    """A stall in 1 of 100 steps has to occur before it can be compared."""
-    run = measured(CAPTURED, *(0.01, 0.0100001) * 3, iterations=iterations)
-    found = {row.key.metric: row for row in judged(stored_estimates({"t": run}, {"t": run}, GPU, {}, {}))}
-    assert found["time"].finding is Finding.NOT_WORSE
-    assert (found["mean_time"].finding is Finding.NOT_WORSE) == cleared
 
 
 # --- what is measured next

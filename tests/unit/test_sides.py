@@ -15,7 +15,6 @@ import pytest
 
 from ddpperf.errors import Refused
 from ddpperf.plugin.options.option_table import OLD_OPTIONS, OPTIONS
-from ddpperf.plugin.options.options import read_options
 from ddpperf.workers.interpreter import Side
 from tests.command_line import reader
 
@@ -117,14 +116,3 @@ def test_old_option_says_what_to_type_now(read: Read, name: str) -> None:
         sentence = f"{name} is gone; {OLD_OPTIONS[name].replace('{}', value)}"
         with pytest.raises(Refused, match=f"^{re.escape(sentence)}$"):
             read(line)
-
-
-def test_root_among_the_values_is_refused(pytester: pytest.Pytester) -> None:
-    (pytester.path / "project" / "perf").mkdir(parents=True)
-    (pytester.path / "other").mkdir()
-    (pytester.path / "other" / "pytest.ini").write_text("[pytest]\n")
-    config = pytester.parseconfig("-p", "ddpperf.plugin", "--base", "other", "project/perf")
-    assert config.rootpath != pytester.path / "project"
-    config.option.rootdir = config.option.inifilename = None
-    with pytest.raises(Refused, match=re.escape("first, and write options with =, as --base=DIR")):
-        read_options(config, 0)

@@ -190,13 +190,6 @@ def test_an_unknown_name_is_refused(storage: Storage, wanted: str) -> None:
         storage.find(wanted)
 
 
-def test_fifo_is_no_baseline(storage: Storage) -> None:
-    fifo = storage.root / "fifo.json"
-    os.mkfifo(fifo)
-    with pytest.raises(NoBaseline, match=r"cannot be read .it is not a regular file.; name another"):
-        storage.load(storage.find(str(fifo)))
-
-
 def test_compressed_run_is_read_if_it_is_whole(storage: Storage) -> None:
     path, content = storage.root / "mine.json.gz", gzip.compress(json.dumps(run_of()).encode())
     path.write_bytes(content)

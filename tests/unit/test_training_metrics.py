@@ -12,7 +12,7 @@ from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import EpochSpec, RunSpec, TrainingSpec
 from perf import test_large_batch, test_scaling
 from perf.common.recipes import find_recipe
-from perf.common.step_metrics import FEWEST_STEPS, speedup_over, training_metrics
+from perf.common.step_metrics import FEWEST_STEPS, training_metrics
 from perf.test_scaling import scaling_metrics
 from tests.fake_measure import FakeMeasure
 
@@ -55,13 +55,6 @@ def test_launch_bound_step_is_a_warning(device_seconds: float, bound: float, war
     assert measure.warnings == warnings
     assert measure.metrics["launch_bound"] == {"A1": pytest.approx(bound)}
     assert measure.metrics["cpu_seconds"] == {"A1": 0.5}
-
-
-def test_speedup_over_another_step() -> None:
-    measure: Any = FakeMeasure(lambda spec: list(measured(spec, seconds=6.0).samples))
-    speedup_over(measure, "eager", measured(step(execution="compile"), seconds=2.0), step())
-    assert measure.references == {"eager": step()}
-    assert measure.metrics == {"speedup_over_eager": {"A1": 3.0}}
 
 
 def test_data_parallel_is_compared_with_ddp() -> None:
