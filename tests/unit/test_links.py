@@ -131,9 +131,3 @@ def test_bridged_pairs_have_a_link_by_size(monkeypatch: pytest.MonkeyPatch) -> N
         "link of 2 devices 300 GB/s (nominal, NVLink 3, 12 x 25 GB/s); "
         "link of 4 devices 63.01 GB/s (nominal, PCIe 5.0 x16)"
     )
-
-
-def test_stored_rate_of_a_loopback_is_still_printed() -> None:
-    """Runs on CPUs of older versions measured the loopback."""
-    stored = {"bytes_per_second": 2.9e9, "source": "loopback, 9 copies", "kind": "measured", "spread": 0.04}
-    assert rates_in_words([{"world_sizes": [2]} | stored]) == "link 2.9 GB/s (measured, loopback, 9 copies)"

@@ -1,33 +1,18 @@
-"""The tables of a report, each recomputed from the raw seconds of every rank and round."""
+"""The tables of a report where no frozen run has their figures (test_frozen_numbers.py)."""
 
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from statistics import median
 from typing import Any
-
-import pytest
 
 from ddpperf.report.questions import QUESTIONS, report_tables
 from ddpperf.results.stored_runs import read_document
 
 ROOT = Path(__file__).parents[2]
-RUNS = ROOT / "docs" / "runs"
 CPU = ROOT / "perf" / "baselines" / "cpu2-epyc-25-17-1" / "0014_core.json"
-GPU = RUNS / "h200x4-suite.json.gz"
-LAWS = RUNS / "h200x4-own_ddp.json.gz"
-
-
-def of(*paths: Path) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("path", paths, ids=lambda path: path.stem)
-
-
-UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "GB": 1e9, "MB": 1e6, "KB": 1e3, "B": 1.0}
-UNITS |= {"GB/s": 1e9, "MB/s": 1e6, "KB/s": 1e3}
+LAWS = ROOT / "docs" / "runs" / "h200x4-own_ddp.json.gz"
 Json = dict[str, Any]
 
 
@@ -35,18 +20,6 @@ Json = dict[str, Any]
 def run(path: Path) -> Json:
     document: Json = read_document(path)
     return document
-
-
-def stored_of(path: Path, *names: str) -> Iterator[Json]:
-    """The stored tests of these test functions."""
-    for test in run(path)["benchmarks"]:
-        if test["name"].partition("[")[0] in names:
-            yield test["extra_info"]["ddpperf"]
-
-
-def rows(path: Path, title: str) -> list[dict[str, str]]:
-    """The rows of a question's table by heading."""
-    return rows_in(run(path), title)
 
 
 def section(document: Json, title: str) -> str:
@@ -57,89 +30,6 @@ def rows_in(document: Json, title: str) -> list[dict[str, str]]:
     table = section(document, title).splitlines()
     lines = [line.strip("| ").split(" | ") for line in table if line.startswith("| ")]
     return [dict(zip(lines[0], line, strict=True)) for line in lines[1:]]
-
-
-def number(text: str) -> float:
-    """The value of a text such as "1.5 ms", "95.0%", "1.95x" or "12,346"."""
-    first, *unit = text.replace(",", "").split()
-    if first.endswith("%"):
-        return float(first[:-1]) / 100
-    return float(first.removesuffix("x")) * (UNITS[unit[0]] if unit else 1.0)
-
-
-def close(text: str, value: float, places: float = 0.006) -> bool:
-    least = 0.006 if "%" in text or "x" in text else 0.0
-    return math.isclose(number(text), value, rel_tol=places, abs_tol=least)
-
-
-def _median(values: Iterator[float]) -> float:
-    return float(median(values))
-
-
-def step(stored: Json) -> float:
-    """The seconds of a step: the slowest rank of each round, the median over rounds, then over sets."""
-    N = stored["spec"]["world_size"]
-    ranks = N if stored["spec"].get("strategy") != "single" else 1
-    return _median(
-        median(max(seconds[:ranks]) / stored["iterations"] for seconds in sample["seconds"])
-        for sample in stored["samples"]
-    )
-
-
-def slowest_alone(stored: Json, N: int) -> float:
-    """t(1): the slowest device's median over rounds, in the median process set."""
-    return _median(
-        max(
-            median(round_[rank] / stored["iterations"] for round_ in sample["seconds"])
-            for rank in range(min(N, len(sample["seconds"][0])))
-        )
-        for sample in stored["samples"]
-    )
-
-
-@of(CPU, GPU)
-def test_speedups_are_those_of_the_samples(path: Path) -> None:
-    found = rows(path, "Q2: time and speedup by batch size and devices")
-    stored_tests = list(stored_of(path, "test_weak_scaling", "test_strong_scaling"))
-    assert len(found) == len(stored_tests)
-    for row, stored in zip(found, stored_tests, strict=True):
-        N = stored["spec"]["world_size"]
-        assert (row.get("GPUs") or row["ranks"], close(row["step"], step(stored))) == (str(N), True)
-        if N > 1:
-            t1 = slowest_alone(stored["references"]["one_device"], N)
-            speedup = t1 / step(stored) * (N if row["kind"] == "weak" else 1)
-            assert close(row["speedup"], speedup)
-            assert close(row["efficiency"], speedup / N)
-
-
-def law(amdahl: bool, s: float, N: int) -> float:
-    return 1 / (s + (1 - s) / N) if amdahl else N - s * (N - 1)
-
-
-def test_laws_predict_from_the_fitted_fraction() -> None:
-    """Amdahl: 1 / (s + (1 - s) / N). Gustafson: N - s (N - 1)."""
-    found = rows(LAWS, "Laws of scaling")
-    stored_tests = list(stored_of(LAWS, "test_gustafson", "test_amdahl"))
-    assert [row["devices"] for row in found] == ["2", "4", "8", "16", "32"] * len(stored_tests)
-    for place, row in enumerate(found):
-        metrics = {name: each["value"] for name, each in stored_tests[place // 5]["metrics"].items()}
-        amdahl, N = row["training"].startswith("Amdahl's law, global batch "), int(row["devices"])
-        assert amdahl or row["training"].startswith("Gustafson's law, batch ")
-        s, low, high = (metrics[f"serial_fraction{end}"] for end in ("", "_low", "_high"))
-        speedup, interval = row["predicted speedup"].strip(")").split(" (")
-        least, most = interval.split(" to ")
-        assert close(speedup, law(amdahl, s, N))
-        assert close(least, law(amdahl, high, N))
-        assert close(most, law(amdahl, max(low, 0.0), N)), "0 is the least serial fraction"
-        efficiency, interval = row["predicted efficiency"].strip(")").split(" (")
-        assert close(efficiency, law(amdahl, s, N) / N)
-        assert close(interval.split(" to ")[0], law(amdahl, high, N) / N)
-        if N <= 4:
-            measured = metrics[f"speedup_of_{N}"]
-            assert close(row["measured speedup"], measured)
-            assert close(row["error"], law(amdahl, s, N) / measured - 1)
-        else:
-            assert row["measured speedup"] == "not measured"
 
 
 def test_impossible_fraction_is_explained() -> None:

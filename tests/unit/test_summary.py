@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from ddpperf.report.summary import highlights, summary_lines, verdict_lines
+from ddpperf.report.summary import summary_lines, verdict_lines
 from ddpperf.results.metrics import find_or_plain
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec, Spec, TrainingSpec
@@ -79,10 +78,6 @@ def labelled(lines: list[str], label: str) -> list[str]:
         if inside:
             found.append(line[12:])
     return found
-
-
-def starting(lines: list[str], word: str) -> list[str]:
-    return [line for line in lines if line.startswith(word)]
 
 
 def calls(*nbytes: int, **measured: Any) -> Json:
@@ -217,7 +212,8 @@ def test_comparison_says_how_the_machine_changed() -> None:
 )
 def test_metric_that_may_be_worse_has_its_own_row(time: str, fields: Json, shown: bool) -> None:
     rows = found("test_all_reduce[1024]", finding=time), found("test_all_reduce[1024]", **fields)
-    lines = starting(summary_lines(judged(calls(1024, 2048), *rows)), "1 KiB")
+    summary = summary_lines(judged(calls(1024, 2048), *rows))
+    lines = [line for line in summary if line.startswith("1 KiB")]
     assert [fields["metric"] in line for line in lines] == [False, True][: 1 + shown]
 
 
@@ -286,26 +282,6 @@ def test_warnings_of_references_are_the_tests() -> None:
 
 
 # --- what is worth knowing, and what comes next
-
-
-def test_worst_scaling_names_the_communication_of_its_step() -> None:
-    spec = TrainingSpec(world_size=2, per_rank_batch_size=8, strategy="ddp")
-    speeds = {"speedup": 0.9, "efficiency": 0.45}
-    exposed = {"exposed_comm_seconds": 0.02, "traced_exposed_comm_seconds": 0.01}
-    better, metrics = replace(spec, per_rank_batch_size=16), {"speedup": 1.9, "efficiency": 0.95}
-    parallel = replace(spec, strategy="data_parallel")
-    worst = {"speedup": 0.1, "efficiency": 0.05}  # not surprising, so not worth a sentence
-    tests = {
-        "test_weak_scaling[a]": stored(*[0.1] * 4, spec=spec, metrics=speeds),
-        "test_weak_scaling[b]": stored(*[0.1] * 4, spec=better, metrics=metrics),
-        "test_weak_scaling[c]": stored(*[0.1] * 4, spec=parallel, metrics=worst),
-        "test_comm_split[a]": stored(*[0.1] * 4, spec=spec, metrics=exposed),
-    }
-    assert highlights(passed(**tests)) == [
-        "Lowest efficiency: 45.0% (weak scaling, speedup 0.90x, slower than one device): 2 GPUs, "
-        "batch 8 per rank, resnet18, eager, ddp.",
-        "Exposed communication is 20% of this step by difference, 10% by trace, so it is uncertain.",
-    ]
 
 
 def test_a_verdict_has_few_reasons_and_says_where_all_are() -> None:
