@@ -15,7 +15,7 @@ import pytest
 
 from tests.canned import CannedSuite
 from tests.faults import PURPOSE
-from tests.project import SLEEPING_MODEL, Project, wait_until, wait_while_it_runs
+from tests.project import ALL_REDUCE, Project, wait_until, wait_while_it_runs
 
 FAULTS = """
 import pytest
@@ -31,14 +31,6 @@ def test_fault(measure, spec):
 def test_good(measure):
     measure(AllReduceSpec(world_size=2, nbytes=1024))
 """
-
-MEASURED = """
-from ddpperf.specs import AllReduceSpec
-
-def test_measured(measure):
-    measure(AllReduceSpec(world_size=2, nbytes=1024))
-"""
-
 # Runs pytest in a session whose terminal is the standard input, so that SIGHUP comes with its end
 OF_TERMINAL = """
 import fcntl, signal, sys, termios
@@ -69,20 +61,6 @@ def start_until_fault(project: Project) -> subprocess.Popen[str]:
     log = project.root / "logs" / "A1-rank1.log"
     wait_while_it_runs(process, lambda: log.exists() and PURPOSE in log.read_text(), "no round was begun")
     return process
-
-
-@pytest.mark.slow
-def test_faults_leave_the_others(project: Project) -> None:
-    project.experiment.write_text(MEASURED + FAULTS)
-    run = project.run("perf", "--deadline", "5")
-    assert run.status == 1
-    for how in ("was killed by SIGKILL", f"raised RuntimeError: {PURPOSE}", "not answer within 5 s"):
-        assert how in run.output
-    assert "\nrank 1 is late for " in run.output
-    (kept,) = (project.root / ".ddpperf" / "hangs").iterdir()
-    assert re.findall(r"^rank (\d): [a-z]+$", kept.read_text(), re.MULTILINE) == ["0", "1"]
-    assert set(project.measured()) == {"test_measured", "test_good"}
-    project.assert_nothing_left()
 
 
 def test_each_fault_is_an_outcome_with_its_cause(canned_suite: CannedSuite) -> None:
@@ -130,21 +108,21 @@ def test_interrupted_model_check_is_no_verdict(project: Project, how: signal.Sig
     ids=["a time limit", "ctrl-c", "a lost connection"],
 )
 def test_interrupted_round_keeps_what_was_measured(project: Project, how: signal.Signals) -> None:
-    project.experiment.write_text(MEASURED + HANGS)
+    project.experiment.write_text(ALL_REDUCE + HANGS)
     process = start_until_fault(project)
     process.send_signal(how)
     output, _ = process.communicate(timeout=20)
     assert process.returncode == 125, output
     assert f"NO VERDICT: the run was interrupted by {how.name}" in output
     assert re.search(r"perf/test_it\.py::test_never was not run", output)
-    assert list(project.measured()) == ["test_measured"]
+    assert list(project.measured()) == ["test_all_reduce"]
     project.assert_nothing_left()
 
 
 @pytest.mark.slow
 def test_closed_terminal_keeps_what_was_measured(project: Project) -> None:
     """The terminal of the run is gone, so everything that the run prints fails."""
-    project.experiment.write_text(MEASURED + HANGS)
+    project.experiment.write_text(ALL_REDUCE + HANGS)
     logs = project.root / "logs"
     log = logs / "A1-rank1.log"
     ours, theirs = pty.openpty()
@@ -163,7 +141,7 @@ def test_closed_terminal_keeps_what_was_measured(project: Project) -> None:
     assert process.wait(60) == 4, "the verdict could not be printed"
     (saved,) = project.saved_runs()
     assert "the run was interrupted by SIGHUP" in saved["ddpperf"]["verdict"]["reasons"]
-    assert list(project.measured()) == ["test_measured"]
+    assert list(project.measured()) == ["test_all_reduce"]
     project.assert_nothing_left()
 
 
@@ -238,30 +216,3 @@ def test_interrupt_after_last_round_changes_nothing(project: Project) -> None:
     assert "PASS: 1 test measured" in run.output
     assert "Traceback" not in run.output
     assert len(project.saved_runs()) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGUSR1])
-def test_ranks_die_with_a_killed_controller(project: Project, kill: signal.Signals) -> None:
-    """Nobody handles the second signal."""
-    project.experiment.write_text(HANGS)
-    process = start_until_fault(project)
-    process.send_signal(kill)
-    process.wait()
-    project.assert_nothing_left()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("hanging", ["mine.py", "other/mine.py"], ids=["check", "probe of another root"])
-def test_child_processes_die_with_a_killed_controller(project: Project, hanging: str) -> None:
-    (project.root / "other").mkdir()
-    for module in ("mine.py", "other/mine.py"):
-        (project.root / module).write_text(SLEEPING_MODEL.format(seconds=0))
-    (project.root / hanging).write_text(
-        "import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(600)\n"
-    )
-    process = project.start("perf", "--model", "mine:sleeping", "--candidate", "other")
-    wait_while_it_runs(process, (project.root / "begun").exists, "the model was not imported")
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    wait_until(lambda: not project.processes(), 2, lambda: f"left running: {project.processes()}")
