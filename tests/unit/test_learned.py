@@ -9,7 +9,7 @@ import pytest
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import RunSpec
-from perf.test_large_batch import learned
+from perf.test_large_batch import compare, learned
 from tests.fake_measure import FakeMeasure
 
 FIELDS: dict[str, Any] = {"world_size": 1, "per_rank_batch_size": 4, "strategy": "single", "input": "device"}
@@ -48,3 +48,14 @@ def test_skipped_steps_are_added_over_epochs(precision: str, skipped: dict[str, 
     runs = (sample("A1", skipped_steps_1=3.0, skipped_steps_2=2.0), sample("A1", skipped_steps_1=3.0))
     found = metrics_of(*((run,) for run in runs), precision=precision)
     assert found.get("skipped_steps") == skipped
+
+
+def test_difference_is_of_the_first_trainings_to_the_others() -> None:
+    spec = RunSpec(**FIELDS)
+    ours, theirs = (
+        [Measured(spec=spec, iterations=1, samples=(sample("A1", test_accuracy_2=accuracy),))]
+        for accuracy in (0.75, 0.25)
+    )
+    measure = FakeMeasure()
+    assert compare(cast(Measure, measure), "accuracy_over_baseline", ours, theirs)
+    assert measure.metrics == {"accuracy_over_baseline": {"A1": 0.5}}
