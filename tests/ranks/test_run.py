@@ -56,11 +56,6 @@ def parameters_of(run: TrainingRun) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in run.training.module.state_dict().items()}
 
 
-def require_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    assert one.keys() == other.keys()
-    assert all(torch.equal(value, other[name]) for name, value in one.items())
-
-
 TIMES = ("train_seconds", "epoch_seconds")
 
 
@@ -86,7 +81,9 @@ def test_a_run_depends_on_its_seed_only(fields: dict[str, Any]) -> None:
     twice.step()
     for each in (once, twice):
         each.step()
-    require_same(parameters_of(once), parameters_of(twice))
+    ours, theirs = parameters_of(once), parameters_of(twice)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
     assert learned(once) == learned(twice)
     other = run_of(**fields, seed=1)
     other.step()
@@ -160,20 +157,11 @@ def test_the_rate_follows_the_schedule_over_all_epochs() -> None:
     assert rates[0] < rates[3] < rates[4] > rates[11] > 0
 
 
-FIRST_SCALE = 2.0**22  # so large that the first steps in fp16 overflow
-
-
-def overflowing(**fields: Any) -> TrainingRun:
-    """Return an fp16 run whose first scale is so large that several steps overflow."""
-    run = TrainingRun(dataclasses.replace(SMALL, precision="fp16", **fields), rank=0, device=CPU)
-    run.start_scaler["scale"] = FIRST_SCALE
+def test_overflowing_steps_are_counted_and_skipped() -> None:
+    run = TrainingRun(dataclasses.replace(SMALL, precision="fp16", epochs=3), rank=0, device=CPU)
+    run.start_scaler["scale"] = 2.0**22  # so large that several steps overflow
     run.training.scaler.load_state_dict(run.start_scaler)
     run.warm_up(2)
-    return run
-
-
-def test_overflowing_steps_are_counted_and_skipped() -> None:
-    run = overflowing(epochs=3)
     changed: list[bool] = []
     before = next(run.training.model.parameters()).clone()
 
@@ -336,16 +324,6 @@ PLAIN = dataclasses.replace(
 )
 
 
-def plain_loop(model: nn.Module, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Train as the course reports do."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
-    model.train()
-    for images, labels in batches:
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(images), labels).backward()
-        optimizer.step()
-
-
 def test_plain_recipe_trains_like_a_plain_loop() -> None:
     """The recipe "as it is" of perf/recipes.toml, with its BatchNorm statistics."""
     recipe = find_recipe("cpu", "16, as it is")
@@ -365,7 +343,12 @@ def test_plain_recipe_trains_like_a_plain_loop() -> None:
     run.step()
     torch.manual_seed(spec.seed)
     model = build(spec.model)
-    plain_loop(model, batches)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
+    model.train()
+    for images, labels in batches:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
     assert len(batches) == 8
     for name, value in run.training.module.state_dict().items():
         torch.testing.assert_close(value, model.state_dict()[name], rtol=0, atol=1e-6)

@@ -16,7 +16,7 @@ from ddpperf.workers.failures import Cause, RankFailure, SetFailure
 from perf.test_batch_size import test_largest_batch as largest_batch
 from tests.fake_measure import FakeMeasure, measuring
 from tests.generated import BOUNDED
-from tests.project import Finished, Project
+from tests.project import Project
 
 
 @BOUNDED
@@ -55,7 +55,7 @@ class Narrow(nn.Module):
 
     def forward(self, rows):
         if len(rows) > 100:
-            FULL
+            raise torch.OutOfMemoryError("no room")
         return rows @ self.weight
 
 def narrow():
@@ -76,17 +76,13 @@ def test_next(measure):
 """
 
 
-def sweep(project: Project, full: str) -> Finished:
-    project.experiment.write_text(EXPERIMENT)
-    (project.root / "mine.py").write_text(MODEL.replace("FULL", full))
-    sizes = ("--world-sizes", "1", "--batch-sizes", "32", "--rounds", "1")
-    return project.run("perf", "--model", "mine:narrow", *sizes)
-
-
 @pytest.mark.slow
 def test_batches_grow_until_memory_ends_on_real_ranks(project: Project) -> None:
     """The next test runs on fresh ranks."""
-    run = sweep(project, "raise torch.OutOfMemoryError('no room')")
+    project.experiment.write_text(EXPERIMENT)
+    (project.root / "mine.py").write_text(MODEL)
+    sizes = ("--world-sizes", "1", "--batch-sizes", "32", "--rounds", "1")
+    run = project.run("perf", "--model", "mine:narrow", *sizes)
     run.assert_one_sentence(0, "PASS: 2 tests measured")
     run.assert_one_sentence(
         0, "a batch of 104 does not fit: rank 0 of set A", "raised OutOfMemoryError: no room (at open)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -80,18 +80,12 @@ def sample_of(spec: TrainingSpec) -> Sample:
     return Sample(set="A1", side="A", torch="2.11", seconds=(seconds,), counters=counters)
 
 
-def canned_measure() -> Any:
-    """Return a `measure` fixture with the seconds and the traces above."""
-    return FakeMeasure(lambda spec: [sample_of(spec)])
-
-
 def split(monkeypatch: pytest.MonkeyPatch, **traced: float) -> FakeMeasure:
     changed = {name: (value,) for name, value in traced.items()}
     monkeypatch.setitem(TRACES, "data_parallel", TRACES["data_parallel"] | changed)
-    measure = canned_measure()
+    measure: Any = FakeMeasure(lambda spec: [sample_of(spec)])
     data_parallel_split(measure, SPEC)
-    assert isinstance(measure, FakeMeasure)
-    return measure
+    return cast(FakeMeasure, measure)
 
 
 def test_communication_is_measured_by_two_methods(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +124,7 @@ def test_unassigned_kernels_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_missing_trace_leaves_the_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TRACES, "data_parallel", {})
-    measure = canned_measure()
+    measure: Any = FakeMeasure(lambda spec: [sample_of(spec)])
     data_parallel_split(measure, replace(SPEC, delay_seconds=1.0))
     assert measure.metrics["exposed_comm_seconds"] == {"A1": pytest.approx(0.010)}
     assert "replicate_seconds" not in measure.metrics

@@ -49,13 +49,6 @@ def commands(page: Path) -> list[str]:
     return [found[1] for found in re.finditer(r"(?<![\w/-])pytest( +perf/[^\n`]*)", text)]
 
 
-def in_this_machines_places(command: str, folder: Path) -> str:
-    """Replace the paths of an example by paths that exist here."""
-    command = re.sub(r"(--base|--candidate) \.\./\S+", rf"\1 {folder}", command)
-    command = re.sub(r"(--base|--candidate) /\S+/python\S*", rf"\1 {sys.executable}", command)
-    return re.sub(r"=/(path/to|srv/reports)/", f"={folder}/", command)
-
-
 # --- generated parts and size
 
 
@@ -87,7 +80,10 @@ def test_prose_has_at_most_100_columns(page: Path) -> None:
 @over_pages
 def test_commands_parse(page: Path, pytestconfig: pytest.Config, tmp_path: Path) -> None:
     for command in commands(page):
-        words = shlex.split(in_this_machines_places(command, tmp_path), comments=True)
+        here = re.sub(r"(--base|--candidate) \.\./\S+", rf"\1 {tmp_path}", command)
+        here = re.sub(r"(--base|--candidate) /\S+/python\S*", rf"\1 {sys.executable}", here)
+        here = re.sub(r"=/(path/to|srv/reports)/", f"={tmp_path}/", here)
+        words = shlex.split(here, comments=True)
         named = pytestconfig._parser.parse(words, Namespace()).file_or_dir
         missing = [word for word in named if not (REPOSITORY / word.partition("::")[0]).exists()]
         assert missing == [], command

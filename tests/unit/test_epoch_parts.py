@@ -27,7 +27,6 @@ SPEC = EpochPartsSpec(
 )
 CPU = torch.device("cpu")
 STEP_SECONDS = sum(SPENT.values())
-SLEEP_SECONDS = 0.01  # for each image
 
 
 class Gpu(Clock):
@@ -86,19 +85,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     return gpu
 
 
-def measured(
-    epoch: TrainingEpoch, rounds: int = 1, synchronize: Callable[[], None] = lambda: None
-) -> dict[str, float]:
-    """Run some rounds of one epoch each as a rank does, and return the counters."""
-    for _ in range(rounds):
-        epoch.start_round()
-        synchronize()
-        epoch.begin_timed()
-        epoch.step()
-        epoch.end_round(1)
-    return epoch.finish()
-
-
 def on_gpu(gpu: Gpu, load_seconds: float, spec: EpochPartsSpec = SPEC) -> dict[str, float]:
     """Return the counters of epochs whose batches take `load_seconds` to load."""
     marks = PartMarks(torch.device("cuda"))
@@ -108,7 +94,13 @@ def on_gpu(gpu: Gpu, load_seconds: float, spec: EpochPartsSpec = SPEC) -> dict[s
     steps = PartedSteps(MeasuredStep(step), marks)
     epoch = TrainingEpoch(steps.training, steps=steps)
     epoch.warm_up(2)
-    return measured(epoch, 2, gpu.synchronize)
+    for _ in range(2):
+        epoch.start_round()
+        gpu.synchronize()
+        epoch.begin_timed()
+        epoch.step()
+        epoch.end_round(1)
+    return epoch.finish()
 
 
 @pytest.mark.parametrize("load_seconds", [10.0, STEP_SECONDS - 1, STEP_SECONDS + 100, 3 * STEP_SECONDS])

@@ -40,16 +40,8 @@ def test_newest_run_is_a_readable_file(tmp_path: Path) -> None:
 
 
 def stored(suite: CannedSuite, *arguments: str) -> Path:
-    """Measure, and return the file of the stored run."""
     suite.run("perf", *arguments)
     return newest_run(suite.root)
-
-
-def edit(run: Path, change: Callable[[dict[str, Any]], object]) -> Path:
-    document = json.loads(run.read_text())
-    change(document["ddpperf"])
-    run.write_text(json.dumps(document))
-    return run
 
 
 def fail_a_test(header: dict[str, Any]) -> None:
@@ -67,7 +59,10 @@ def fail_a_test(header: dict[str, Any]) -> None:
 def test_unfit_run_is_refused(
     canned_suite: CannedSuite, change: Callable[[dict[str, Any]], object], sentence: str
 ) -> None:
-    run = edit(stored(canned_suite), change)
+    run = stored(canned_suite)
+    document = json.loads(run.read_text())
+    change(document["ddpperf"])
+    run.write_text(json.dumps(document))
     with pytest.raises(NoBaseline, match=sentence):
         promote(canned_suite.root, run)
 

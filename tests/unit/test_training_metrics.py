@@ -137,13 +137,7 @@ def test_long_training_costs_what_all_devices_take() -> None:
 
 def test_growing_batch_grows_alike_on_one_device() -> None:
     spec = RunSpec(world_size=4, per_rank_batch_size=16, grow_from=2, strategy="ddp", **LONG)
-    alone = one_device_of(spec)
-    assert (alone.per_rank_batch_size, alone.grow_from, alone.world_size) == (64, 8, 1)
-
-
-def one_device_of(spec: RunSpec) -> RunSpec:
-    """Return the spec of the training on one device with which a long training is compared."""
     measure: Any = Costs(lambda spec: 1.0)
     test_large_batch.test_long_run(measure, spec, find_recipe("cuda", "50 epochs"))
-    alone: RunSpec = measure.references["one_device, seed=0"]
-    return alone
+    alone = measure.references["one_device, seed=0"]
+    assert (alone.per_rank_batch_size, alone.grow_from, alone.world_size) == (64, 8, 1)
