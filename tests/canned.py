@@ -108,7 +108,6 @@ def steps_of(spec: Spec) -> int:
 
 
 def step_counters(spec: Spec, rank: int) -> dict[str, float]:
-    """The counters of one rank."""
     del rank
     counters = {"communicator_seconds": 0.01} if spec.grouped else {}
     if isinstance(spec, TrainingSpec):
@@ -150,7 +149,6 @@ class Canned:
         self.ended: list[str] = []
 
     def round_seconds(self, spec: Spec, set_name: str, rank: int, round_number: int) -> float:
-        """Seconds of a step on one rank in one round."""
         noise = self.spread * ((3 * round_number + rank) % 5 - 2) / 4
         return self.seconds(spec, set_name) * (1 + noise) + spec.delay_seconds * steps_of(spec)
 
@@ -164,7 +162,6 @@ class CannedSet(ProcessSet):
     asked: tuple[str, list[int], dict[str, Any]]
 
     def spawn(self) -> None:
-        """Start nothing."""
         self.ask("setup")
 
     def ask(self, command: str, *, ranks: Any = None, **arguments: object) -> None:

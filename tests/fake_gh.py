@@ -40,7 +40,6 @@ def install(folder: Path) -> dict[str, str]:
 
 
 def held(variables: dict[str, str]) -> Held:
-    """Return the comments and the checks that GitHub holds."""
     path = Path(variables["FAKE_GH"])
     return json.loads(path.read_text()) if path.exists() else {"comments": [], "checks": []}
 

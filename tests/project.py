@@ -211,7 +211,6 @@ class Project(Marked):
         )
 
     def options(self) -> list[str]:
-        """The options that every run has."""
         plugins = ["-p", "no:cacheprovider", "-p", "no:randomly"]
         return [*plugins, "--device", "cpu", "--world-sizes", "2", "--rounds", "3"]
 

@@ -81,7 +81,6 @@ class Runner:
         return self.finished
 
     def content(self, workflow: str) -> dict[str, Any]:
-        """Return the content of a workflow in .github/workflows/."""
         return dict(yaml.safe_load((self.workspace / ".github" / "workflows" / workflow).read_text()))
 
     def _run_steps(

@@ -20,19 +20,9 @@ SMALL = dataclasses.replace(DDP, model="resnet10_cifar")
 # --- known times
 
 
-def test_a_trace_is_of_the_rank_that_waits_most() -> None:
-    counters = {"comm_seconds": [0.2, 0.5, 0.5], "exposed_comm_seconds": [0.1, 0.4, 0.3]}
-    assert traced(counters | {"idle_seconds": [0.1, 0.2, 0.3]}) == pytest.approx(
-        {
-            "traced_exposed_comm_seconds": 0.4,
-            "traced_comm_seconds": 0.5,
-            "overlap_fraction": 0.2,
-            "comm_without_waiting_seconds": 0.2,
-            "traced_comm_skew_seconds": 0.3,
-            "idle_seconds": 0.2,
-        }
-    )
-    assert traced(counters | {"comm_seconds": [0.5, 0.0, 0.5]}) == traced({}) == {}
+def test_a_trace_without_communication_says_nothing() -> None:
+    counters = {"exposed_comm_seconds": [0.1, 0.4], "idle_seconds": [0.1, 0.2]}
+    assert traced(counters | {"comm_seconds": [0.5, 0.0]}) == traced({}) == {}
 
 
 def test_a_disagreement_is_explained() -> None:

@@ -188,5 +188,4 @@ def test_kernel_sends_16_bytes_before_it_waits(phases: int, N: int, small: bool,
 
 
 def places(pattern: str, ptx: str) -> list[int]:
-    """Return where the matching instructions are."""
     return [match.start() for match in re.finditer(pattern, ptx)]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ddpperf.analysis.bandwidth import algbw, all_reduce_busbw, collective_busbw
 from ddpperf.analysis.gpu_data_sheets import PEAK_FLOPS_PER_SECOND, mfu, peak_flops_per_second
 from ddpperf.analysis.scaling import efficiency, part_speedups, strong_speedup, weak_speedup
-from ddpperf.analysis.statistics import median_and_error, relative_iqr
+from ddpperf.analysis.statistics import median_and_error
 from tests.generated import BOUNDED, seconds
 
 world_sizes = st.integers(1, 1024)
@@ -97,19 +97,6 @@ def test_one_rank_has_no_bus_bandwidth(N: int) -> None:
 
 
 # --- statistics
-
-
-@pytest.mark.parametrize(
-    ("values", "spread"),
-    [
-        ([1.0, 3.0], 0.5),
-        ([1.0, 2.0, 3.0, 4.0, 5.0], 2 / 3),
-        ([1.0, 2.0, 3.0, 4.0, 500.0], 2 / 3),
-        ([7.0] * 10, 0.0),
-    ],
-)
-def test_relative_iqr_is_the_middle_halfs_spread(values: list[float], spread: float) -> None:
-    assert relative_iqr(values) == pytest.approx(spread)
 
 
 def test_a_medians_error_is_what_medians_differ_by() -> None:

@@ -230,9 +230,9 @@ def test_code_that_cannot_be_checked_out_is_refused(repository: Path) -> None:
 # --- the stored run's code, named by --base
 
 
-def base(root: Path | None, torch: str = TORCH) -> Sides:
+def base(root: Path | None) -> Sides:
     """With another interpreter, so that the base is not the candidate."""
-    found = {"A": Found(python="3.11", torch=torch)} if torch else {}
+    found = {"A": Found(python="3.11", torch=TORCH)}
     side = Side(name="A", root=root, python="other")
     return Sides(base=side, candidate=Side(name="B"), spec_fields={}, found=found)
 
@@ -253,14 +253,6 @@ def test_the_base_is_the_code_that_was_stored(repository: Path) -> None:
             with pytest.raises(Refused, match=words):
                 require_stored_code(stored(was), the_base, repository)
         git(repository, "commit", "-a", "--allow-empty", "-m", "two")
-
-
-def test_the_base_has_the_torch_that_was_stored(tmp_path: Path) -> None:
-    require_stored_code(stored("nogit"), base(None, torch=""), tmp_path)
-    with pytest.raises(
-        Refused, match=rf"measured with torch {TORCH}.*, but the base has 1\.0; name an interp"
-    ):
-        require_stored_code(stored("nogit"), base(None, torch="1.0"), tmp_path)
 
 
 def test_commit_of_a_changed_tree_counts(repository: Path) -> None:

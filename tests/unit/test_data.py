@@ -63,7 +63,6 @@ counts: dict[str, st.SearchStrategy[Any]] = {
 def batches_of_ranks(
     images: int, world_size: int, batch_size: int, drop_last: bool, epoch: int = 0
 ) -> list[list[list[int]]]:
-    """Return the batches of an epoch by rank."""
     spec = spec_of(images, world_size, batch_size, drop_last)
     ranks = [EpochBatches(spec, rank) for rank in range(world_size)]
     for each in ranks:

@@ -129,14 +129,6 @@ def test_next_epoch_is_prepared_while_the_device_still_trains() -> None:
     assert source.prepared[0] == epoch.training.epoch == 1
 
 
-@pytest.mark.usefixtures("small")
-def test_an_epoch_reports_its_progress() -> None:
-    epoch, reported = epoch_of(), list[float]()
-    epoch.after_step = reported.append
-    epoch.step()
-    assert reported == pytest.approx([step / 6 for step in range(1, 7)])
-
-
 def test_progress_is_sent_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     now, sent = iter((0.0, 0.5, 1.1, 2.0, 2.2, 30.0)), list[float]()
     monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: next(now)))

@@ -77,7 +77,6 @@ def next_of(source: Input) -> Batch:
 
 
 def equal(some: list[Batch], others: list[Batch]) -> bool:
-    """Return whether the batches have equal bits."""
     pairs = [pair for batches in zip(some, others, strict=True) for pair in zip(*batches, strict=True)]
     return all(torch.equal(one, other) for one, other in pairs)
 

@@ -76,7 +76,6 @@ def test_base_and_candidate_need_their_own_workers(
     [
         ({"A": BASE, "B": {2: 0.2}}, ["loading limits the epoch, candidate"]),
         ({"A": {2: 0.2}, "B": BASE}, ["loading limits the epoch, base"]),
-        ({"A": {2: 0.2}}, ["loading limits the epoch"]),
         ({"A": BASE, "B": BASE}, []),
     ],
 )

@@ -41,87 +41,81 @@ def test_all_reduce(measure, spec):
 )
 
 
-@pytest.fixture
-def project(canned_suite: CannedSuite) -> CannedSuite:
-    """Return a project whose runs take place in this process."""
-    return canned_suite
-
-
-def test_comparison_lists_missing_results(project: CannedSuite) -> None:
-    project.experiment.write_text(TWO)
-    without = project.run("perf", "--benchmark-save=first", "--benchmark-compare")
+def test_comparison_lists_missing_results(canned_suite: CannedSuite) -> None:
+    canned_suite.experiment.write_text(TWO)
+    without = canned_suite.run("perf", "--benchmark-save=first", "--benchmark-compare")
     without.assert_one_sentence(125, "NO VERDICT: no baseline for cpu", "--benchmark-save=NAME")
     without.assert_one_sentence(125, "next: store a baseline: python -m pytest perf/ --benchmark-save=NAME")
     assert "saved the baseline: perf/baselines/" in without.output, (
         "what was measured and passed may be one all the same"
     )
-    project.experiment.write_text(TWO.replace("test_all_reduce", "test_renamed").replace("2048", "4096"))
-    changed = project.run("perf", "--benchmark-compare")
+    canned_suite.experiment.write_text(TWO.replace("test_all_reduce", "test_renamed").replace("2048", "4096"))
+    changed = canned_suite.run("perf", "--benchmark-compare")
     changed.assert_one_sentence(125, "new, so compared with nothing: test_renamed")
     changed.assert_one_sentence(125, "test_all_reduce is in 0001_first.json but was not measured")
     changed.assert_one_sentence(125, "test_second measures another spec than in 0001_first.json")
 
 
-def test_uncollected_or_idle_tests_are_no_pass(project: CannedSuite) -> None:
-    project.experiment.write_text("import nothing_like_it\n")
-    uncollected = project.run()
+def test_uncollected_or_idle_tests_are_no_pass(canned_suite: CannedSuite) -> None:
+    canned_suite.experiment.write_text("import nothing_like_it\n")
+    uncollected = canned_suite.run()
     assert uncollected.status == 125
     assert "NO VERDICT: perf/test_it.py could not be collected: ImportError" in uncollected.output
-    project.experiment.write_text("def test_idle(measure):\n    pass\n")
-    project.run().assert_one_sentence(125, "test_idle passed without a measurement")
+    canned_suite.experiment.write_text("def test_idle(measure):\n    pass\n")
+    canned_suite.run().assert_one_sentence(125, "test_idle passed without a measurement")
 
 
-def test_failed_assertion_fails_with_its_reason(project: CannedSuite) -> None:
-    project.experiment.write_text(ALL_REDUCE + "    assert 1.5 > 2, 'speedup 1.5 is below 2'\n")
-    (project.root / "perf" / "test_plain.py").write_text("def test_plain():\n    assert 1 == 2\n")
-    run = project.run()
+def test_failed_assertion_fails_with_its_reason(canned_suite: CannedSuite) -> None:
+    canned_suite.experiment.write_text(ALL_REDUCE + "    assert 1.5 > 2, 'speedup 1.5 is below 2'\n")
+    (canned_suite.root / "perf" / "test_plain.py").write_text("def test_plain():\n    assert 1 == 2\n")
+    run = canned_suite.run()
     run.assert_one_sentence(1, "FAIL: perf/test_it.py::test_all_reduce failed", "speedup 1.5 is below 2")
     run.assert_one_sentence(1, "perf/test_plain.py::test_plain failed: assert 1 == 2")
-    (saved,) = project.saved_runs()
+    (saved,) = canned_suite.saved_runs()
     assert len(saved["benchmarks"]) == 1, "what was measured is kept"
 
 
-def test_unwritable_folder_keeps_other_results(project: CannedSuite) -> None:
-    (project.root / ".ddpperf").write_text("a file in the place of the folder")
-    (project.root / "perf" / "baselines").write_text("here too")
-    (project.root / "copy.json").write_text("kept or replaced, but never half of each")
-    run = project.run("perf", "--benchmark-save=first", "--benchmark-json", "copy.json")
+def test_unwritable_folder_keeps_other_results(canned_suite: CannedSuite) -> None:
+    (canned_suite.root / ".ddpperf").write_text("a file in the place of the folder")
+    (canned_suite.root / "perf" / "baselines").write_text("here too")
+    (canned_suite.root / "copy.json").write_text("kept or replaced, but never half of each")
+    run = canned_suite.run("perf", "--benchmark-save=first", "--benchmark-json", "copy.json")
     for what in ("run", "baseline"):
         run.assert_one_sentence(4, f"the {what} was not saved: ", "Not a directory: '")
-    assert json.loads((project.root / "copy.json").read_text())["ddpperf"]["verdict"]["status"] == "PASS"
+    assert json.loads((canned_suite.root / "copy.json").read_text())["ddpperf"]["verdict"]["status"] == "PASS"
     assert "PASS: 1 test measured" in run.output
 
 
-def test_one_device_can_be_compared(project: CannedSuite, monkeypatch: pytest.MonkeyPatch) -> None:
-    project.experiment.write_text(ONE_DEVICE)
-    project.commit(monkeypatch)
-    saved = project.run("perf", "--world-sizes", "1", "--benchmark-save=one")
+def test_one_device_can_be_compared(canned_suite: CannedSuite, monkeypatch: pytest.MonkeyPatch) -> None:
+    canned_suite.experiment.write_text(ONE_DEVICE)
+    canned_suite.commit(monkeypatch)
+    saved = canned_suite.run("perf", "--world-sizes", "1", "--benchmark-save=one")
     assert saved.status == 0, saved
     assert "all_reduce" not in saved.output, "it has no cell on one device, and is no skip"
-    compared = project.run("perf", "--world-sizes", "1", "--benchmark-compare=one")
+    compared = canned_suite.run("perf", "--world-sizes", "1", "--benchmark-compare=one")
     assert compared.status == 0, compared
 
 
-def test_wrong_cases_are_refused(project: CannedSuite) -> None:
-    project.experiment.write_text(ONE_DEVICE.replace("[1]", "[1, 1]"))
-    project.run().assert_one_sentence(
+def test_wrong_cases_are_refused(canned_suite: CannedSuite) -> None:
+    canned_suite.experiment.write_text(ONE_DEVICE.replace("[1]", "[1, 1]"))
+    canned_suite.run().assert_one_sentence(
         4, "ERROR: test_step has two cases with the id 1rank-b2", "measure each once"
     )
 
 
-def test_other_tests_keep_their_exit_status(project: CannedSuite) -> None:
-    (project.root / "test_other.py").write_text("def test_fine():\n    pass\n")
-    run = project.run("test_other.py")
+def test_other_tests_keep_their_exit_status(canned_suite: CannedSuite) -> None:
+    (canned_suite.root / "test_other.py").write_text("def test_fine():\n    pass\n")
+    run = canned_suite.run("test_other.py")
     assert run.status == 0
     assert "ddpperf on" not in run.output
-    assert project.run("test_other.py", "-k", "nothing").status == 5
-    assert not (project.root / ".ddpperf").exists()
-    assert not (project.root / ".benchmarks").exists()
+    assert canned_suite.run("test_other.py", "-k", "nothing").status == 5
+    assert not (canned_suite.root / ".ddpperf").exists()
+    assert not (canned_suite.root / ".benchmarks").exists()
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("--fixtures",), ("test_other.py",)])
 def test_only_experiments_pay_for_preparing(
-    project: CannedSuite, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+    canned_suite: CannedSuite, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
 ) -> None:
     """The model is looked for when the first case is made."""
 
@@ -129,20 +123,20 @@ def test_only_experiments_pay_for_preparing(
         raise AssertionError("this run measures nothing")
 
     monkeypatch.setattr("ddpperf.plugin.session.prepare", prepare)
-    (project.root / "test_other.py").write_text("def test_fine():\n    pass\n")
-    (project.root / "perf" / "test_it.py").unlink()
-    assert project.run(*arguments, "--model", "nowhere:model").status == 0
+    (canned_suite.root / "test_other.py").write_text("def test_fine():\n    pass\n")
+    (canned_suite.root / "perf" / "test_it.py").unlink()
+    assert canned_suite.run(*arguments, "--model", "nowhere:model").status == 0
 
 
 def test_experiments_refuse_what_cannot_be_prepared(
-    project: CannedSuite, monkeypatch: pytest.MonkeyPatch
+    canned_suite: CannedSuite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def prepare(*_: object) -> None:
         raise Refused("--model nowhere:model cannot be imported; name another")
 
     monkeypatch.setattr("ddpperf.plugin.session.prepare", prepare)
     for experiment in (ALL_REDUCE, STEP):
-        project.experiment.write_text(experiment)
-        refused = project.run("perf", "--model", "nowhere:model")
+        canned_suite.experiment.write_text(experiment)
+        refused = canned_suite.run("perf", "--model", "nowhere:model")
         refused.assert_one_sentence(4, "ERROR: --model nowhere:model cannot be imported; name another")
-    assert project.saved_runs() == []
+    assert canned_suite.saved_runs() == []

@@ -117,16 +117,6 @@ def test_base_is_named_where_both_sides_fail(canned: Canned, command: str) -> No
     assert failed.value.set_name == "A2"
 
 
-def test_measuring_alone_ends_other_sets(canned: Canned) -> None:
-    with pool_of(1, replicates=2) as pool:
-        first, second = pool.live_sets()
-        (sample,) = pool.measure_alone(SINGLE).samples
-        assert sample.set == first.name == "A1"
-        assert first.alive
-        assert not second.alive
-        assert [sample.set for sample in pool.measure(SINGLE).samples] == ["A1", "A3"]
-
-
 @pytest.mark.parametrize("spec", [SINGLE, SMALL, EPOCH], ids=lambda spec: spec.measurement)
 def test_base_alone_is_measured_as_beside_the_candidate(canned: Canned, spec: Spec) -> None:
     """In as many rounds of as many steps, whatever its own time of a step."""
@@ -332,8 +322,6 @@ def test_calls_are_compared_in_short_turns_on_a_cpu(canned: Canned) -> None:
 
 
 class Recorded(Recorder):
-    """A recorder that keeps the number of steps of each round."""
-
     def __init__(self, steps: list[int]) -> None:
         super().__init__()
         self.steps = steps

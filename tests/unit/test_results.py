@@ -55,19 +55,6 @@ def test_a_round_without_every_rank_is_refused(rounds: tuple[tuple[float, ...], 
         sample(*rounds)
 
 
-@pytest.mark.parametrize(
-    ("spec", "steps"),
-    [
-        (AllReduceSpec(world_size=3, nbytes=1024), [2.0, 1.5]),
-        (AllReduceSpec(world_size=2, nbytes=1024), [0.5, 1.5]),
-        (ALONE, [0.25, 1.5]),  # the others' rounds were not the same rounds
-    ],
-)
-def test_step_is_that_of_the_slowest_rank(spec: Spec, steps: list[float]) -> None:
-    rounds = measured(sample((1.0, 2.0, 8.0), (6.0, 4.0, 2.0)), spec=spec, iterations=4)
-    assert rounds.step_seconds(rounds.samples[0]) == steps
-
-
 def test_mean_shows_the_stall_that_the_median_hides() -> None:
     """The slowest rank of each round counts, as in the median."""
     rounds = sample((1.0, 2.0), (2.0, 1.0), (2.0, 17.0)), sample((1.0, 3.0), name="A2")

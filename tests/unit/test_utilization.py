@@ -236,11 +236,6 @@ def test_process_sets_in_turn_need_long_rounds(monkeypatch: pytest.MonkeyPatch) 
     assert recorded(of_epochs).joules == pytest.approx((1250.0, 250.0))
 
 
-def test_pauses_between_rounds_give_no_energy(monkeypatch: pytest.MonkeyPatch) -> None:
-    Meter(monkeypatch).rounds(recorder := Recorder(WATTS), 10, seconds=0.5, pause=0.1)
-    assert recorder.usage() is None
-
-
 def test_first_gpus_are_those_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     fakes = [
         training(index, UtilizationRates=SimpleNamespace(gpu=10 * index, memory=0)) for index in range(3)

@@ -67,26 +67,6 @@ def undecided(*estimates: Estimates, pairs: int = 30) -> Answer:
 # --- of the whole run
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"measured": set()},
-        {"measured": {"test1"}},
-        {"answer": dataclasses.replace(GOOD["answer"], undecided=[Reason("z was not measured")])},
-        {"outcomes": GOOD["outcomes"] | {"z": Outcome(kind=OutcomeKind.NOT_RUN)}},
-        {"outcomes": GOOD["outcomes"] | {"z": Outcome(kind=OutcomeKind.NOT_COLLECTED)}},
-        {"outcomes": GOOD["outcomes"] | {"z": Outcome(kind=OutcomeKind.BASE_FAILED)}},
-        {"problems": [Reason("no baseline for h200x4")]},
-        {"outcomes": {}, "measured": set(), "answer": None},
-        {"outcomes": {"a": Outcome(kind=OutcomeKind.SKIPPED)}, "measured": set(), "answer": None},
-    ],
-    ids=lambda change: " ".join(change),
-)
-def test_anything_missing_is_no_verdict(change: dict[str, Any]) -> None:
-    assert decide(**GOOD).status is Status.PASS
-    assert decide(**GOOD | change).status is Status.NO_VERDICT
-
-
 @BOUNDED
 @given(runs())
 def test_pass_has_nothing_missing(run: dict[str, Any]) -> None:
@@ -120,24 +100,6 @@ def test_worse_test_outranks_missing_results(run: dict[str, Any]) -> None:
     verdict = decide(**run)
     assert verdict.status is Status.FAIL
     assert any(reason.startswith("test1 is worse: its time is 1.500 times") for reason in verdict.reasons)
-
-
-def test_no_verdict_names_everything_missing() -> None:
-    outcomes = {
-        "a": PASSED,
-        "b": Outcome(kind=OutcomeKind.NOT_RUN),
-        "c.py": Outcome(kind=OutcomeKind.NOT_COLLECTED, reason="SyntaxError"),
-    }
-    answer = answered(equal(1), missing={"a": "is not in 0001_x.json"})
-    verdict = decide(outcomes, measured=(), answer=answer, problems=[Reason("the run was interrupted")])
-    assert verdict.reasons == (
-        "the run was interrupted",
-        "c.py could not be collected: SyntaxError",
-        "b was not run",
-        "a passed without a measurement",
-        "no test was measured",
-        "a is not in 0001_x.json",
-    )
 
 
 @pytest.mark.parametrize(
@@ -260,6 +222,14 @@ def test_finding_without_a_negative_control_does_not_count() -> None:
 
 
 # --- names
+
+
+def test_tests_of_one_pair_fail_together() -> None:
+    shared = [dataclasses.replace(entry, tests=("test1", "other")) for entry in SLOWER[:2]]
+    answer = answered([*shared, *SLOWER[2:]])
+    assert answer.worse.keys() == {"test1", "other"}
+    (sentence,) = answer.regressions
+    assert sentence.endswith("; other tests with this measurement: other")
 
 
 def test_mean_that_grew_as_the_time_is_not_repeated_in_the_sentence() -> None:
