@@ -125,10 +125,13 @@ def test_unknown_name_is_refused(text: str, sentence: str) -> None:
     ("text", "key", "advice"),
     [
         ("screen_sets = 3", "key 'screen_sets'", "write first_sets"),
+        ("confirm_sets = 3", "key 'confirm_sets'", "write repeat_sets"),
         ("suite_alpha = 0.01", "key 'suite_alpha'", "write false_alarms"),
         ("screen_alpha = 0.1", "key 'screen_alpha'", ".*delete it"),
+        ("quiet_iqr = 0.1", "key 'quiet_iqr'", ".*delete it"),
         ("metrics.tail_seconds.margin = 0.1", "key 'tail_seconds'", ".*write mean_time"),
         ("metrics.cpu_seconds.margin = 0.1", "key 'cpu_seconds'", ".*delete the table"),
+        ("metrics.speedup.margin = 0.1", "key 'speedup'", ".*delete the table"),
     ],
 )
 def test_old_name_is_refused_with_its_new_one(text: str, key: str, advice: str) -> None:
