@@ -10,11 +10,13 @@ import pytest
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec, EpochSpec, MessagesSpec, RunSpec, SamplerSpec, Spec, TrainingSpec
 from ddpperf.verdict.estimates import Estimates, Pair, RowKey, Stage, ab_estimates, stored_estimates
+from ddpperf.verdict.noise import MOST_PRIOR_FREEDOM
 from ddpperf.verdict.noise_classes import class_of, limits_of
-from ddpperf.verdict.rows import Finding, Row, next_plan, only_the_machine_changed, rows
+from ddpperf.verdict.rows import Finding, Row, next_plan, noises, only_the_machine_changed, rows
 from ddpperf.verdict.settings import Settings, read_decision
 from tests.generated import TWO
-from tests.judged import GPU, LIMITS, equal, estimate, judged, key, pair, row_of
+from tests.judged import CAPTURED as CLASS
+from tests.judged import GPU, LIMITS, QUIET, equal, estimate, judged, key, pair, row_of
 
 CPU = read_decision({})["cpu"]
 WIDE = replace(LIMITS, tolerance=0.03)
@@ -62,6 +64,14 @@ def test_tolerance_follows_the_kind_of_work(
     assert (limits and limits.tolerance) == tolerance
 
 
+def test_only_a_cpu_has_other_classes_for_several_ranks() -> None:
+    """There, ranks that wait for each other vary more than one that waits for nobody."""
+    alone = replace(STEP, strategy="single", world_size=1)
+    for device, differ in (("cpu", True), ("cuda", False)):
+        several, one = (class_of(measured(spec, 0.01, 0.01), device) for spec in (STEP, alone))
+        assert (several != one) == differ
+
+
 def two_sides(spec: Spec, ratio: float, noise: float, counters: dict[str, float]) -> Measured:
     """Return three process sets of each side; the candidate's steps are longer by a ratio.
 
@@ -85,6 +95,38 @@ def test_doubled_launch_bound_step_is_worse() -> None:
     found = {row.key.metric: row for row in judged(estimates)}
     assert found["time"].finding is Finding.WORSE
     assert found["time"].ratio == pytest.approx(2)
+
+
+def test_base_says_whether_a_step_is_launch_bound() -> None:
+    """The base keeps its GPU busy. The candidate waits as long again, and needs the same GPU time."""
+    run = two_sides(STEP, 2.0, 0.001, {"device_seconds": 0.0099})
+    found = ab_estimates({"t": run}, {}, GPU, Stage.FIRST)
+    (time,) = (entry for entry in found if entry.key.metric == "time")
+    assert time.limits is not None
+    assert time.limits.tolerance == 0.25
+
+
+@pytest.mark.parametrize("settings", [GPU, CPU], ids=["gpu", "cpu"])
+@pytest.mark.parametrize(
+    ("cores", "finding"),
+    [(0.05, Finding.NOT_WORSE), (0.15, Finding.WORSE)],
+)
+def test_tenth_of_a_core_between_rounds_is_worse(settings: Settings, cores: float, finding: Finding) -> None:
+    """The processes of the base use no core between their rounds."""
+    run = two_sides(STEP, 1.0, 0.001, {})
+    busy = [
+        replace(sample, counters={"idle_cpu_seconds": (used / 2,) * 2, "idle_seconds": (1.0,) * 2})
+        for sample in run.samples
+        for used in [cores if sample.side == "B" else 0.0]
+    ]
+    run = replace(run, samples=tuple(busy))
+    estimates = [
+        entry
+        for stage in (Stage.FIRST, Stage.REPEAT)
+        for entry in ab_estimates({"t": run}, {}, settings, stage)
+    ]
+    found = {row.key.metric: row.finding for row in judged(estimates, settings)}
+    assert found["idle_cpus"] is finding
 
 
 def test_speedups_and_cpu_seconds_are_not_judged() -> None:
@@ -124,6 +166,17 @@ def test_row_that_no_repeat_was_planned_for_is_not_worse() -> None:
     assert not any(row.certain for row in rows(estimates, GPU, tested=()))
 
 
+def test_planned_row_that_no_repeat_measured_is_not_worse() -> None:
+    """The repeat was interrupted. The first measurement chose the row, so it alone proves nothing."""
+    assert not any(row.certain for row in rows([estimate(1, 1.5)], GPU, tested={key(1)}))
+
+
+def test_first_measurement_does_not_count_in_the_test_of_a_repeat() -> None:
+    found = row_of([estimate(1, 1.5), estimate(1, 1.004, stage=Stage.REPEAT)])
+    assert (found.finding, found.suspicious) == (Finding.UNDECIDED, False)
+    assert found.p > 0.5
+
+
 def test_level_is_divided_by_the_tested_rows() -> None:
     """A slow-down that is certain if one row was tested is not certain among 1,000."""
     estimates = [estimate(1, 1.5), estimate(1, 1.0077, stage=Stage.REPEAT)]
@@ -132,6 +185,39 @@ def test_level_is_divided_by_the_tested_rows() -> None:
         True,
         False,
     ]
+
+
+def test_each_of_two_repeats_has_half_of_the_level() -> None:
+    """Without a change, 1% of the runs may fail: 0.5% by the first repeat, and 0.5% by the second."""
+    (row,) = rows([estimate(1, 1.5), estimate(1, 1.0066, stage=Stage.REPEAT)], GPU, {key(1)})
+    assert GPU.false_alarms / 2 < row.p < GPU.false_alarms
+    assert not row.certain
+
+
+@pytest.mark.parametrize(
+    "fields", [{"noise_class": replace(CLASS, described="outside of CUDA graphs")}, {"metric": "mean_time"}]
+)
+def test_noise_is_that_of_the_same_class_and_metric(fields: dict[str, Any]) -> None:
+    """The others vary 100 times as much. Each class and metric alone has equal noises, so it counts fully."""
+    quiet = [estimate(number) for number in range(1, 7)]
+    noisy = [estimate(number, noise=0.1, **fields) for number in range(7, 13)]
+    found = noises({entry.key: [entry] for entry in [*quiet, *noisy]})
+    for entries, deviation in ((quiet, QUIET), (noisy, 0.1)):
+        for entry in entries:
+            noise = found[entry.key]
+            assert noise.freedom == 4 + MOST_PRIOR_FREEDOM
+            assert noise.variance == pytest.approx(deviation**2, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "low", "high", "named"), [(1.0072, 0.01, 0.05, True), (1.0062, 0.05, 0.2, False)]
+)
+def test_further_names_are_wrong_once_in_twenty(ratio: float, low: float, high: float, named: bool) -> None:
+    """Of two tested rows, one is certain. The other needs a p of at most 5%."""
+    estimates = [estimate(1, 1.1), estimate(1, 1.1, stage=Stage.REPEAT), estimate(2, ratio)]
+    (other,) = (row for row in judged(estimates) if row.tests == ("test2",))
+    assert low < other.p < high
+    assert (other.finding is Finding.WORSE) == named
 
 
 @pytest.mark.parametrize(
@@ -188,6 +274,23 @@ def test_time_of_an_epoch_is_the_mean_over_its_rounds() -> None:
     assert "mean_time" not in found
 
 
+@pytest.mark.parametrize(("iterations", "cleared"), [(10, False), (100, True)])
+def test_mean_needs_many_steps_of_the_stored_run(iterations: int, cleared: bool) -> None:
+    """A stall in 1 of 100 steps has to occur before it can be compared."""
+    run = measured(CAPTURED, *(0.01, 0.0100001) * 3, iterations=iterations)
+    found = {row.key.metric: row for row in judged(stored_estimates({"t": run}, {"t": run}, GPU, {}, {}))}
+    assert found["time"].finding is Finding.NOT_WORSE
+    assert (found["mean_time"].finding is Finding.NOT_WORSE) == cleared
+
+
+def test_scattered_rounds_of_the_stored_run_clear_no_mean() -> None:
+    """The mean of ten such rounds is known to 11%, and their median is as it was."""
+    run = measured(CAPTURED, *(0.01, 0.02) * 5, iterations=100)
+    found = {row.key.metric: row for row in judged(stored_estimates({"t": run}, {"t": run}, GPU, {}, {}))}
+    assert found["time"].finding is Finding.NOT_WORSE
+    assert found["mean_time"].finding is Finding.UNDECIDED
+
+
 # --- what is measured next
 
 
@@ -205,6 +308,13 @@ def test_most_suspicious_pairs_are_measured_first() -> None:
     assert plan_of(found, 1.0, 10.0) == [2, 3, 1]
     assert plan_of(found, 1.0, 2.5) == [2, 3], "as many as have time"
     assert plan_of(found, 1.0, -1.0) == [2], "but at least one"
+
+
+@pytest.mark.parametrize("metric", ["mean_time", "peak_memory_bytes"])
+def test_pair_with_another_open_metric_than_its_time_is_measured(metric: str) -> None:
+    found = judged([*equal(3), estimate(4), estimate(4, 1.5, metric=metric)])
+    assert [(row.key, row.open) for row in found if row.open] == [(key(4, metric), True)]
+    assert plan_of(found, 1.0, 10.0) == [4]
 
 
 def test_repeated_pair_waits_for_one_that_was_not_repeated() -> None:
