@@ -152,6 +152,17 @@ def test_pass_claims_no_bound_where_there_is_none() -> None:
     assert not percentages(verdict.reasons[0]) & {"inf%"}
 
 
+def test_pass_says_what_half_most_and_all_pairs_exclude() -> None:
+    """The mean times of 40 pairs decide: 20 did not change, 18 are slower by 0.2%, and 2 by 0.4%."""
+    slower = [0.0] * 20 + [0.002] * 18 + [0.004] * 2
+    means = [estimate(number, 1 + by, metric="mean_time") for number, by in enumerate(slower, 1)]
+    estimates = [*means, *(entry for entry in equal(40) if entry.key.metric == "time")]
+    high = {row.ratio: row.high for row in rows(means, GPU)}
+    half, most, last = (f"{math.ceil(1000 * (high[ratio] - 1)) / 10}%" for ratio in sorted(high))
+    (line,) = verdict_of(answered(estimates)).reasons
+    assert f"exclude a slow-down of {half}, 95% of them {most}, all {last}, in at least" in line
+
+
 def test_pass_says_how_many_steps_it_rests_on() -> None:
     """A stall that is rarer than 3 in so many steps may not have occurred."""
     (line,) = verdict_of(answered([*equal(3), estimate(4, steps=84)])).reasons
@@ -159,12 +170,25 @@ def test_pass_says_how_many_steps_it_rests_on() -> None:
     assert "in at least 84 timed steps per side" in line
 
 
-def test_single_test_slower_than_half_its_tolerance_blocks_a_pass() -> None:
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [("time", "time"), ("mean_time", "mean time"), ("peak_memory_bytes", "peak memory")],
+)
+def test_single_test_slower_than_half_its_tolerance_blocks_a_pass(metric: str, words: str) -> None:
     """It is 1 of 30, so fewer than 5% are undecided."""
-    verdict = verdict_of(undecided(estimate(1, 1.015, noise=0.01)))
+    verdict = verdict_of(undecided(estimate(1, 1.015, metric=metric, noise=0.01)))
     assert verdict.status is Status.NO_VERDICT
     assert verdict.reasons[0].startswith(
-        "1 of 30 measurements is undecided, such as test1: its time is 1.015 times the base's"
+        f"1 of 30 measurements is undecided, such as test1: its {words} is 1.015 times the base's"
+    )
+
+
+def test_single_suspicious_test_blocks_a_pass() -> None:
+    """Its estimate is below half of its tolerance, but above its margin."""
+    verdict = verdict_of(undecided(estimate(1, 1.009)))
+    assert verdict.status is Status.NO_VERDICT
+    assert verdict.reasons[0].startswith(
+        "1 of 30 measurements is undecided, such as test1: its time is 1.009 times the base's"
     )
 
 
