@@ -12,7 +12,7 @@ import pytest
 
 from ddpperf.plugin.control_steps import measure_controls
 from ddpperf.results.samples import Measured, Sample
-from ddpperf.specs import CopySpec, EpochSpec, Spec
+from ddpperf.specs import CopySpec, EpochSpec, Spec, TrainingSpec
 from ddpperf.verdict import controls
 from ddpperf.verdict.estimates import Control, Estimates, Stage, ab_estimates
 from tests.judged import GPU, control, equal, estimate, judged
@@ -30,11 +30,12 @@ def blind(*estimates: Estimates) -> list[str]:
     return [reason.text for reason in controls.blind(judged(every))]
 
 
+@pytest.mark.parametrize("kind", [Control.COPY, Control.HOST_COPY])
 @pytest.mark.parametrize(("ratio", "fails"), [(1.0, False), (1.004, False), (1.03, True), (0.97, True)])
-def test_copy_that_changed_makes_no_finding_count(ratio: float, fails: bool) -> None:
-    found = untrusted(control(Control.COPY, ratio), *equal(8))
+def test_copy_that_changed_makes_no_finding_count(kind: Control, ratio: float, fails: bool) -> None:
+    found = untrusted(control(kind, ratio), *equal(8))
     assert bool(found) == fails
-    assert all(text.startswith("the negative control failed: a copy of memory, which no") for text in found)
+    assert all(text.startswith(f"the negative control failed: a {kind}, which no") for text in found)
 
 
 def test_noisy_copy_may_hide_a_slow_down() -> None:
@@ -50,7 +51,8 @@ def test_noisy_copy_may_hide_a_slow_down() -> None:
         (1.02, 0.001, False),
         (1.02, 0.003, False),
         (1.01, 0.001, True),  # half of the delay is lost
-        (1.02, 0.012, True),  # its interval does not exclude the margin
+        (1.02, 0.009, True),  # it is suspicious, but its interval does not exclude the margin
+        (1.02, 0.012, True),
     ],
 )
 def test_delay_must_show_clearly(ratio: float, noise: float, fails: bool) -> None:
@@ -118,6 +120,23 @@ def test_delay_of_an_epoch_is_split_over_its_steps() -> None:
     steps = [call.args[-1] for call in pool.measure.call_args_list]
     delays = [step.delay_seconds for step in steps if isinstance(step, EpochSpec)]
     assert delays == [pytest.approx(0.02 / 4, rel=0.01)]
+
+
+def test_shortest_step_with_the_smallest_tolerance_is_delayed() -> None:
+    """A shorter step outside of CUDA graphs has a larger tolerance."""
+    graph = TrainingSpec(world_size=1, per_rank_batch_size=8, strategy="single", execution="graph")
+    longer, eager = replace(graph, per_rank_batch_size=16), replace(graph, execution="eager")
+    seconds = {longer: 3.0, graph: 2.0, eager: 1.0}
+    values = (1.0, 1.001, 1.001, 1.002, 1.002, 1.003)
+
+    def measure(spec: Spec, candidate: Spec | None = None) -> Measured:
+        delay = candidate.delay_seconds if candidate is not None else 0.0
+        usual = seconds.get(replace(spec, delay_seconds=0.0), 1.0)  # type: ignore[call-overload]
+        return run_of(spec, *(usual * value + delay * (place % 2) for place, value in enumerate(values)))
+
+    pool, _ = measured_with({spec.id: measure(spec) for spec in seconds}, measure)
+    specs = [call.args[0] for call in pool.measure.call_args_list]
+    assert [spec for spec in specs if not isinstance(spec, CopySpec)] == [graph]
 
 
 @pytest.mark.parametrize(("hidden", "measured"), [(0, 1), (1, 3), (2, 5), (9, 5)])
