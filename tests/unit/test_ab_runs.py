@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,6 +10,9 @@ import pytest
 from ddpperf.machine.hardware import hardware_key
 from ddpperf.results.samples import Measured
 from ddpperf.specs import Spec
+from ddpperf.verdict.estimates import Estimates, RowKey
+from ddpperf.verdict.rows import Row, rows
+from ddpperf.verdict.settings import Settings
 from ddpperf.workers.interpreter import Found, Side
 from ddpperf.workers.pool import Pool
 from tests.canned import CannedSuite, died, step_counters, step_seconds
@@ -242,6 +246,37 @@ def test_second_repeat_does_not_begin_too_late(project: CannedSuite) -> None:
     finished = run(project, *WITH_BF16, *NO_TIME)
     finished.assert_one_sentence(125, "NO VERDICT: --max-seconds 0 left no time for ")
     assert project.rows()["test_step[16]", "time"]["finding"] != "worse"
+
+
+def test_second_repeat_divides_its_level_by_all_tested_rows(
+    project: CannedSuite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batch size 16 looks worse at first, and is cleared. Batch size 8 is near its margin in all repeats."""
+    tight = "[decision.cpu]\nfirst_sets = 3\nrepeat_sets = 3\nmargin = 0.01\ntolerance = 0.011\n"
+    (project.root / "perf" / "thresholds.toml").write_text(tight)
+    project.experiment.write_text(TWO_STEPS)
+    tested: list[frozenset[RowKey]] = []
+
+    def recorded(
+        estimates: Sequence[Estimates], settings: Settings, keys: frozenset[RowKey] = frozenset()
+    ) -> list[Row]:
+        tested.append(keys)
+        return rows(estimates, settings, keys)
+
+    def seconds(spec: Spec, name: str) -> float:
+        changed = 1.03 if int(name[1:]) in FIRST_SETS else 0.97
+        factor = {8: 1.0107, 16: changed}.get(batch_of(spec), 1.0) if name.startswith("B") else 1.0
+        return step_seconds(spec, name) * factor
+
+    monkeypatch.setattr("ddpperf.plugin.judge.rows", recorded)
+    project.canned.seconds = seconds
+    run(project, *WITH_BF16)
+    (document,) = project.saved_runs()
+    repeated = [stage["tests"].keys() for stage in document["ddpperf"]["judged"]["stages"]]
+    small, large = "perf/test_it.py::test_step[8]", "perf/test_it.py::test_step[16]"
+    assert repeated == [{small, large}, {small}]
+    found = {(batch_of(key.pair.base), key.metric) for key in tested[-1] if key.pair is not None}
+    assert found == {(8, "time"), (8, "mean_time"), (16, "time"), (16, "mean_time")}
 
 
 @pytest.mark.parametrize("stage", ["first", "controls", "repeat"])

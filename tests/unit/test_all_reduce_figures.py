@@ -102,6 +102,23 @@ def test_each_side_names_its_own_fastest(candidate: float, fastest: str) -> None
     ]
 
 
+def test_rounds_of_a_single_process_set_make_no_winner() -> None:
+    """They agree, but other process sets of the same call would differ by 20%."""
+
+    class Contest(Measure):
+        def __call__(self, spec: Any) -> Measured:
+            return call(*[1.0] * 6)
+
+        def reference(self, name: str, spec: Any) -> Measured:
+            return call(*[1.2 if name == "ring" else 9.0] * 6)
+
+    nothing: Any = None
+    measure = Contest(nothing, measuring())
+    fastest_all_reduce(measure, SPEC)
+    (note,) = measure.notes
+    assert note.text.startswith("1KiB on 2 ranks: backend or ring is the fastest; ")
+
+
 def test_framework_time_excludes_the_kernel() -> None:
     measure = measure_on(Machine())
     call_metrics(measure, call(10e-6, 11e-6, 12e-6, kernels=(8e-6, 7e-6)), lambda t: 360e9)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import ROUND_SECONDS, Pool, choose_iterations
 from ddpperf.workers.process_set import ProcessSet, SetOptions
-from tests.canned import Canned, pool_of, step_seconds
+from tests.canned import Canned, died, pool_of, step_seconds
 from tests.faults import failing
 from tests.generated import BOUNDED
 
@@ -115,6 +116,20 @@ def test_base_is_named_where_both_sides_fail(canned: Canned, command: str) -> No
     with pool_of(1, sides=SIDES[::-1]) as pool, pytest.raises(SetFailure, match="of set A2 ") as failed:
         pool.measure(failing("raises", world_size=1))
     assert failed.value.set_name == "A2"
+
+
+@pytest.mark.parametrize("failing_side", ["A", "B"])
+def test_failure_of_one_side_is_not_lost(failing_side: str) -> None:
+    """The other side has answered."""
+
+    def answers(side: str) -> dict[int, dict[str, float]]:
+        if side == failing_side:
+            raise died(f"{side}1")
+        return {0: {}}
+
+    sets: Any = [SimpleNamespace(answers=lambda progress, side=side: answers(side)) for side in "AB"]
+    with pytest.raises(SetFailure, match=f"of set {failing_side}1 exited with status 7"):
+        pool_module._wait(sets, None)
 
 
 @pytest.mark.parametrize("spec", [SINGLE, SMALL, EPOCH], ids=lambda spec: spec.measurement)
