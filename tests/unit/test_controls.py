@@ -106,6 +106,13 @@ def measured_with(
     return pool, found
 
 
+def test_run_without_a_step_to_delay_is_reported() -> None:
+    pool: Any = SimpleNamespace(measure=lambda spec: run_of(spec, 1.0, 1.0, 1.001, 1.001))
+    found, (problem,) = measure_controls(pool, {}, [], GPU)
+    assert {entry.key.control for entry in found} == {Control.COPY, Control.HOST_COPY}
+    assert problem.text.startswith("the positive control was not measured: no test measures a step")
+
+
 def test_delay_of_an_epoch_is_split_over_its_steps() -> None:
     epoch = EpochSpec(
         world_size=1, per_rank_batch_size=8, strategy="single", epoch_images=32, execution="graph"
