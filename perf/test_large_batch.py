@@ -19,7 +19,7 @@ from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import RunSpec, is_custom_model
 from perf.common.by_set import per_set
 from perf.common.recipes import Recipe, find_recipe, of_recipe, read_recipes
-from perf.common.seeds import by_seed, over_seeds, references, training_seconds
+from perf.common.seeds import by_seed, over_epochs, over_seeds, references
 from perf.common.step_metrics import cost_metrics, usage_metrics
 
 FIGURES = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
@@ -155,21 +155,14 @@ def learned(measure: Measure, runs: list[Measured]) -> None:
     measure.metric("best_test_accuracy", best)
     spec = runs[0].spec
     assert isinstance(spec, RunSpec)
-    N, images, seconds = spec.world_size, spec.images, training_seconds(runs)
+    N, images, seconds = spec.world_size, spec.images, over_epochs(runs, "train_seconds")
     measure.metric("images_per_second", per_set(lambda t: images / t, seconds))
     measure.metric("device_seconds_of_training", per_set(lambda t: N * t, seconds))
-    mirrored = [run.counter("mirrored_test_accuracy") for run in runs]
-    if known := set.intersection(*map(set, mirrored)):  # ranks of older code do not evaluate mirror images
-        means = {of_set: mean(found[of_set] for found in mirrored) for of_set in sorted(known)}
-        measure.metric("mirrored_test_accuracy", means)
-    if spec.precision == "fp16":
-        measure.metric("skipped_steps", over_seeds(runs, lambda run, sample: skipped_steps(sample)))
+    mirrored = over_seeds(runs, lambda run, sample: max(sample.counters["mirrored_test_accuracy"]))
+    measure.metric("mirrored_test_accuracy", mirrored)
+    if spec.precision == "fp16":  # in these steps gradients overflowed, so no parameter changed
+        measure.metric("skipped_steps", over_epochs(runs, "skipped_steps"))
     usage_metrics(measure, runs[0])
-
-
-def skipped_steps(sample: Sample) -> float:
-    """Return how many steps of an fp16 training changed no parameter, because gradients overflowed."""
-    return sum(max(ranks) for name, ranks in sample.counters.items() if name.startswith("skipped_steps_"))
 
 
 def interval_metrics(
@@ -264,5 +257,7 @@ def one_device_costs(measure: Measure, spec: RunSpec, runs: list[Measured]) -> l
         spec.one_device(), per_rank_batch_size=spec.global_batch_size, grow_from=N * spec.grow_from
     )
     ones = references(measure, "one_device", alone, runs)
-    cost_metrics(measure, training_seconds(ones), training_seconds(runs), N, of="of_training")
+    cost_metrics(
+        measure, over_epochs(ones, "train_seconds"), over_epochs(runs, "train_seconds"), N, of="of_training"
+    )
     return ones

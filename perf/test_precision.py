@@ -15,7 +15,7 @@ from ddpperf.plugin.options.options import Options
 from ddpperf.specs import Precision, RunSpec, TrainingSpec, is_custom_model
 from perf.common.by_set import per_set
 from perf.common.recipes import read_recipes
-from perf.common.seeds import by_seed, references, training_seconds
+from perf.common.seeds import by_seed, over_epochs, references
 from perf.common.step_metrics import speedup_over, training_metrics
 from perf.common.step_specs import step_case
 from perf.test_large_batch import compare, learned
@@ -96,7 +96,7 @@ def test_precision_accuracy(measure: Measure, spec: RunSpec) -> None:
     learned(measure, runs)
     for base in slower_precisions(spec.precision, measure.machine.device):
         bases = references(measure, base, dataclasses.replace(spec, precision=base), runs)
-        speedup = per_set(truediv, training_seconds(bases), training_seconds(runs))
-        measure.metric(f"speedup_over_{base}", speedup)
+        seconds = (over_epochs(trainings, "train_seconds") for trainings in (bases, runs))
+        measure.metric(f"speedup_over_{base}", per_set(truediv, *seconds))
         if base == "fp32":
             compare(measure, "accuracy_over_fp32", runs, bases)

@@ -144,6 +144,7 @@ def canned_counters(spec: Spec, rank: int) -> Mapping[str, float]:
             counters |= {f"train_loss_{epoch}": 2.3 - better, f"test_loss_{epoch}": 2.3 - better}
             counters |= {f"train_accuracy_{epoch}": 0.1 + better, f"test_accuracy_{epoch}": 0.1 + better}
             counters[f"train_seconds_{epoch}"] = seconds / spec.epochs
+        counters["mirrored_test_accuracy"] = counters[f"test_accuracy_{spec.epochs}"]
     return counters
 
 

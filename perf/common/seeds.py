@@ -13,12 +13,8 @@ from ddpperf.specs import RunSpec
 
 def by_seed(measure: Measure, spec: RunSpec, count: int) -> list[Measured]:
     """Run the same training once for each of `count` random seeds, and return the measurements."""
-    first = measure(spec)
-    seeds = range(spec.seed + 1, spec.seed + count)
-    return [
-        first,
-        *(measure.reference(f"seed={seed}", dataclasses.replace(spec, seed=seed)) for seed in seeds),
-    ]
+    others = [dataclasses.replace(spec, seed=spec.seed + more) for more in range(1, count)]
+    return [measure(spec), *(measure.reference(f"seed={other.seed}", other) for other in others)]
 
 
 def references(measure: Measure, name: str, spec: RunSpec, runs: list[Measured]) -> list[Measured]:
@@ -30,19 +26,18 @@ def references(measure: Measure, name: str, spec: RunSpec, runs: list[Measured])
     return [measure.reference(f"{name}, seed={seed}", dataclasses.replace(spec, seed=seed)) for seed in seeds]
 
 
-def training_seconds(runs: list[Measured]) -> dict[str, float]:
-    """Return the seconds of a training, averaged over its random seeds, for each process set.
+def over_epochs(runs: list[Measured], counter: str) -> dict[str, float]:
+    """Return the sum of a counter over the epochs of a training, for each process set.
 
-    The time of a training is the sum over its epochs, each on its slowest rank. The evaluations after
-    the epochs are not included.
+    The sum is averaged over the random seeds. In each epoch, the rank with the largest value counts.
+    counter: such as "train_seconds", which does not include the evaluations after the epochs.
     """
 
-    def seconds(run: Measured, sample: Sample) -> float:
+    def total(run: Measured, sample: Sample) -> float:
         assert isinstance(run.spec, RunSpec)
-        epochs = range(1, run.spec.epochs + 1)
-        return sum(max(sample.counters[f"train_seconds_{epoch}"]) for epoch in epochs)
+        return sum(max(sample.counters[f"{counter}_{epoch}"]) for epoch in range(1, run.spec.epochs + 1))
 
-    return over_seeds(runs, seconds)
+    return over_seeds(runs, total)
 
 
 def over_seeds(runs: list[Measured], value_of: Callable[[Measured, Sample], float]) -> dict[str, float]:

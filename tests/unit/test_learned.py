@@ -14,11 +14,12 @@ from tests.fake_measure import FakeMeasure
 
 FIELDS: dict[str, Any] = {"world_size": 1, "per_rank_batch_size": 4, "strategy": "single", "input": "device"}
 FIELDS |= {"epochs": 2, "test_images": 8, "rate": 0.1}
-FIGURES = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "train_seconds")
+FIGURES = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "train_seconds", "skipped_steps")
 
 
 def sample(name: str, **counters: float) -> Sample:
     found = {f"{figure}_{epoch}": 0.5 for figure in FIGURES for epoch in (1, 2)}
+    found["mirrored_test_accuracy"] = 0.5
     by_rank: dict[str, tuple[float, ...]] = {
         counter: (value,) for counter, value in (found | counters).items()
     }
@@ -45,7 +46,7 @@ def test_mirrored_accuracy_is_the_mean_over_seeds() -> None:
 
 @pytest.mark.parametrize(("precision", "skipped"), [("fp16", {"A1": 4.0}), ("bf16", None)])
 def test_skipped_steps_are_added_over_epochs(precision: str, skipped: dict[str, float] | None) -> None:
-    runs = (sample("A1", skipped_steps_1=3.0, skipped_steps_2=2.0), sample("A1", skipped_steps_1=3.0))
+    runs = (sample("A1", skipped_steps_1=3.0, skipped_steps_2=2.0), sample("A1", skipped_steps_2=2.5))
     found = metrics_of(*((run,) for run in runs), precision=precision)
     assert found.get("skipped_steps") == skipped
 
