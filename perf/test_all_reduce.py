@@ -324,24 +324,18 @@ def test_cost_model(measure: Measure, spec: AllReduceSpec) -> None:
     with warn_if_undetermined(measure, "the cost model"):
         fitted = per_set(lambda times: choose_cost_model(times, links.node), times)
         models = per_set(itemgetter(0), fitted)
-        if links.node < N:
-            two_link_metrics(measure, models)
-        else:
+        if links.node >= N:
             one_link_metrics(measure, N, models)
+        for place in ("inside", "between") if links.node < N else ():
+            messages, nbytes = (unit_seconds(models, f"{unit} {place}") for unit in ("message", "byte"))
+            if messages:  # one rank per node sends nothing inside a node
+                estimate_metric(measure, f"{place}_message_seconds", messages)
+                estimate_metric(measure, f"{place}_bytes_per_second", per_set(Estimate.inverse, nbytes))
         for call, t in measured.items():
             if (call.algorithm, call.world_size) == (spec.algorithm, N):
                 predicted = per_set(lambda model, t, call=call: model.seconds(call) / t, models, t)
                 measure.metric(f"predicted_over_measured_{format_bytes(call.nbytes)}", predicted)
         measure.metric("held_out_error", per_set(itemgetter(1), fitted))
-
-
-def two_link_metrics(measure: Measure, models: Mapping[str, CostModel]) -> None:
-    """Store the parameters of the link inside the nodes and of the one between them."""
-    for place in ("inside", "between"):
-        messages, nbytes = (unit_seconds(models, f"{unit} {place}") for unit in ("message", "byte"))
-        if messages:  # one rank per node sends nothing inside a node
-            estimate_metric(measure, f"{place}_message_seconds", messages)
-            estimate_metric(measure, f"{place}_bytes_per_second", per_set(Estimate.inverse, nbytes))
 
 
 def one_link_metrics(measure: Measure, world_size: int, models: Mapping[str, CostModel]) -> None:

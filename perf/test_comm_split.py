@@ -196,24 +196,11 @@ def test_data_parallel_split(measure: Measure, spec: TrainingSpec) -> None:
     traces, ddp_traces = traced_by_set(trace), traced_by_set(ddp_trace)
     for name in COMPARED if ddp_traces else ():
         measure.metric(f"ddp_{name}", per_set(itemgetter(name), ddp_traces))
-    if traces:
-        data_parallel_trace(measure, trace, exposed, tN)
-    else:
+    if not traces:
         measure.note(NO_TRACE)
-    if traces and ddp_traces:
-        both = (per_set(itemgetter("traced_comm_seconds"), found) for found in (traces, ddp_traces))
-        measure.metric("comm_over_ddp", per_set(truediv, *both))
-
-
-def data_parallel_trace(
-    measure: Measure, trace: Measured, exposed: Mapping[str, float], tN: Mapping[str, float]
-) -> None:
-    """Store the times of DataParallel's parts in a trace, and how much the two methods disagree.
-
-    exposed: the exposed communication by difference. tN: the seconds of a step in each process set.
-    """
+        return
     for name in (*COMPARED, "overlap_fraction", *NOT_SENDING):
-        measure.metric(name, per_set(itemgetter(name), traced_by_set(trace)))
+        measure.metric(name, per_set(itemgetter(name), traces))
     for counter in (*(f"{part}_seconds" for part in DATA_PARALLEL_PARTS), "idle_in_comm_seconds"):
         measure.metric(counter, trace.counter(counter))
     idle = trace.counter("idle_in_comm_seconds")
@@ -221,3 +208,6 @@ def data_parallel_trace(
     if unassigned := max(trace.counter("unassigned_operations").values()):
         what = f"{unassigned:g} kernels and copies per step"
         measure.warn(f"{what} have no launch in the trace, so they count as computation")
+    if ddp_traces:
+        both = (per_set(itemgetter("traced_comm_seconds"), found) for found in (traces, ddp_traces))
+        measure.metric("comm_over_ddp", per_set(truediv, *both))

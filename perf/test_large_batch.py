@@ -112,16 +112,14 @@ def test_remedies(measure: Measure, spec: RunSpec, recipe: Recipe) -> None:
 @pytest.mark.specs(cases=partial(trainings, kind="report"))
 def test_report_training(measure: Measure, spec: RunSpec, recipe: Recipe) -> None:
     """Which loss and accuracy do the trainings that course reports describe reach on this machine?"""
-    runs = by_seed(measure, spec, recipe.seeds)
-    learned(measure, runs)
-    accuracies_of_reports(measure, recipe, runs)
+    train(measure, spec, recipe)
 
 
-def train(measure: Measure, spec: RunSpec, recipe: Recipe, kind: str) -> list[Measured]:
-    """Train by a recipe once for each seed, and compare it with the first recipe of its kind."""
-    baseline, *_ = read_recipes(measure.machine.device, kind)
+def train(measure: Measure, spec: RunSpec, recipe: Recipe, kind: str = "") -> list[Measured]:
+    """Train by a recipe once for each seed, and compare it with the first recipe of `kind`, if given."""
     runs = by_seed(measure, spec, recipe.seeds)
     learned(measure, runs)
+    baseline = read_recipes(measure.machine.device, kind)[0] if kind else recipe
     if recipe != baseline:
         others = references(measure, "baseline", baseline.like(spec), runs)
         compare(measure, "accuracy_over_baseline", runs, others)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from operator import truediv
 
 import pytest
@@ -20,17 +20,15 @@ from perf.common.step_metrics import speedup_over, training_metrics
 from perf.common.step_specs import step_case
 from perf.test_large_batch import compare, learned
 
-GPU_PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp16")
-CPU_PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
+PRECISIONS: Mapping[str, tuple[Precision, ...]] = {
+    "cpu": ("fp32", "bf16"),
+    "cuda": ("fp32", "tf32", "bf16", "fp16"),
+}
 SLOW_BF16 = (
     "this CPU has no bf16 instructions, so a step takes tens of times as long; --precision bf16 measures it"
 )
 LARGER_BATCH = {"cpu": 64, "cuda": 2048}  # images of a step in the trainings besides the small batch
 SEEDS = {"cpu": 2, "cuda": 1}  # on an H200, the trainings of one seed in fp32 take 70 s
-
-
-def precisions_of(device: str) -> tuple[Precision, ...]:
-    return GPU_PRECISIONS if device == "cuda" else CPU_PRECISIONS
 
 
 def precisions(options: Options) -> Iterator[Case]:
@@ -40,7 +38,7 @@ def precisions(options: Options) -> Iterator[Case]:
     where every other test computes in fp32.
     """
     on_cpu = options.device == "cpu"
-    for precision in precisions_of(options.device):
+    for precision in PRECISIONS[options.device]:
         for batch_size in options.batch_sizes:
             core = on_cpu or batch_size == max(options.batch_sizes)
             gate = on_cpu and precision != options.precision
@@ -54,7 +52,7 @@ def trainings(options: Options) -> Iterator[Case]:
         yield skipped("trainings", f"{options.model} makes its own batches and has no test images")
         return
     plain, *_ = read_recipes(options.device, "remedy")
-    for precision in precisions_of(options.device):
+    for precision in PRECISIONS[options.device]:
         for batch_size in (plain.global_batch_size, LARGER_BATCH[options.device]):
             recipe = dataclasses.replace(plain, devices=1, global_batch_size=batch_size)
             identity = f"b{batch_size}-{precision}"

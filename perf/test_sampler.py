@@ -36,10 +36,10 @@ def test_shards_are_disjoint_and_cover_the_data(measure: Measure, spec: SamplerS
 
     The images that do not divide over the ranks are dropped or repeated.
     """
-    missing, repeated, same = sampled(measure, spec)
-    rest = spec.epoch_images % spec.world_size
-    assert missing == (rest if spec.drop_last else 0)
-    assert repeated == (0 if spec.drop_last or not rest else spec.world_size - rest)
+    most = sampled(measure, spec)
+    rest, same = spec.epoch_images % spec.world_size, most["repeated_places"]
+    assert most["missing_images"] == (rest if spec.drop_last else 0)
+    assert most["repeated_images"] == (0 if spec.drop_last or not rest else spec.world_size - rest)
     assert same < 0.5, (
         f"{same:.0%} of a shard's places have the same image in the next epoch, so it was not shuffled"
     )
@@ -48,18 +48,12 @@ def test_shards_are_disjoint_and_cover_the_data(measure: Measure, spec: SamplerS
 @pytest.mark.specs(cases=partial(samplers, set_epoch=False))
 def test_without_set_epoch_the_epochs_repeat(measure: Measure, spec: SamplerSpec) -> None:
     """Does every epoch have the same order of images if set_epoch is not called?"""
-    _, _, same = sampled(measure, spec)
-    assert same == 1
+    assert sampled(measure, spec)["repeated_places"] == 1
 
 
-def sampled(measure: Measure, spec: SamplerSpec) -> tuple[float, float, float]:
-    """Measure a DistributedSampler; store and return counts of missing and repeated images.
-
-    The third result is the fraction of a rank's images that have the same place in the next epoch.
-    Each result is the maximum over process sets.
-    """
+def sampled(measure: Measure, spec: SamplerSpec) -> dict[str, float]:
+    """Measure a DistributedSampler, store its counts, and return the maximum of each over process sets."""
     shards = measure(spec)
-    counted = {name: shards.counter(name) for name in COUNTED}
-    for name, by_set in counted.items():
-        measure.metric(name, by_set)
-    return tuple(max(by_set.values()) for by_set in counted.values())  # type: ignore[return-value]
+    for name in COUNTED:
+        measure.metric(name, shards.counter(name))
+    return {name: max(shards.counter(name).values()) for name in COUNTED}

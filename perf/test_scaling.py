@@ -167,9 +167,7 @@ def heavy(options: Options, N: int) -> Case:
     The model computes little for its 86 million parameters, so communication takes long.
     """
     found = step_case(options, N, HEAVY_BATCH, name=HEAVY, model=HEAVY)
-    if not isinstance(found, TrainingSpec):
-        return found
-    if options.data.image_size != (32, 32):
+    if isinstance(found, TrainingSpec) and options.data.image_size != (32, 32):
         return skipped(found, f"model {HEAVY} takes images of 32x32, the data set has images of another size")
     return found
 

@@ -91,16 +91,10 @@ def loader_epochs_on(options: Options, N: int, *executions: Execution) -> Iterat
     if not on_gpus and options.requested_epoch_images is None:
         images = min(images, CPU_EPOCH_STEPS * max(options.world_sizes) * batch_size)
     several = 8 if on_gpus else 1
-    for workers, execution in dict.fromkeys(
-        [(0, first), (several, first), *((several, other) for other in executions)]
-    ):
-        name = f"b{batch_size}-{execution}-dataloader{workers}"
-        loader: dict[str, Any] = {
-            "input": "dataloader",
-            "loader_workers": workers,
-            "epoch_images": images,
-            "name": name,
-        }
+    steps = [(0, first), (several, first), *((several, other) for other in executions)]
+    for workers, execution in dict.fromkeys(steps):
+        loader: dict[str, Any] = {"input": "dataloader", "loader_workers": workers, "epoch_images": images}
+        loader["name"] = f"b{batch_size}-{execution}-dataloader{workers}"
         epoch = step_case(options, N, batch_size, execution, epoch=True, kind=EpochPartsSpec, **loader)
         yield case(epoch, core=False)
 

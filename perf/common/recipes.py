@@ -137,24 +137,20 @@ def read_recipes(device: str, kind: str = "recipe") -> list[Recipe]:
 def _rows(table: Sequence[dict[str, Any]], device: str) -> list[dict[str, Any]]:
     """Return the rows of a kind for a device type, in which each row has one batch size.
 
-    A row with `batch_sizes` stands for several rows. These follow the other rows, in the order of
-    their batch sizes.
+    A row with `batch_sizes` stands for several rows, and may have other values for each batch size.
+    These rows follow the other rows, in the order of their batch sizes.
     """
     rows = [row for row in table if "batch_sizes" not in row]
     sized = [(size, row) for row in table for size in row.get("batch_sizes", {}).get(device, ())]
-    return rows + [_of_batch_size(row, size) for size, row in sorted(sized, key=itemgetter(0))]
-
-
-def _of_batch_size(row: dict[str, Any], size: int) -> dict[str, Any]:
-    """Return the row with only one of its batch sizes, and with the row's values for this batch size."""
-    found: dict[str, Any] = {"global_batch_size": size}
-    for key, value in row.items():
-        if not isinstance(value, dict) or not all(map(str.isdigit, value)):
-            found[key] = value
-        elif str(size) in value:
-            found[key] = value[str(size)]
-    del found["batch_sizes"]
-    return found | {"name": row["name"].format(size)}
+    for size, row in sorted(sized, key=itemgetter(0)):
+        found = {"global_batch_size": size, "name": row["name"].format(size)}
+        for key, value in row.items():
+            if isinstance(value, dict) and all(map(str.isdigit, value)):  # by batch size
+                value = value.get(str(size))
+            if value is not None and key != "batch_sizes":
+                found.setdefault(key, value)
+        rows.append(found)
+    return rows
 
 
 def _recipe(
@@ -176,12 +172,10 @@ def _recipe(
     if fields.get("optimizer", "sgd") != "sgd":  # other optimizers have none of SGD's options
         fields = {name: value for name, value in fields.items() if name in row or name not in SGD_ONLY}
     size, rates = row["global_batch_size"], tuple(map(float, row.get("rates", ())))
-    if "rate_of" in values and values["rate_of"] not in earlier:
-        raise ValueError(
-            f"rate_of is {values['rate_of']!r}, but no earlier recipe of this kind has this name"
-        )
     if "rate_of" in values:
-        other = earlier[values["rate_of"]]
+        if (other := earlier.get(values["rate_of"])) is None:
+            found = f"rate_of is {values['rate_of']!r}"
+            raise ValueError(f"{found}, but no earlier recipe of this kind has this name")
         scale = SCALES[values["scale"]](size / other.global_batch_size) if "scale" in values else 1.0
         rate = other.rate * scale
     else:

@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, get_args
 
-from ddpperf.plugin.cases import (
-    Case,
-    case,
-    fastest_ddp,
-    if_valid,
-    size_id,
-    skipped,
-)
+from ddpperf.plugin.cases import Case, case, fastest_ddp, if_valid, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.specs import Execution, Model, TrainingSpec, measured_as
