@@ -96,7 +96,8 @@ class Costs(FakeMeasure):
 def sample_of(spec: TrainingSpec, seconds: float) -> Sample:
     counters: dict[str, tuple[float, ...]] = {}
     if isinstance(spec, RunSpec):
-        figures = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
+        counters["mirrored_test_accuracy"] = (0.5, 0.5)
+        figures = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "skipped_steps")
         for epoch in range(1, spec.epochs + 1):
             counters |= {f"{name}_{epoch}": (0.5, 0.5) for name in figures}
             counters[f"train_seconds_{epoch}"] = (seconds, seconds / 2)
