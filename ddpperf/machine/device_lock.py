@@ -7,7 +7,6 @@ import fcntl
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 
 from ddpperf.errors import Refused
 
@@ -21,25 +20,22 @@ def lock_devices(devices: Sequence[str]) -> contextlib.ExitStack:
     """
     with contextlib.ExitStack() as locks:
         for device in devices:
-            locks.enter_context(_lock(device))
+            path = Path(os.environ.get("DDPPERF_LOCK_FOLDER", "/tmp"), f"ddpperf-{device}.lock")
+            try:
+                with contextlib.suppress(FileExistsError):
+                    path.touch(exist_ok=False)
+                    path.chmod(0o666)  # other users' runs write their process id, too
+                file = locks.enter_context(path.open("r+", encoding="utf-8", errors="replace"))
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                file.write(f"{os.getpid():<10}\n")  # always as long as the line that it replaces
+                file.flush()
+            except BlockingIOError:
+                holder = file.read().strip()
+                name = f"process {holder}" if holder else "another run"
+                advice = "wait until that run ends, or stop it"
+                raise Refused(f"{device} is being measured by {name}; {advice}") from None
+            except OSError as error:
+                advice = "set DDPPERF_LOCK_FOLDER to a folder that you can write to"
+                what = f"the lock file {path} cannot be written ({error.strerror})"
+                raise Refused(f"{what}; {advice}") from error
         return locks.pop_all()
-
-
-def _lock(device: str) -> IO[str]:
-    path = Path(os.environ.get("DDPPERF_LOCK_FOLDER", "/tmp"), f"ddpperf-{device}.lock")
-    try:
-        with contextlib.suppress(FileExistsError):
-            path.touch(exist_ok=False)
-            path.chmod(0o666)  # other users' runs write their process id, too
-        file = path.open("r+", encoding="utf-8", errors="replace")
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        file.write(f"{os.getpid():<10}\n")  # always as long as the line that it replaces
-        file.flush()
-    except BlockingIOError:
-        holder = file.read().strip()
-        name = f"process {holder}" if holder else "another run"
-        raise Refused(f"{device} is being measured by {name}; wait until that run ends, or stop it") from None
-    except OSError as error:
-        advice = "set DDPPERF_LOCK_FOLDER to a folder that you can write to"
-        raise Refused(f"the lock file {path} cannot be written ({error.strerror}); {advice}") from error
-    return file

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-from ddpperf.errors import quoted
 from ddpperf.specs.shard import Shard
 from ddpperf.specs.spec import Delay, Function, Positive, Rule, Rules, Spec
 
@@ -19,6 +17,11 @@ CommHook = Literal["none", "avg", "bf16", "fp16", "powersgd", "symmetric_memory"
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 MemoryFormat = Literal["contiguous", "channels_last"]
 Model = Literal["resnet18", "resnet18_cifar", "resnet50", "resnet50_cifar", "resnet10_cifar"]
+ModelName = Annotated[
+    str,
+    "|".join((*get_args(Model), r"torchvision:\w+", get_args(Function)[1])),
+    f"one of {', '.join(get_args(Model))}, torchvision:NAME or package.module:function",
+]
 IMAGENET_STEM: tuple[Model, ...] = ("resnet18", "resnet50")  # their last stage has one value per image
 Input = Literal["fixed", "device", "dataloader"]
 # An environment variable of the ranks with the path of the data set's file, unless the data set is
@@ -116,7 +119,7 @@ class TrainingSpec(Spec):
     communication: Communication = "on"
     comm_delay_seconds: Delay = 0.0  # by how much `comm_delay_rank` delays the last bucket of each step
     comm_delay_rank: int = 0
-    model: str = "resnet18"  # built in, `torchvision:NAME`, or custom as `package.module:function`
+    model: ModelName = "resnet18"
     per_rank_batch_size: Positive  # images; the global batch is `world_size` times as large
     input: Input = "fixed"
     loader_workers: int = 0
@@ -127,7 +130,6 @@ class TrainingSpec(Spec):
 
     def problems(self) -> Iterator[str]:
         yield from super().problems()
-        require_model(self.model)
         if self.strategy == "data_parallel" and self.world_size < 2:
             yield "world_size must be a whole number of at least 2, got 1"
         if (rank := self.comm_delay_rank) >= self.world_size:
@@ -251,15 +253,6 @@ class EpochSpec(TrainingSpec):
 def is_custom_model(model: str) -> bool:
     """Return whether a model's name is that of a custom model: `package.module:function`."""
     return ":" in model and not model.startswith("torchvision:")
-
-
-def require_model(model: str) -> None:
-    """Raise ValueError unless a name is valid for a built-in, torchvision or custom model."""
-    known = get_args(Model)
-    patterns = "|".join((*known, r"torchvision:\w+", get_args(Function)[1]))
-    if not re.fullmatch(patterns, model):
-        other = "torchvision:NAME or package.module:function"
-        raise ValueError(f"model must be one of {', '.join(known)}, {other}, got {quoted(model)}")
 
 
 def gpu_reason(spec: TrainingSpec, device: str) -> str:

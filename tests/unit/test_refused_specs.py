@@ -56,7 +56,7 @@ CHOICES: list[tuple[Make, str]] = [
 ]
 REFUSED: list[tuple[Make, dict[str, Any], str]] = [
     (STEP, {"drop_last": "no"}, "drop_last must be a bool, got 'no'"),
-    (STEP, {"model": ["resnet18"]}, "model must be a str, got ['resnet18']"),
+    (STEP, {"model": ["resnet18"]}, "model must be one of resnet18, "),
     (STEP, {"bucket_cap_mb": MOST_BUCKET_CAP_MB + 1}, "bucket_cap_mb must be a whole number of at least 0"),
     (STEP, {"model": "my.models:small", "input": "device"}, "my.models:small makes its own batches: use"),
     (STEP, {"input": "dataloader"}, "a dataloader runs ahead between the rounds of a step; measure an epoch"),
