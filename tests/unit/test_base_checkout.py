@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from ddpperf.errors import Refused
+from ddpperf.io import private_folders
 from ddpperf.machine.git import check_out, commit, remove_worktree
 from ddpperf.plugin.base_checkout import require_stored_code, stored_sides
 from ddpperf.plugin.options.ab_sides import Sides
@@ -218,6 +219,17 @@ def test_base_that_would_load_this_folder_is_refused(
     )
     with refused, ExitStack() as cleanup:
         stored_sides(stored(old(repository), executable=sys.executable), repository, OPTIONS, cleanup)
+
+
+def test_checkout_of_a_killed_run_is_removed(repository: Path, checked: list[Side]) -> None:
+    left = repository / ".ddpperf" / "base" / "ddpperf_12345678" / "abc"
+    check_out(repository, old(repository), left)
+    private_folders.remove_abandoned_folders.cache_clear()  # as in a new process
+    with ExitStack() as cleanup:
+        stored_sides(stored(old(repository), executable=sys.executable), repository, OPTIONS, cleanup)
+        assert not left.parent.exists()
+        assert worktrees(repository) == 2
+    assert worktrees(repository) == 1
 
 
 def test_code_that_cannot_be_checked_out_is_refused(repository: Path) -> None:

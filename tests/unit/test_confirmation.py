@@ -337,6 +337,18 @@ def test_margin_comes_from_the_command_line(suite: CannedSuite) -> None:
     wide.assert_one_sentence(0, "(tolerance 120%) exclude a slow-down of 5")
 
 
+def test_candidate_that_fails_in_a_repeat_fails_although_the_base_failed_before(suite: CannedSuite) -> None:
+    pace = paced(noise=0.12)
+
+    def seconds(spec: Spec, name: str) -> float:
+        if batch(spec) == 8 and (name in ("A2", "A4") or (name[0] == "B" and int(name[1:]) > 5)):
+            raise died(name)
+        return pace(spec, name)
+
+    suite.canned.seconds = seconds
+    compare(suite).assert_one_sentence(1, f"FAIL: {SMALL} failed: the candidate's rank 0 of set B")
+
+
 # --- without the stored run's code
 
 

@@ -86,6 +86,25 @@ def test_unwritable_folder_keeps_other_results(canned_suite: CannedSuite) -> Non
     assert "PASS: 1 test measured" in run.output
 
 
+@pytest.mark.parametrize("place", ["judge.differences", "run_outputs.summary_lines"])
+def test_fault_of_ddpperf_loses_no_run_and_is_no_fail(
+    canned_suite: CannedSuite, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    canned_suite.experiment.write_text(TWO)
+    assert canned_suite.run("perf", "--benchmark-save=first").status == 0
+    monkeypatch.setattr(f"ddpperf.plugin.{place}", lambda *_, **__: 1 / 0)
+    finished = canned_suite.run("perf", "--benchmark-compare")
+    finished.assert_one_sentence(125, "NO VERDICT: the ", "ZeroDivisionError: division by zero, in line ")
+    assert len(canned_suite.saved_runs()) == 2
+
+
+def test_copy_does_not_replace_the_run_it_is_compared_with(canned_suite: CannedSuite) -> None:
+    canned_suite.experiment.write_text(TWO)
+    assert canned_suite.run("perf", "--benchmark-json=before.json").status == 0
+    both = canned_suite.run("perf", "--benchmark-json=before.json", "--benchmark-compare=./before.json")
+    both.assert_one_sentence(4, "--benchmark-json would replace ./before.json, which this run is compared")
+
+
 def test_one_device_can_be_compared(canned_suite: CannedSuite, monkeypatch: pytest.MonkeyPatch) -> None:
     canned_suite.experiment.write_text(ONE_DEVICE)
     canned_suite.commit(monkeypatch)

@@ -82,6 +82,11 @@ def test_class_value_reaches_its_metrics() -> None:
     assert replace(found["gpu"], metrics=GPU.metrics) == GPU
 
 
+def test_margin_of_one_metric_keeps_the_tolerance_of_comparisons() -> None:
+    found = read("[decision.cpu.metrics.mean_time]\nmargin = 0.02\n")["cpu"]
+    assert found.comparing().metrics["mean_time"] == Limits(margin=0.02, tolerance=CPU.compare_tolerance)
+
+
 @pytest.mark.parametrize(
     ("key", "hardware", "spec"),
     [
