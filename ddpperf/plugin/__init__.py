@@ -20,7 +20,7 @@ from ddpperf.plugin.collected_tests import spec_of
 from ddpperf.plugin.interrupts import interrupt_once
 from ddpperf.plugin.judge import Judge
 from ddpperf.plugin.measure_fixture import Measure
-from ddpperf.plugin.options.benchmark_options import check_measuring_options, runs_tests
+from ddpperf.plugin.options.benchmark_options import check_measuring_options, check_one_process, runs_tests
 from ddpperf.plugin.options.option_table import add_options
 from ddpperf.plugin.options.options import is_experiment
 from ddpperf.plugin.run_outputs import RunOutputs
@@ -123,6 +123,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if not ours.collection.tests:
             return
         if runs_tests(config):
+            check_one_process()
             check_measuring_options(config)
         _prepare(config)
         measured = [(item, spec) for item in session.items if isinstance(spec := spec_of(item), Spec)]

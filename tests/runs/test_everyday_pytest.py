@@ -260,6 +260,22 @@ def test_terminal_plugin_is_not_needed(suite: Suite) -> None:
 
 
 @pytest.mark.parametrize(
+    ("rank", "size"),
+    [
+        ("LOCAL_RANK", "WORLD_SIZE"),
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ],
+)
+def test_several_processes_of_pytest_are_refused(suite: Suite, rank: str, size: str) -> None:
+    suite.environment |= {rank: "1", size: "2"}
+    suite.run("perf").assert_one_sentence(4, "2 processes of pytest", "without torchrun, mpirun or srun")
+    assert suite.run("test_unit.py").status == 0, "other tests may use a launcher"
+    suite.environment[size] = "1"
+    assert suite.run("perf").status == 0
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         ("--benchmark-disable", "pass --benchmark-skip"),

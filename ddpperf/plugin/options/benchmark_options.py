@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -19,6 +20,14 @@ WITHOUT_EFFECT = (
 )
 # Options of pytest that only list something, or only set fixtures up.
 LISTING_OPTIONS = ("collectonly", "setuponly", "showfixtures", "show_fixtures_per_test")
+# Rank and number of processes, as torchrun, mpirun, srun and others set them. Slurm's batch scripts and
+# allocations have SLURM_NTASKS, too, but no step of several tasks.
+LAUNCHED = {
+    "LOCAL_RANK": "WORLD_SIZE",
+    "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
+    "PMI_RANK": "PMI_SIZE",
+    "SLURM_PROCID": "SLURM_STEP_NUM_TASKS",
+}
 
 
 def runs_tests(config: pytest.Config) -> bool:
@@ -29,6 +38,16 @@ def runs_tests(config: pytest.Config) -> bool:
     return not hasattr(config, "workerinput") and not any(
         config.getoption(option, False) for option in LISTING_OPTIONS
     )
+
+
+def check_one_process() -> None:
+    """Raise Refused if a launcher has started several pytest processes, which would measure at once."""
+    for rank, size in LAUNCHED.items():
+        count = os.environ.get(size, "")
+        if rank in os.environ and count.isdecimal() and int(count) > 1:
+            what = f"a launcher has started {count} processes of pytest ({size}={count})"
+            advice = "run python -m pytest perf/ without torchrun, mpirun or srun"
+            raise Refused(f"{what}, but a single pytest starts all ranks itself; {advice}")
 
 
 def check_measuring_options(config: pytest.Config) -> None:
