@@ -14,12 +14,21 @@ from ddpperf.machine.gpu_description import Gpu
 from ddpperf.workers.interpreter import release
 
 TORCHVISION_OFFSET = 15  # torch 2.N and torchvision 0.(N + 15) are released together
+_BINDS = "threads of all ranks may share a core"
+_OLD_CPU = "torch does not use all instructions of this CPU"
 SPOILING_VARIABLES = {  # what each of them does to a measurement, unless its value is harmless
+    "ATEN_CPU_CAPABILITY": _OLD_CPU,
     "CUDA_LAUNCH_BLOCKING": "the CPU waits for each kernel",
+    "DNNL_MAX_CPU_ISA": _OLD_CPU,
+    "GOMP_CPU_AFFINITY": _BINDS,
+    "KMP_AFFINITY": _BINDS,
     "MALLOC_PERTURB_": "malloc fills all memory that it returns",
     "NCCL_DEBUG": "NCCL prints while it is timed",
     "NCCL_P2P_DISABLE": "GPUs do not use NVLink or PCIe directly",
     "NCCL_SHM_DISABLE": "ranks exchange data over the network",
+    "OMP_PLACES": _BINDS,
+    "OMP_PROC_BIND": _BINDS,
+    "ONEDNN_MAX_CPU_ISA": _OLD_CPU,
     "PYTHONDEVMODE": "Python makes additional checks",
     "PYTHONMALLOC": "Python uses another allocator",
     "PYTHONTRACEMALLOC": "Python records each allocation",
@@ -28,7 +37,7 @@ SPOILING_VARIABLES = {  # what each of them does to a measurement, unless its va
     "TORCH_DISTRIBUTED_DEBUG": "each collective is checked by further collectives",
     "TORCH_LOGS": "torch prints while it is timed",
 }
-HARMLESS_VALUES = {"", "0", "OFF", "VERSION", "WARN", "PYMALLOC"}
+HARMLESS_VALUES = {"", "0", "OFF", "FALSE", "VERSION", "WARN", "PYMALLOC", "ALL", "DISABLED", "NONE"}
 
 
 def variables(gpus: Sequence[Gpu]) -> Finding:

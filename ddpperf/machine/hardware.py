@@ -32,8 +32,9 @@ if TYPE_CHECKING:  # the imports take numpy and psutil, and the doctor runs wher
 BF16_FLAGS = {"avx512bw", "avx_ne_convert", "bf16"}
 # Prefixes of environment variables that change how fast torch and its libraries run.
 TUNING_VARIABLES = (
-    *("CUBLAS", "CUDA_", "CUDNN", "GLIBC_TUNABLES", "GLOO", "KMP_", "LD_LIBRARY_PATH", "LD_PRELOAD"),
-    *("MALLOC_", "MKL_", "NCCL_", "NVIDIA_", "OMP_", "OPENBLAS", "PYTHON", "TORCH", "TRITON"),
+    *("ATEN_", "CUBLAS", "CUDA_", "CUDNN", "DNNL_", "FI_", "GLIBC_TUNABLES", "GLOO", "GOMP_", "KMP_"),
+    *("LD_LIBRARY_PATH", "LD_PRELOAD", "MALLOC_", "MKL_", "NCCL_", "NVIDIA_", "OMP_", "ONEDNN_", "OPENBLAS"),
+    *("PYTHON", "PYTORCH_", "TORCH", "TRITON", "UCX_"),
 )
 DEMANDS = "NVIDIA_REQUIRE_"  # a container's demands on its host, in 2,000 characters
 INCOMPARABLE = {"commit", "gpus", "pinning", "hostname", "links", "nodes"}  # facts of an environment

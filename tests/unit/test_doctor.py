@@ -141,6 +141,10 @@ def test_missing_commit_and_compiler_are_warnings(monkeypatch: pytest.MonkeyPatc
         ("CUDA_LAUNCH_BLOCKING", "1", True),
         ("CUDA_LAUNCH_BLOCKING", "0", False),
         ("NCCL_DEBUG", "warn", False),
+        ("OMP_PROC_BIND", "true", True),
+        ("OMP_PROC_BIND", "false", False),
+        ("ONEDNN_MAX_CPU_ISA", "SSE41", True),
+        ("ATEN_CPU_CAPABILITY", "default", True),
     ],
 )
 def test_variable_that_spoils_is_named(
