@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,6 +35,7 @@ from ddpperf.specs import Spec
 from ddpperf.training.custom_step import CustomStep
 from ddpperf.training.epoch import TrainingEpoch
 from ddpperf.training.measured_step import MeasuredStep, sent_bytes
+from ddpperf.training.process_settings import process_settings, restore
 from ddpperf.training.separate_replicas import SeparateReplicas
 from ddpperf.training.step import TrainingStep
 from ddpperf.training.strategies import bucket_messages, gradient_bytes
@@ -93,6 +95,8 @@ class Rank:
         self.communicator_seconds = 0.0
         self.compiled_graphs = 0
         self.pace: GpuPace | None = None
+        self.settings = process_settings()  # without those that a user's function changes
+        self.settings_of: dict[tuple[str, ...], list[Any]] = {}  # as such functions left them
 
     @functools.cached_property
     def graph_stream(self) -> torch.cuda.Stream:
@@ -117,6 +121,7 @@ class Rank:
             self.device = torch.device(device, int(os.environ["LOCAL_RANK"]))
             torch.cuda.set_device(self.device)
             self.pace = GpuPace(self.device)
+        self.settings = process_settings()
         gc.freeze()  # the collector need not look at what the imports left
         port = self._start_store(address) if address and self.rank == 0 else None
         environment = {
@@ -187,6 +192,7 @@ class Rank:
             default = torch.cuda.default_stream(self.device)
             torch.cuda.set_stream(self.graph_stream if described.captured else default)
         device = self._device_of(described)
+        restore(self.settings_of.get(described.functions, self.settings))
         self.opened = open_measurement(described, rank=self.rank, device=device, report=self.report)
         measurement = self.opened.measurement
         measurement.start_round()
@@ -265,6 +271,9 @@ class Rank:
     def _drop_measurement(self) -> None:
         if self.opened is None:
             return
+        if functions := self.opened.spec.functions:
+            self.settings_of[functions] = process_settings()
+            restore(self.settings)
         self.opened.close()
         self.opened = None
         forget_compiled()

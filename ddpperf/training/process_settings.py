@@ -1,0 +1,62 @@
+"""Settings of the whole process that a user's function may change, such as torch's default dtype.
+
+They must not reach the measurements of other tests in the same process.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Setting = tuple[Callable[[], Any], Callable[[Any], object]]
+_CPU = torch.device("cpu")
+
+
+def _deterministic() -> tuple[bool, bool]:
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    return torch.are_deterministic_algorithms_enabled(), warns
+
+
+def _flushes_denormal() -> bool:
+    return not torch.full((), 1e-310, dtype=torch.float64, device=_CPU).mul(1).item()
+
+
+def _set_environment(variables: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(variables)
+
+
+def _flag(owner: Any, name: str) -> Setting:
+    return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
+
+
+# How to read and write each setting. Settings of number formats are missing: each training step has its own.
+_SETTINGS: tuple[Setting, ...] = (
+    (torch.get_default_dtype, torch.set_default_dtype),
+    # Without a default device, torch has no mode that looks at each call
+    (torch.get_default_device, lambda device: torch.set_default_device(None if device == _CPU else device)),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    (_deterministic, lambda both: torch.use_deterministic_algorithms(both[0], warn_only=both[1])),
+    (_flushes_denormal, torch.set_flush_denormal),
+    (torch.get_num_threads, torch.set_num_threads),
+    *(_flag(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic")),
+    (gc.isenabled, lambda enabled: gc.enable() if enabled else gc.disable()),
+    (lambda: dict(os.environ), _set_environment),
+)
+
+
+def process_settings() -> list[Any]:
+    """Return the present settings, for `restore`."""
+    return [read() for read, _ in _SETTINGS]
+
+
+def restore(settings: list[Any]) -> None:
+    """Set what has changed since `process_settings` returned these settings."""
+    for (read, write), value in zip(_SETTINGS, settings, strict=True):
+        if read() != value:
+            write(value)

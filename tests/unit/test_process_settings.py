@@ -1,0 +1,78 @@
+"""What a user's function changes in the whole process reaches only measurements of this function."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ddpperf import specs
+from ddpperf.specs import FUNCTIONS_VARIABLE, CopySpec, CustomStepSpec
+from ddpperf.training.process_settings import process_settings, restore
+from ddpperf.workers.rank_commands import Rank
+
+OWN = CustomStepSpec(function="changes_settings:make", world_size=1, per_rank_batch_size=4)
+CHANGES = """
+import gc, os, torch
+
+torch.set_default_dtype(torch.float64)  # once, when the module is imported
+
+def make(rank, world_size, batch_size, device):
+    torch.set_grad_enabled(False)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_flush_denormal(True)
+    torch.set_num_threads(2)
+    torch.set_default_device("meta")
+    torch.backends.cudnn.benchmark = True
+    torch.autograd.set_detect_anomaly(True)
+    gc.disable()
+    os.environ["NCCL_ALGO"] = "Ring"
+    return lambda: torch.zeros((), device="cpu")
+"""
+
+
+@pytest.fixture(autouse=True)
+def _same_settings() -> Iterator[None]:
+    before = process_settings()
+    yield
+    restore(before)
+
+
+def found() -> dict[str, Any]:
+    return {
+        "dtype": torch.get_default_dtype(),
+        "device": torch.get_default_device().type,
+        "grad": torch.is_grad_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "denormal": torch.full((), 1e-310, dtype=torch.float64, device="cpu").mul(1).item() > 0,
+        "threads": torch.get_num_threads(),
+        "benchmark": torch.backends.cudnn.benchmark,
+        "anomaly": torch.is_anomaly_enabled(),
+        "collects": gc.isenabled(),
+        "variable": os.environ.get("NCCL_ALGO"),
+    }
+
+
+def test_changes_reach_only_the_function_that_made_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "changes_settings.py").write_text(CHANGES)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv(FUNCTIONS_VARIABLE, OWN.function)
+    rank = Rank(0)
+    rank.setup("cpu", None)
+    usual = found()
+    rank.open(specs.to_json(OWN))
+    changed = found()
+    assert all(changed[name] != usual[name] for name in usual)
+    rank.close()
+    assert found() == usual
+    rank.open(specs.to_json(OWN))
+    assert found() == changed, "as in its first measurement, although its module is not imported again"
+    rank.open(specs.to_json(CopySpec(world_size=1, nbytes=1024)))
+    assert found() == usual
