@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -64,19 +65,32 @@ def forbid_compiling() -> int:
     """
     if "torch._dynamo" in sys.modules:
         torch._dynamo.config.error_on_recompile = True
-    return _compiled_graphs()
+    return compiled_graphs()
 
 
-def require_none_new(compiled_graphs: int) -> None:
+def require_none_new(before: int) -> None:
     """Raise CannotTrain if torch.compile has compiled more graphs than the given number.
 
     torch itself can forbid recompiling a graph, but not compiling a new graph.
     """
-    if _compiled_graphs() != compiled_graphs:
+    if compiled_graphs() != before:
         raise CannotTrain(f"{COMPILES_AGAIN} (a part of it ran for the first time); {ADVICE}")
 
 
-def _compiled_graphs() -> int:
+def require_compiled(before: int) -> None:
+    """Raise CannotTrain if torch.compile has compiled no graph since there were `before` graphs."""
+    if compiled_graphs() > before:
+        return
+    names = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
+    why = "its model may be marked with torch.compiler.disable; use --executions eager"
+    for name in names:
+        if os.environ.get(name, "0") not in ("", "0"):
+            why = f"{name} is set; unset it"
+    raise CannotTrain(f"torch.compile compiled no part of the step: {why}")
+
+
+def compiled_graphs() -> int:
+    """Return how many graphs torch.compile has compiled in this process."""
     if "torch._dynamo" not in sys.modules:
         return 0
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
@@ -89,7 +103,7 @@ def forget_compiled() -> None:
     """
     if "torch._dynamo" in sys.modules:
         torch._dynamo.config.error_on_recompile = False
-    if _compiled_graphs():
+    if compiled_graphs():
         torch._dynamo.reset()
 
 

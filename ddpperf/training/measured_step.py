@@ -11,7 +11,7 @@ from statistics import median
 import torch
 
 from ddpperf.measuring import clock
-from ddpperf.measuring.compile_and_capture import capture
+from ddpperf.measuring.compile_and_capture import capture, compiled_graphs, require_compiled
 from ddpperf.measuring.repeated_work import Measurement
 from ddpperf.specs.training_step import EQUAL_STRATEGIES
 from ddpperf.training.step import TrainingStep
@@ -100,10 +100,11 @@ class MeasuredStep(Measurement):
 
     def _first_train(self) -> None:
         clock.synchronize(self.training.device)
-        began = time.perf_counter()
+        began, graphs = time.perf_counter(), compiled_graphs()
         self.train()
         clock.synchronize(self.training.device)
         self.startup_seconds["compile_seconds"] = time.perf_counter() - began
+        require_compiled(graphs)
         self.run = self.train
 
     def start_round(self) -> None:

@@ -114,3 +114,13 @@ def test_compiling_new_code_after_the_warm_up_is_an_error() -> None:
     ):
         require_none_new(before)
     forget_compiled()
+
+
+@needs_compiler
+def test_compiled_case_of_which_nothing_was_compiled_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    spec = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single", execution="compile")
+    training = MeasuredStep(TrainingStep(spec, rank=0, device=torch.device("cpu")))
+    words = "torch.compile compiled no part of the step: TORCHDYNAMO_DISABLE is set; unset it"
+    with torch._dynamo.config.patch(disable=True), pytest.raises(CannotTrain, match=words):
+        training.warm_up(1)
