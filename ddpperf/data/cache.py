@@ -18,7 +18,7 @@ from ddpperf.io.files import read_text
 from ddpperf.io.private_folders import PrivateFolder
 from ddpperf.machine.child_process import describe_status, package_path, run_child
 
-FORMAT = 3  # of the cached file; change it together with what ddpperf.data.decode stores
+FORMAT = 4  # of the cached file; change it together with what ddpperf.data.decode stores
 SILENT_SECONDS = 7200  # a download reports nothing until its end
 PARTS = {"imagefolder": ("train", "test"), "cifar10": ("cifar-10-batches-py",)}  # subfolders with images
 FORMS = "synthetic, cifar10[:DIR] or imagefolder:DIR with DIR/train/<class>/* and DIR/test/<class>/*"
