@@ -101,13 +101,19 @@ class Storage:
             return Path(wanted)
         for folder in (self.baselines, self.runs):
             if named := [path for path in _numbered(folder) if _is_called(path, wanted)]:
+                same = [path.name for path in named if _number(path) == _number(named[-1])]
+                if len(same) > 1:
+                    what = f"--benchmark-compare={wanted} fits {' and '.join(same)}"
+                    raise NoBaseline(f"{what}; name one of these files, and give the other a new number")
                 return named[-1]
         known = f"the number or name of one in {self.baselines} or {self.runs}"
         raise NoBaseline(f"--benchmark-compare={wanted} is neither a file nor {known}; name one of these")
 
     def _newest(self) -> Path:
         if promoted := _numbered(self.baselines):
-            return promoted[-1]
+            # A merge may bring two files with one number
+            newest = [path for path in promoted if _number(path) == _number(promoted[-1])]
+            return max(newest, key=_date) if len(newest) > 1 else newest[0]
         for run in self._readable(reversed(_numbered(self.runs)), lambda _, document: is_baseline(document)):
             return run.path
         looked = f"neither {self.baselines} nor {self.runs} holds a run that passed"
@@ -174,6 +180,9 @@ class Storage:
         if is_ab_run(header):
             raise NoBaseline(f"{path} is an A/B run, which has two versions of each time; name another run")
         try:
+            names = [str(benchmark["fullname"]) for benchmark in document["benchmarks"]]
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise NoBaseline(f"the baseline {path} has the test {short(twice[0])} twice; {ANOTHER}")
             stored = {
                 str(benchmark["fullname"]): benchmark["extra_info"]["ddpperf"]
                 for benchmark in document["benchmarks"]
@@ -270,14 +279,21 @@ def _number(path: Path) -> int:
     return int(match[1]) if match else 0
 
 
+def _date(path: Path) -> str:
+    """Return when a stored run began, in ISO 8601; "" if its file cannot be read."""
+    with contextlib.suppress(NoBaseline):
+        return str(read_document(path).get("datetime", ""))
+    return ""
+
+
 def _is_called(path: Path, wanted: str) -> bool:
-    if wanted.isdecimal():
-        return _number(path) == int(wanted)
-    return path.name.startswith(wanted) or _stem(path).partition("_")[2] == wanted
+    if _stem(path).partition("_")[2] in (wanted, wanted.removesuffix(".json")):
+        return True
+    return _number(path) == int(wanted) if wanted.isdecimal() else path.name.startswith(wanted)
 
 
 def _stem(path: Path) -> str:
-    return path.name.partition(".json")[0]
+    return path.name.removesuffix(".gz").removesuffix(".json")
 
 
 def is_baseline(document: Any, *, compared: bool = False) -> bool:
@@ -325,5 +341,11 @@ def _write_numbered(folder: Path, name: str, document: dict[str, Any]) -> Path:
             number += 1
             path = folder / f"{number:04}_{name}.json"
             with contextlib.suppress(FileExistsError):
-                os.link(temporary, path)
+                try:
+                    os.link(temporary, path)
+                except FileExistsError:
+                    raise
+                except OSError:  # a file system without hard links
+                    path.touch(exist_ok=False)
+                    os.replace(temporary, path)
                 return path
