@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ddpperf.doctor.findings import Finding, good, warn
 from ddpperf.machine.compiler import compiler_reason
-from ddpperf.machine.git import NO_COMMIT, commit
+from ddpperf.machine.git import NO_COMMIT, commit, without_commit
 from ddpperf.machine.gpu_description import Gpu
 from ddpperf.workers.interpreter import release
 
@@ -55,8 +55,9 @@ def variables(gpus: Sequence[Gpu]) -> Finding:
 def repository(gpus: Sequence[Gpu]) -> Finding:
     """Check whether git knows the commit of this folder, which comparisons check out."""
     if (name := commit(Path.cwd())) == NO_COMMIT:
-        text = "this folder has no commit, so no run can be compared with a stored run's code"
-        return warn(text, "install git, and start in a repository with a commit")
+        why = f"this folder has no commit ({without_commit(Path.cwd())})"
+        text = f"{why}, so no run can be compared with a stored run's code"
+        return warn(text, "start in a git repository that git can read, with a commit")
     changed = ", and changes that are not committed" if name.endswith("+") else ""
     return good(f"commit {name.rstrip('+')}{changed}")
 

@@ -41,6 +41,15 @@ def commit(root: Path) -> str:
     return f"{name}+" if changes else name
 
 
+def without_commit(root: Path) -> str:
+    """Return git's reason why a source tree has no commit, or an empty string if it has one."""
+    try:
+        git(root, "rev-parse", "HEAD")
+    except OSError as error:
+        return str(error)
+    return ""
+
+
 def git(root: Path, *arguments: str, seconds: float = READ_SECONDS) -> str:
     """Run a git command on the source tree at `root`, and return what it prints.
 

@@ -91,11 +91,6 @@ def stored_sides(baseline: Baseline, here: Path, options: Options, cleanup: Exit
     base = Side(name=BASE, python=python, root=root)
     stored = {function for measured in baseline.measured.values() for function in measured.spec.functions}
     found = check_side(base, f"the code of {name}", options.device, [options.model, *sorted(stored)])
-    if found.foreign:
-        what = (
-            f"commit {commit} of {name} lacks {found.foreign[0]}, which its ranks would load from this folder"
-        )
-        raise Refused(f"{what}; commit all that is measured, then {SAVE_ANOTHER}")
     if found.torch != torch:
         what = f"{name} measured torch {torch}, and {base.python} has {found.torch} today"
         raise Refused(f"{what}; {SAVE_ANOTHER}")

@@ -31,6 +31,7 @@ from ddpperf.io.files import require_replaceable, write_atomically
 from ddpperf.io.secret_values import shown_command_line
 from ddpperf.io.terminal_text import harmless, printable_document
 from ddpperf.machine import hardware
+from ddpperf.machine.git import NO_COMMIT, without_commit
 from ddpperf.plugin.judge import Judge
 from ddpperf.plugin.options.benchmark_options import runs_tests
 from ddpperf.plugin.options.options import is_experiment
@@ -209,6 +210,7 @@ class RunOutputs:
                 self._write("the JSON", partial(write_atomically, self._copy, to_json(document)))
             if self._baseline and is_baseline(document):
                 self._write("the baseline", partial(storage.promote, document, self._baseline))
+                self._lines += _lost_code(commit, storage.root)
             elif self._baseline:
                 self._lines.append(f"not saved as a baseline: {_no_baseline(document['ddpperf'])}")
         if path := self._verdict_file:
@@ -278,6 +280,17 @@ def _drifts(session: Session, baseline: Baseline) -> dict[str, float]:
     history = [(promoted, logs(measured)) for promoted, measured in session.storage.history(baseline)]
     usual = {test: usual_spread("time", run.spec, settings) for test, run in now.items()}
     return drifts(history, logs(now), usual, settings.false_alarms)
+
+
+def _lost_code(commit: str, root: Path) -> list[str]:
+    """Return a line if the code of a new baseline can never be measured beside other code."""
+    if commit == NO_COMMIT:
+        why = f"it has no commit ({without_commit(root)})"
+    elif commit.endswith("+"):
+        why = "its code had changes that were not committed; commit them, then save it again"
+    else:
+        return []
+    return [f"no code can be compared with this baseline: {why}"]
 
 
 def _no_baseline(header: dict[str, Any]) -> str:

@@ -29,6 +29,7 @@ from ddpperf.plugin.device_guard import Devices
 from ddpperf.plugin.interrupts import ignore_interrupts
 from ddpperf.plugin.measure_fixture import Measure, Measuring
 from ddpperf.plugin.options.ab_sides import Sides
+from ddpperf.plugin.options.benchmark_options import project_root
 from ddpperf.plugin.options.options import Options, read_options
 from ddpperf.plugin.options.refused_combinations import check_combinations
 from ddpperf.plugin.options.slow_checks import check_sides, prepare
@@ -59,8 +60,9 @@ class Session:
         self.compares = bool(compare_with := config.getoption("benchmark_compare"))
         check_combinations(self.options, len(gpus), compares=self.compares)
         self.gpus = gpus if self.options.device == "cuda" else ()
-        self.storage = storage_for(self.options, self.gpus, config.rootpath)
-        thresholds, settings = read_threshold_file(config.rootpath)
+        root = project_root(config)
+        self.storage = storage_for(self.options, self.gpus, root)
+        thresholds, settings = read_threshold_file(root)
         self.thresholds = HardwareThresholds(thresholds, self.storage.hardware_key)
         self.settings = settings["gpu" if self.options.device == "cuda" else "cpu"]
         self.collection, self.outcomes = Collection(config), Outcomes()

@@ -127,9 +127,9 @@ class Found:
             places = ", ".join(f"{name} from {folder}" for name, folder in self.folders.items())
             advice = "name a checkout that has one of them, or merge the performance tests there first"
             return f"holds nothing that a rank loads, found {places}; {advice}"
-        if self.foreign and self.folders.get("ddpperf") != str(root):
+        if self.foreign:
             found = f"its ranks would load {self.foreign[0]} of the current folder"
-            return f"lacks a module: {found}; move it to the root or to src/"
+            return f"lacks a module: {found}; commit it there, in the root or in src/"
         return ""
 
 

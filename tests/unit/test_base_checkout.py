@@ -209,18 +209,6 @@ def test_other_torch_needs_the_stored_interpreter(repository: Path, checked: lis
     assert worktrees(repository) == 1
 
 
-def test_base_that_would_load_this_folder_is_refused(
-    repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = Found(python="3.11", torch=TORCH, foreign=["mine"])
-    monkeypatch.setattr("ddpperf.plugin.base_checkout.check_side", lambda *_: found)
-    refused = pytest.raises(
-        Refused, match="lacks mine, which its ranks would load from this folder; commit all that is measured"
-    )
-    with refused, ExitStack() as cleanup:
-        stored_sides(stored(old(repository), executable=sys.executable), repository, OPTIONS, cleanup)
-
-
 def test_checkout_of_a_killed_run_is_removed(repository: Path, checked: list[Side]) -> None:
     left = repository / ".ddpperf" / "base" / "ddpperf_12345678" / "abc"
     check_out(repository, old(repository), left)

@@ -105,6 +105,31 @@ def test_copy_does_not_replace_the_run_it_is_compared_with(canned_suite: CannedS
     both.assert_one_sentence(4, "--benchmark-json would replace ./before.json, which this run is compared")
 
 
+def test_root_is_the_folder_of_the_measured_perf(canned_suite: CannedSuite) -> None:
+    """pytest's root is the folder above, which has pytest's configuration."""
+    above, package = canned_suite.root, canned_suite.root / "package"
+    package.mkdir()
+    for name in ("perf", "conftest.py"):
+        (above / name).rename(package / name)
+    canned_suite.root = package
+    assert canned_suite.run("perf").status == 0
+    assert len(canned_suite.saved_runs()) == 1
+    (package / "perf" / "thresholds.toml").write_text("[decision.cpu]\nmargins = 0.1\n")
+    canned_suite.run("perf").assert_one_sentence(
+        4, "[decision.cpu] of perf/thresholds.toml has the unknown key"
+    )
+    canned_suite.root = above
+    refused = canned_suite.run("package/perf")
+    refused.assert_one_sentence(4, "these tests have their own ", f"start pytest in {package}")
+
+
+def test_baseline_of_code_without_a_commit_says_why(canned_suite: CannedSuite) -> None:
+    saved = canned_suite.run("perf", "--benchmark-save=first")
+    saved.assert_one_sentence(
+        0, "no code can be compared with this baseline: it has no commit (fatal: not a git"
+    )
+
+
 def test_one_device_can_be_compared(canned_suite: CannedSuite, monkeypatch: pytest.MonkeyPatch) -> None:
     canned_suite.experiment.write_text(ONE_DEVICE)
     canned_suite.commit(monkeypatch)

@@ -96,8 +96,36 @@ def check_root(config: pytest.Config) -> None:
     """
     if config.option.rootdir or config.option.inifilename:
         return
-    for argument in config.args:
-        path = Path(config.invocation_params.dir, argument.partition("::")[0]).resolve()
+    for path in _paths(config):
         if not path.is_relative_to(config.rootpath):
             why = f"pytest took {config.rootpath} for the root of this project, but {path} is outside"
             raise Refused(f"{why}; name the tests first, and write options with =, as --base=DIR")
+
+
+def project_root(config: pytest.Config) -> Path:
+    """Return the folder of the measured project, which has thresholds and stored runs.
+
+    It is pytest's root. pytest takes the common folder of all words of the command line, options
+    included, or a folder above that holds its configuration. So the present folder is the root if its
+    perf/ is measured. Raises Refused if measured tests have thresholds that do not belong to the root.
+    """
+    here, root, paths = config.invocation_params.dir, config.rootpath, _paths(config)
+    if config.option.rootdir or config.option.inifilename:
+        return root
+    if paths and all(path.is_relative_to((here / "perf").resolve()) for path in paths):
+        return here
+    for path in paths:
+        for folder in (path, *path.parents):
+            thresholds = folder / "thresholds.toml"
+            if folder.name == "perf" and thresholds.exists() and folder.parent != root.resolve():
+                what = (
+                    f"these tests have their own {thresholds}, but pytest took {root} for the project's root"
+                )
+                raise Refused(f"{what}; start pytest in {folder.parent}")
+    return root
+
+
+def _paths(config: pytest.Config) -> list[Path]:
+    """Return the files and folders of the tests that the command line names."""
+    here = config.invocation_params.dir
+    return [Path(here, argument.partition("::")[0]).resolve() for argument in config.args]
