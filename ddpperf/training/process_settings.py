@@ -26,8 +26,11 @@ def _flushes_denormal() -> bool:
 
 
 def _set_environment(variables: dict[str, str]) -> None:
-    os.environ.clear()
-    os.environ.update(variables)
+    for name in os.environ.keys() - variables.keys():
+        del os.environ[name]
+    for name, value in variables.items():
+        if os.environ.get(name) != value:  # other threads may read the others meanwhile
+            os.environ[name] = value
 
 
 def _flag(owner: Any, name: str) -> Setting:
