@@ -180,6 +180,7 @@ def test_compile_time_is_read_after_the_device_is_done(monkeypatch: pytest.Monke
 
     clock = SimpleNamespace(perf_counter=read_clock)
     monkeypatch.setattr("ddpperf.training.measured_step.time", clock)
+    monkeypatch.setattr("ddpperf.training.measured_step.require_compiled", lambda before: None)
     training = SimpleNamespace(device=torch.device("cpu"))
     step = SimpleNamespace(
         training=training, train=lambda: done.append("train"), startup_seconds={}, run=None
