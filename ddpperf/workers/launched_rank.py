@@ -10,6 +10,7 @@ connection is then the rank's channel, its second one takes all that the rank pr
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from collections.abc import Mapping
@@ -41,6 +42,7 @@ PLACES = (
 
 def main(address: str, key_file: str, per_node: str, device: str, images: str = "") -> None:
     """Join the process set at HOST:PORT, and become its rank; exit with a sentence if that fails."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # and so remove the folder below
     try:
         with PrivateFolder() as private:  # kept if this process becomes the rank
             _join(address, key_file, int(per_node), device, images, private)

@@ -39,7 +39,10 @@ def make(rank, world_size, batch_size, device):
 @pytest.fixture(autouse=True)
 def _same_settings() -> Iterator[None]:
     before = process_settings()
-    torch.set_flush_denormal(False)  # whatever other tests have left
+    # Whatever other tests have left
+    torch.set_flush_denormal(False)
+    torch.set_num_threads(1)
+    torch.backends.cudnn.benchmark = False
     gc.enable()
     yield
     restore(before)
