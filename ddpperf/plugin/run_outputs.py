@@ -176,10 +176,13 @@ class RunOutputs:
         self._lines.append(f"another plugin failed while the run ended: {_fault(error)}")
 
     def failed(self, error: Exception) -> None:
-        """Report that ddpperf itself failed, which says nothing about the measured code."""
-        reason = f"the results could not be shown: {_fault(error)}"
-        self.verdict = Verdict(status=Status.NO_VERDICT, reasons=(reason,))
-        self._lines.append(f"{self.verdict.status}: {reason}")
+        """Report that ddpperf itself failed, which is no FAIL of the measured code, and hides none."""
+        reasons: tuple[str, ...] = (f"the results could not be shown: {_fault(error)}",)
+        status = Status.NO_VERDICT
+        if self.verdict is not None and self.verdict.status is Status.FAIL:
+            status, reasons = Status.FAIL, (*self.verdict.reasons, *reasons)
+        self.verdict = Verdict(status=status, reasons=reasons)
+        self._lines.append(f"{status}: {'; '.join(reasons)}")
 
     def print_lines(self) -> None:
         """Print the tables and the verdict, after the summaries of pytest and of other plugins."""

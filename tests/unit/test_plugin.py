@@ -98,6 +98,12 @@ def test_fault_of_ddpperf_loses_no_run_and_is_no_fail(
     assert len(canned_suite.saved_runs()) == 2
 
 
+def test_fault_of_ddpperf_hides_no_fail(canned_suite: CannedSuite, monkeypatch: pytest.MonkeyPatch) -> None:
+    canned_suite.experiment.write_text(TWO + "    assert False, 'wrong'\n")
+    monkeypatch.setattr("ddpperf.plugin.run_outputs.summary_lines", lambda *_, **__: 1 / 0)
+    canned_suite.run("perf").assert_one_sentence(1, "FAIL: ", "test_second failed", "ZeroDivisionError")
+
+
 def test_copy_does_not_replace_the_run_it_is_compared_with(canned_suite: CannedSuite) -> None:
     canned_suite.experiment.write_text(TWO)
     assert canned_suite.run("perf", "--benchmark-json=before.json").status == 0
