@@ -39,6 +39,7 @@ MOST_STEPS = 1000  # in a round, unless a measurement says otherwise
 # it. Without untimed steps, four process sets on 2 cores alternate faster. Their times of a step of 200 ms
 # differ by 2.2%, not by 4.2%, and the rounds take two thirds of the time.
 LONG_STEP_SECONDS = 0.01
+TIMED_AT_END = ("cpu_seconds", "device_seconds", "graph_slowdown")  # counters that other sets would disturb
 
 
 class Pool:
@@ -234,21 +235,21 @@ class Pool:
 
         self._progress(spec, 0.0)
         limit = min(_open(jobs, partial(progress, 0)))
-        iterations, enough = 1, math.inf
+        iterations, enough, warm = 1, math.inf, False
         if like is not None:
             iterations = like.iterations
         elif not spec.repeats:
             enough = WHOLE_SECONDS if alone else SHARED_WHOLE_SECONDS * len(jobs)
-        elif spec in self._step_seconds:
-            iterations = self._iterations(spec, spec.calls * self._step_seconds[spec], limit, parts)
         else:
-            of_sides = {job[0].side.name: job for job in jobs}.values()
-            enough_seconds = ROUND_SECONDS[self.options.device] / 8
-            seconds = min(_step_seconds(*job, limit, enough_seconds) for job in of_sides)
+            if (seconds := spec.calls * self._step_seconds.get(spec, 0.0)) == 0:
+                of_sides = {job[0].side.name: job for job in jobs}.values()
+                enough_seconds = ROUND_SECONDS[self.options.device] / 8
+                seconds = min(_step_seconds(*job, limit, enough_seconds) for job in of_sides)
             iterations = self._iterations(spec, seconds, limit, parts)
+            warm = self._keeps_warm(seconds)
         recorders = {live.name: self._recorder_of(live, of_set, alone) for live, of_set in jobs}
         idle = {live.name: IdleLoad() for live, _ in jobs} if alone else _idle_loads(jobs)
-        durations = self._sample_rounds(jobs, iterations, rounds, enough, progress, recorders, idle)
+        durations = self._sample_rounds(jobs, iterations, rounds, enough, progress, recorders, idle, warm)
         ended = _close(jobs)
         for process_set, _ in jobs:
             process_set.require_alive()
@@ -275,6 +276,7 @@ class Pool:
         progress: Callable[[int, float], None],
         recorders: Mapping[str, Recorder],
         idle: Mapping[str, IdleLoad],
+        warm: bool,
     ) -> list[dict[str, Seconds]]:
         """Measure up to `rounds` rounds, and return the durations of each round by process set.
 
@@ -282,13 +284,13 @@ class Pool:
         measured again, by all process sets in the same order. This happens at most `rounds` times, and
         only until spoiled rounds have taken `enough_seconds`. Later spoiled rounds count. progress:
         called with the number of rounds that count so far, and the fraction of the next round that is
-        done.
+        done. warm: whether the first round needs no untimed step.
         """
         processes = [pid for live, _ in jobs for pid in live.pids.values()]
         kept: list[dict[str, Seconds]] = []
         sides = [live.side.name for live, _ in jobs]
         is_balanced = sides == sides[::-1]
-        warm, again = False, 0
+        again = 0
         kept_seconds = again_seconds = 0.0
         self._check_round(processes, 0)
         while len(kept) < rounds and kept_seconds < enough_seconds:
@@ -310,10 +312,14 @@ class Pool:
             kept.append(taken)
             kept_seconds += lasted
             # On a CPU the caches of a process set that is measured alone stay warm from round to round.
-            shortest = min(map(max, taken.values())) / iterations
-            warm = self.options.device == "cpu" and (len(jobs) == 1 or shortest >= LONG_STEP_SECONDS)
+            alone = self.options.device == "cpu" and len(jobs) == 1
+            warm = alone or self._keeps_warm(min(map(max, taken.values())) / iterations)
         progress(len(kept), 0.0)
         return kept
+
+    def _keeps_warm(self, step_seconds: float) -> bool:
+        """Return whether a step needs no untimed step before it."""
+        return self.options.device == "cpu" and step_seconds >= LONG_STEP_SECONDS
 
     def _recorder_of(self, process_set: ProcessSet, spec: Spec, alone: bool) -> Recorder:
         """Return the recorder of a process set's device usage; it records nothing if ranks take turns."""
@@ -397,14 +403,11 @@ def _open(jobs: list[Job], progress: Progress) -> list[int]:
     for process_set, spec in jobs:  # before the first request, since a request may fail
         process_set.leave(unless=spec.world_size if spec.grouped else 0)
     _wait([made for made, spec in jobs if spec.grouped and made.join(spec.world_size)], progress)
-    answers: list[Answers] = []
     # At the same time, as nothing is timed yet. But the compiler chooses kernels by timing them.
     one_by_one = any(spec.compiled for _, spec in jobs)
-    for group in [[job] for job in jobs] if one_by_one else [jobs]:
-        for process_set, spec in group:
-            process_set.ask("open", ranks=_ranks(process_set, spec), spec=specs.to_json(spec))
-        answers += _wait([process_set for process_set, _ in group], progress)
-    return [min(int(answer["max_iterations"]) for answer in of_set.values()) for of_set in answers]
+    groups = [[job] for job in jobs] if one_by_one else [jobs]
+    answers = _ask(groups, "open", progress, spec=specs.to_json)
+    return [min(int(answer["max_iterations"]) for answer in answers[live.name].values()) for live, _ in jobs]
 
 
 def _idle_loads(jobs: list[Job]) -> dict[str, IdleLoad]:
@@ -419,16 +422,17 @@ def _idle_loads(jobs: list[Job]) -> dict[str, IdleLoad]:
 
 def _close(jobs: list[Job]) -> dict[str, list[dict[str, Any]]]:
     """End the measurement, and return the counters and the kernels of each rank by process set."""
-    compared = len(jobs) > 1 and not jobs[0][0].options.time_only
-    # One by one, as counters can be times.
-    finished = [live.request("finish", ranks=_ranks(live, spec)) for live, spec in jobs]
-    for live, spec in jobs:
-        live.ask("close", ranks=_ranks(live, spec), kernels=compared)
-    closed = _wait([live for live, _ in jobs], None)
-    return {
-        live.name: [last[rank] | first[rank] for rank in sorted(first)]
-        for (live, _), first, last in zip(jobs, finished, closed, strict=True)
-    }
+    time_only = jobs[0][0].options.time_only
+    # One by one, as counters can be times. But in a comparison of times, those of one base suffice.
+    timed = [min(jobs, key=lambda job: job[0].side.name == CANDIDATE)] if time_only else jobs
+    others = [job for job in jobs if job not in timed]
+    finished = _ask([*([job] for job in timed), others], "finish")
+    for live, _ in others:
+        for answer in finished[live.name].values():
+            answer["counters"] = {k: v for k, v in answer["counters"].items() if k not in TIMED_AT_END}
+    kernels = len(jobs) > 1 and not time_only
+    closed = _ask([jobs], "close", kernels=lambda spec: kernels)
+    return {name: [of[rank] | finished[name][rank] for rank in sorted(of)] for name, of in closed.items()}
 
 
 def _counters(ranks: list[dict[str, Any]]) -> dict[str, tuple[float, ...]]:
@@ -438,17 +442,55 @@ def _counters(ranks: list[dict[str, Any]]) -> dict[str, tuple[float, ...]]:
     return {name: tuple(of_rank[name] for of_rank in counters) for name in names}
 
 
-def _wait(sets: Sequence[ProcessSet], progress: Progress) -> list[Answers]:
-    """Return the answers of all process sets. If several fail, raise the base's failure."""
-    answers, failures = [], []
+def _ask(
+    groups: Sequence[Sequence[Job]],
+    command: str,
+    progress: Progress = None,
+    **arguments: Callable[[Spec], object],
+) -> dict[str, Answers]:
+    """Give a command to one group of process sets after another, and return their answers by name.
+
+    arguments: computed from what a process set measures. If a rank raises an error, later groups only show
+    whether it is the same on the other side.
+    """
+    answers: dict[str, Answers] = {}
+    failures: list[SetFailure] = []
+    asked: set[str] = set()
+    for group in groups:
+        jobs = [job for job in group if not failures or job[0].side.name not in asked]
+        asked |= {live.side.name for live, _ in jobs}
+        for live, spec in jobs:
+            computed = {name: value(spec) for name, value in arguments.items()}
+            live.ask(command, ranks=_ranks(live, spec), **computed)
+        try:
+            answers |= _wait([live for live, _ in jobs], progress)
+        except SetFailure as failure:
+            failures.append(failure)
+            if not failure.sides:
+                break
+    if failures:
+        raise _first(failures)
+    return answers
+
+
+def _wait(sets: Sequence[ProcessSet], progress: Progress) -> dict[str, Answers]:
+    """Return the answers of all process sets by name. If several fail, raise the base's failure."""
+    answers, failures = {}, []
     for process_set in sets:
         try:
-            answers.append(process_set.answers(progress))
+            answers[process_set.name] = process_set.answers(progress)
         except SetFailure as failure:
             failures.append(failure)
     if failures:
-        raise min(failures, key=lambda failure: failure.set_name[:1])  # A is the base
+        raise _first(failures)
     return answers
+
+
+def _first(failures: Sequence[SetFailure]) -> SetFailure:
+    """Return the base's failure if there is one, with the sides of all failures."""
+    first = min(failures, key=lambda failure: failure.set_name[:1])  # A is the base
+    first.sides = frozenset().union(*(failure.sides for failure in failures))
+    return first
 
 
 def _ranks(process_set: ProcessSet, spec: Spec) -> list[int]:

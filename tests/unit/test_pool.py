@@ -127,7 +127,9 @@ def test_failure_of_one_side_is_not_lost(failing_side: str) -> None:
             raise died(f"{side}1")
         return {0: {}}
 
-    sets: Any = [SimpleNamespace(answers=lambda progress, side=side: answers(side)) for side in "AB"]
+    sets: Any = [
+        SimpleNamespace(name=side, answers=lambda progress, side=side: answers(side)) for side in "AB"
+    ]
     with pytest.raises(SetFailure, match=f"of set {failing_side}1 exited with status 7"):
         pool_module._wait(sets, None)
 
@@ -285,10 +287,10 @@ def test_slowest_rank_times_trial_rounds(canned: Canned, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     ("milliseconds", "replicates", "untimed"),
-    [(30, 2, [True] * 4 + [False] * 8), (8, 2, [True] * 12), (8, 1, [True] + [False] * 2)],
+    [(30, 2, [False] * 12), (8, 2, [True] * 12), (8, 1, [True] + [False] * 2)],
     ids=["long steps", "short steps", "one process set"],
 )
-def test_only_first_round_of_long_steps_has_an_untimed_one(
+def test_long_steps_need_no_untimed_one(
     canned: Canned, milliseconds: int, replicates: int, untimed: list[bool]
 ) -> None:
     canned.seconds = lambda spec, name: milliseconds / 1000
@@ -333,6 +335,17 @@ def test_calls_are_compared_in_short_turns_on_a_cpu(canned: Canned) -> None:
         assert rounds * measured.iterations == 32, "the turns together are as long as whole rounds"
 
 
+@pytest.mark.parametrize("time_only", [True, False])
+def test_a_comparison_of_times_has_the_costs_of_one_base(canned: Canned, time_only: bool) -> None:
+    """The other process sets end their measurements at the same time, so their costs are too high."""
+    canned.counters = lambda spec, rank: {"device_seconds": 1e-3, "peak_memory_bytes": 5.0}
+    with pool_of(2, sides=SIDES[::-1], replicates=2, time_only=time_only) as pool:
+        measured = pool.measure(DDP)
+    timed = [sample.side for sample in measured.samples if "device_seconds" in sample.counters]
+    assert sorted(timed) == (["A"] if time_only else ["A", "A", "B", "B"])
+    assert all(sample.counters["peak_memory_bytes"] == (5.0, 5.0) for sample in measured.samples)
+
+
 # --- recorded rounds
 
 
@@ -347,11 +360,11 @@ class Recorded(Recorder):
         yield
 
 
-@pytest.mark.parametrize(("device", "untimed"), [("cpu", [1, 0, 0]), ("cuda", [1, 1, 1])])
+@pytest.mark.parametrize(("device", "untimed"), [("cpu", [0, 0, 0]), ("cuda", [1, 1, 1])])
 def test_untimed_steps_use_energy_too(canned: Canned, device: str, untimed: list[int]) -> None:
     steps: list[int] = []
     with pool_of(2, device=device, recorder=lambda *_: Recorded(steps)) as pool:
-        measured = pool.measure(DDP)
+        measured = pool.measure(DDP)  # 20 ms on a CPU need no untimed step
     assert [recorded - measured.iterations for recorded in steps] == untimed
 
 

@@ -64,6 +64,14 @@ def test_tolerance_follows_the_kind_of_work(
     assert (limits and limits.tolerance) == tolerance
 
 
+def test_mean_of_calls_is_not_judged_on_a_cpu() -> None:
+    """Other programs stall single calls there."""
+    call = AllReduceSpec(world_size=2, nbytes=2**24)
+    for spec, settings, counts in ((call, CPU, False), (STEP, CPU, True), (call, GPU, True)):
+        noise_class = class_of(measured(spec, 0.01, 0.01), settings.device)
+        assert (limits_of("mean_time", noise_class, settings) is not None) == counts
+
+
 def test_only_a_cpu_has_other_classes_for_several_ranks() -> None:
     """There, ranks that wait for each other vary more than one that waits for nobody."""
     alone = replace(STEP, strategy="single", world_size=1)
