@@ -122,15 +122,22 @@ def died(set_name: str) -> SetFailure:
     return SetFailure(set_name, "at sample", [failure])
 
 
+def refused(set_name: str, what: str) -> SetFailure:
+    """Return the failure of a process set whose rank 0 raised an error."""
+    failure = RankFailure(rank=0, cause=Cause.RAISED, what=f"raised {what}")
+    return SetFailure(set_name, "at open", [failure])
+
+
 class Canned:
     """The answers of canned sets. A test sets `seconds`, `counters`, `kernels` or `spread`.
 
     seconds(spec, set name): of a step, without the spec's delay, which is added. counters(spec,
     rank). kernels(spec, set name): the digest of the kernels that a step runs. spread: by which
     fraction the rounds of a set differ from each other. set_counters(spec, set name): further counters
-    of each rank of a set. sampled: the names of the sets, in the
-    order in which they were told to sample. asked: the ranks that each of these samples was asked
-    of, and whether the sample has an untimed step. setup: what ranks answer to "setup".
+    of each rank of a set. refuses(spec, set name): what a rank raises at "open", or "".
+    sampled: the names of the sets, in the order in which they were told to sample. asked: the ranks
+    that each of these samples was asked of, and whether the sample has an untimed step. setup: what
+    ranks answer to "setup".
     fails_at: the command at which a failing step of tests/faults.py fails.
     ended: the commands that end a measurement and the names of their sets, in order; "answer"
     stands for the answer to a command.
@@ -142,6 +149,7 @@ class Canned:
         self.kernels: Callable[[Spec, str], str] = lambda spec, name: ""
         self.spread = 0.002
         self.set_counters: Callable[[Spec, str], Mapping[str, float]] = lambda spec, name: {}
+        self.refuses: Callable[[Spec, str], str] = lambda spec, name: ""
         self.sampled: list[str] = []
         self.asked: list[tuple[list[int], bool]] = []
         self.setup: Message = {"port": None, "environment": ENVIRONMENT, PROTOCOL: True}
@@ -175,6 +183,9 @@ class CannedSet(ProcessSet):
             self.canned.ended.append(f"answer {self.name}")
         if command == "open":
             self.spec = specs.from_json(arguments["spec"])
+            if what := self.canned.refuses(self.spec, self.name):
+                self.kill()
+                raise refused(self.name, what)
         if command == self.canned.fails_at:
             self._fail(command, deadline_seconds or self.options.deadline_seconds)
         if command == "sample":

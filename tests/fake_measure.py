@@ -15,7 +15,8 @@ def measuring(machine: Machine | None = None, pool: Any = None, sides: Sides | N
     """Return the second argument of a `Measure` whose measurements get no warnings."""
     side = "A" if sides is None else "B"
     machine = machine or Machine()
-    return SimpleNamespace(machine=machine, pool=pool, sides=sides, side=side, notes=lambda *_: [])
+    fields: dict[str, Any] = {"machine": machine, "pool": pool, "sides": sides, "side": side}
+    return SimpleNamespace(**fields, notes=lambda *_: [], model="", refused={})
 
 
 class FakeMeasure:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 import torch.distributed as dist
 
-from ddpperf.measuring.message_ledger import Ledger
+from ddpperf.measuring.message_ledger import Ledger, Message
 from ddpperf.training.measured_step import MeasuredStep, TrainingMeasurement
 
 
@@ -16,12 +19,16 @@ class CountedSteps(TrainingMeasurement):
     ledger: the ledger that has recorded how the training was built. The training tells this ledger
     when each part of a step begins.
     sizes: the counters parameter_bytes, and gradient_bytes if gradients are sent by all_reduces.
+    own: the messages of the model itself in a step, which get the kind "model".
     """
 
     max_iterations = 1
 
-    def __init__(self, training: MeasuredStep, ledger: Ledger, sizes: dict[str, float]) -> None:
+    def __init__(
+        self, training: MeasuredStep, ledger: Ledger, sizes: dict[str, float], own: Sequence[Message] = ()
+    ) -> None:
         super().__init__(training)
+        self.own = own
         self.ledger = ledger
         self.start, ledger.messages = ledger.messages, []
         self.sizes = sizes
@@ -39,11 +46,15 @@ class CountedSteps(TrainingMeasurement):
         The counters "bucket 0: bytes", "bucket 1: bytes" and so on are the bytes of each message with
         gradients. The counters in `sizes` are added.
         """
-        counters = dict(self.sizes)
-        for prefix, messages in (("start ", self.start), ("", self.ledger.messages)):
+        counters, rest, sent = dict(self.sizes), Counter(self.own), list[Message]()
+        for message in self.ledger.messages:
+            is_own = rest[message] > 0
+            rest[message] -= is_own
+            sent.append(message._replace(kind="model") if is_own else message)
+        for prefix, messages in (("start ", self.start), ("", sent)):
             for kind in {message.kind for message in messages}:
                 sizes = [message.nbytes for message in messages if message.kind == kind]
                 counters[f"{prefix}{kind}: messages"] = float(len(sizes))
                 counters[f"{prefix}{kind}: bytes"] = float(sum(sizes))
-        buckets = [message.nbytes for message in self.ledger.messages if message.kind == "gradients"]
+        buckets = [message.nbytes for message in sent if message.kind == "gradients"]
         return counters | {f"bucket {number}: bytes": float(each) for number, each in enumerate(buckets)}

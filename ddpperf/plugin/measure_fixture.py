@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
+from pathlib import Path
 from statistics import median
 from typing import Any, NoReturn
 
@@ -21,7 +22,7 @@ from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.results import metrics
 from ddpperf.results.notes import Note, info, warning
 from ddpperf.results.samples import BASE, CANDIDATE, Measured
-from ddpperf.specs import CustomStepSpec, Spec
+from ddpperf.specs import CustomStepSpec, Spec, TrainingSpec
 from ddpperf.workers.failures import Cause, SetFailure
 from ddpperf.workers.pool import Pool
 
@@ -47,6 +48,9 @@ class Measuring:
     sides: base and candidate of an A/B run; None if only this environment is measured.
     order: the test ids in the order of the test files.
     whole: tests that are measured to their end, although only times are measured again.
+    model: the user's own model, or "". A strategy that cannot train it is skipped, except in tests that
+    a stored run or an earlier pass has measured.
+    known: these tests.
     """
 
     pool: Pool
@@ -55,8 +59,11 @@ class Measuring:
     sides: Sides | None = None
     order: Sequence[str] = ()
     whole: Collection[str] = ()
+    model: str = ""
+    known: Collection[str] = ()
 
     def __post_init__(self) -> None:
+        self.refused: dict[tuple[str, ...], str] = {}  # why, by what is trained
         self._measures: dict[str, Measure | None] = dict.fromkeys(self.order)
         self._notes: dict[tuple[Spec, tuple[str, ...]], list[Note]] = {}
 
@@ -67,7 +74,9 @@ class Measuring:
 
     def fixture(self, test: str, benchmark: BenchmarkFixture, mark: Callable[[str], object]) -> Measure:
         """Return the value of the `measure` fixture for one test."""
-        self._measures[test] = measure = Measure(benchmark, self, mark, whole=test in self.whole)
+        self._measures[test] = measure = Measure(
+            benchmark, self, mark, whole=test in self.whole, known=test in self.known
+        )
         return measure
 
     @property
@@ -115,6 +124,7 @@ class Measure:
         mark: Callable[[str], object] = lambda marker: None,
         *,
         whole: bool = False,
+        known: bool = False,
     ) -> None:
         self.measured: Measured | None = None
         self.references: dict[str, Measured] = {}
@@ -126,6 +136,7 @@ class Measure:
         self._mark = mark  # adds a marker to the test
         self._measuring = measuring
         self._whole = whole
+        self._known = known
 
     @property
     def machine(self) -> Machine:
@@ -243,10 +254,21 @@ class Measure:
             pytest.skip(f"the candidate cannot measure it: {error}")
         # The references of a test are measured by the process sets that measured the test's own spec.
         ranks = measured.spec.world_size if measured is not None else 0
-        of_base = False
+        of_base, trained = False, self._trained(spec)
+        refused = self._measuring.refused
         try:
-            return self._with_notes(lambda: self._measuring.pool.measure_once(spec, candidate, ranks))
+            if trained not in refused:
+                return self._with_notes(lambda: self._measuring.pool.measure_once(spec, candidate, ranks))
+            self._skip(refused[trained])
         except SetFailure as error:
+            if trained and error.sides == {side.name for side in self._measuring.pool.sides}:
+                model, how, *setup = trained
+                what = f"{model} cannot be trained by {how} ({', '.join(setup)}): {error.reason}"
+                refused[trained] = harmless(what)
+                self._skip(refused[trained])
+            if sides is not None and error.sides == {CANDIDATE} and sides.have_equal_code(Path.cwd()):
+                self._mark("candidate_cannot")
+                pytest.skip(f"the candidate cannot measure it: {harmless(error.reason)}")
             failure, of_base = str(error), error.set_name.startswith(BASE)
             if sides is not None:
                 failure = f"the {'base' if of_base else 'candidate'}'s {failure}"
@@ -258,6 +280,18 @@ class Measure:
             self.base_failed = True
             self._mark("base_failed")
         pytest.fail(harmless(failure), pytrace=False)  # in the handler, the error would be printed twice
+
+    def _skip(self, why: str) -> NoReturn:
+        self.measured = None  # although this may be a reference: a skipped test has no result
+        pytest.skip(why)
+
+    def _trained(self, spec: Spec) -> tuple[str, ...]:
+        """Return the user's model, and how it is trained; or () if the model is not what may be refused."""
+        measuring = self._measuring
+        if self._known or not isinstance(spec, TrainingSpec) or spec.model != measuring.model:
+            return ()
+        hook = f"+{spec.comm_hook}" if spec.comm_hook != "none" else ""
+        return spec.model, spec.strategy + hook, spec.precision, spec.execution
 
     def _with_notes(self, measure: Callable[[], Measured]) -> Measured:
         before = self._measuring.pool.counted_seconds

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
@@ -37,7 +37,7 @@ from ddpperf.plugin.progress import ProgressLine
 from ddpperf.results.outcomes import Reason
 from ddpperf.results.samples import Measured
 from ddpperf.results.stored_runs import Baseline, NoBaseline, Storage
-from ddpperf.specs import FUNCTIONS_VARIABLE
+from ddpperf.specs import FUNCTIONS_VARIABLE, Model
 from ddpperf.specs.training_step import DATA_VARIABLE
 from ddpperf.verdict.thresholds import HardwareThresholds, read_threshold_file
 from ddpperf.workers.failures import SetFailure
@@ -202,8 +202,13 @@ class Session:
             check_round=self.devices.check_round,
             recorder=self.devices.recorder,
         )
-        self.passes.append(Measuring(pool, self.devices, self.machine, sides, self.collection.tests))
-        return self.passes[-1]
+        measuring = Measuring(pool, self.devices, self.machine, sides, self.collection.tests)
+        if options.model not in get_args(Model):
+            stored = self.baseline.measured if self.baseline is not None else {}
+            same = {test for test, one in stored.items() if getattr(one.spec, "model", "") == options.model}
+            measuring.model, measuring.known = options.model, same | self.measured().keys()
+        self.passes.append(measuring)
+        return measuring
 
     def _started_sides(self, sides: Sides | None, sets: int) -> list[Side]:
         """Return how to start the ranks: one Side, or in an A/B run the base and the candidate."""

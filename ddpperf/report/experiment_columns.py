@@ -116,6 +116,7 @@ EXPERIMENTS = {
             "gradients_bytes",
             "parameters_bytes",
             "buffers_bytes",
+            "model_bytes",
             "metrics_bytes",
             "gradients_over_parameters",
             "start_initial_state_bytes",

@@ -171,7 +171,7 @@ def registered() -> tuple[Metric, ...]:
     return tuple(_METRICS.values())
 
 
-MESSAGE_KINDS = ("gradients", "buffers", "parameters", "metrics", "control", "other")
+MESSAGE_KINDS = ("gradients", "buffers", "parameters", "metrics", "control", "model", "other")
 _LOWER: dict[str, Any] = {"better": Better.LOWER}
 _HIGHER: dict[str, Any] = {"better": Better.HIGHER}
 _BOUNDED: dict[str, Any] = {**_HIGHER, "threshold": True}

@@ -1,6 +1,6 @@
-"""Check whether a model can be trained: python -m ddpperf.training.check_model NAME BATCH_SIZE.
+"""Check a model: python -m ddpperf.training.check_model NAME BATCH_SIZE DEVICE PRECISION.
 
-If it cannot, this command prints one sentence and exits with status 1.
+If it cannot be trained, this command prints one sentence and exits with status 1.
 """
 
 from __future__ import annotations
@@ -8,39 +8,52 @@ from __future__ import annotations
 import sys
 
 import torch
+from torch import nn
 
 from ddpperf.errors import CannotTrain, first_line
 from ddpperf.machine.child_process import die_with_parent
-from ddpperf.specs import TrainingSpec
+from ddpperf.specs import Precision, TrainingSpec
 from ddpperf.training.measured_step import MeasuredStep
 from ddpperf.training.step import TrainingStep
 
 
-def check(name: str, batch_size: int) -> None:
-    """Train a model for one step on the CPU, and raise CannotTrain if this fails."""
+def check(name: str, batch_size: int, device: str = "cpu", precision: Precision = "fp32") -> None:
+    """Train a model for one step on a device, and raise CannotTrain if this fails."""
     torch.set_num_threads(1)
-    spec = TrainingSpec(model=name, world_size=1, per_rank_batch_size=batch_size, strategy="single")
+    spec = TrainingSpec(
+        model=name, world_size=1, per_rank_batch_size=batch_size, strategy="single", precision=precision
+    )
+    training: TrainingStep | None = None
     try:
-        training = TrainingStep(spec, rank=0, device=torch.device("cpu"))
+        training = TrainingStep(spec, rank=0, device=torch.device(device))
         step = MeasuredStep(training)
         step.step()
         step.end_round(1)
     except CannotTrain:
         raise
     except (Exception, SystemExit) as error:
+        found = _gradients(training.model) if training is not None else {}
+        if sparse := [name for name, grad in found.items() if grad is not None and grad.is_sparse]:
+            what = f"sparse gradients, such as that of {sparse[0]}, which ddpperf's SGD cannot decay"
+            raise CannotTrain(f"model {name} has {what}; use sparse=False") from error
         what = f"{type(error).__name__}: {first_line(error)}"
+        where = f"on {device} in {precision}"
         raise CannotTrain(
-            f"model {name} cannot be trained ({what}); train it without ddpperf first"
+            f"model {name} cannot be trained {where} ({what}); train it without ddpperf first"
         ) from error
-    parameters = training.model.named_parameters()
-    if unused := [name for name, weight in parameters if weight.requires_grad and weight.grad is None]:
+    if unused := [name for name, grad in _gradients(training.model).items() if grad is None]:
         what = f"parameters that its loss does not use, for which DDP would wait, such as {unused[0]}"
         raise CannotTrain(f"model {spec.model} has {what}; use them, or set their requires_grad to False")
+
+
+def _gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:
+    named = model.named_parameters()
+    return {name: parameter.grad for name, parameter in named if parameter.requires_grad}
 
 
 if __name__ == "__main__":
     die_with_parent()
     try:
-        check(sys.argv[1], int(sys.argv[2]))
+        check(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4])  # type: ignore[arg-type]
     except CannotTrain as problem:
         sys.exit(str(problem))

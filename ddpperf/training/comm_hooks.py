@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ddpperf.collectives.symmetric_memory import KERNEL_TYPES, one_shot, symmetric_buffer, two_shot
+from ddpperf.errors import CannotTrain
 from ddpperf.measuring.clock import delayed
 from ddpperf.specs import TrainingSpec
 
@@ -22,10 +23,16 @@ ONE_SHOT_BYTES = 2**18  # up to this size every rank reads the whole buffers of 
 def register(model: DistributedDataParallel, spec: TrainingSpec, device: torch.device) -> None:
     """Register a training spec's communication hook with a DDP model.
 
-    With comm_hook "none" DDP keeps its default, which divides the gradients and then sums them.
+    With comm_hook "none" DDP keeps its default, which divides the gradients and then sums them. Raises
+    CannotTrain if the hook cannot send a parameter's gradient.
     """
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
+    if spec.comm_hook in ("bf16", "fp16", "powersgd"):
+        for name, parameter in model.module.named_parameters():
+            if parameter.is_complex():
+                what = f"the hook {spec.comm_hook} sends no imaginary parts, and {name} is complex"
+                raise CannotTrain(f"{what}; use another hook")
     if spec.communication == "local" or spec.comm_delay_seconds:
         model.register_comm_hook(None, OwnAverage(spec, device).average)
     elif spec.comm_hook == "powersgd":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from ddpperf.data.augmentation import DeviceImages
 from ddpperf.data.images import MEMORY_FORMATS, Images, load_images, normalized
@@ -25,7 +26,13 @@ def model_and_data(spec: TrainingSpec, rank: int, device: torch.device) -> tuple
         module, make_batch, loss = custom_model(spec.model)
         torch.manual_seed(1 + rank)
         inputs, targets = custom_batch(spec.model, make_batch, spec.process_batch_size)
-        return module.to(device), Input((inputs.to(device), targets.to(device))), loss
+        module, inputs = module.to(device), inputs.to(device)
+        if any(map(is_lazy, module.parameters())):  # no strategy can wrap it before its first batch
+            torch.manual_seed(spec.seed)
+            with torch.no_grad():
+                module(inputs)
+            torch.manual_seed(1 + rank)
+        return module, Input((inputs, targets.to(device))), loss
     memory_format = MEMORY_FORMATS[spec.memory_format]
     model = build(spec.model).to(device, memory_format=memory_format)  # type: ignore[call-overload]
     images = load_images(spec)

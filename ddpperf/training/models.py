@@ -147,7 +147,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 def build(model: str) -> nn.Module:
     """Return a new model by its name, either a built-in model or `torchvision:NAME`.
 
-    torchvision's models have random weights, and its vit_ models are built for images of 32x32.
+    torchvision's models have random weights and one output. Its vit_ models are for images of 32x32.
     Raises CannotTrain for an unknown name.
     """
     if model in MODELS:
@@ -159,8 +159,10 @@ def build(model: str) -> nn.Module:
         raise CannotTrain(f"model {model} needs torchvision, which is not installed; install it") from error
     if name not in torchvision.models.list_models(module=torchvision.models):
         raise CannotTrain(f"model {model} is not in torchvision; name one of its models")
-    sized = {"image_size": 32} if name.startswith("vit_") else {}
-    built: nn.Module = torchvision.models.get_model(name, weights=None, **sized)
+    settings: dict[str, Any] = {"image_size": 32} if name.startswith("vit_") else {}
+    if name in ("googlenet", "inception_v3"):  # otherwise they return several outputs in training
+        settings = {"aux_logits": False, "init_weights": True}
+    built: nn.Module = torchvision.models.get_model(name, weights=None, **settings)
     return built
 
 

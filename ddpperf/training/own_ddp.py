@@ -27,8 +27,8 @@ class OwnDDP(nn.Module):
     Each rank must weigh its loss by its fraction of the global batch. All ranks begin with rank 0's
     parameters and buffers. Afterwards the buffers differ between ranks. The first backward pass
     ends by making the buckets, in the order of rank 0's gradients. While `synchronizes` is False
-    gradients add up on each rank. Raises CannotTrain if a parameter gets no gradient. If that
-    happens on some ranks only, the other ranks wait for them.
+    gradients add up on each rank. The next step raises CannotTrain if a parameter got no gradient. If
+    that happens on some ranks only, the other ranks wait for them.
     """
 
     def __init__(self, module: nn.Module, spec: TrainingSpec, device: torch.device) -> None:
@@ -42,6 +42,7 @@ class OwnDDP(nn.Module):
         self.bucket_of: dict[nn.Parameter, Bucket] = {}
         self.arrived: list[nn.Parameter] = []  # parameters with a gradient in this backward pass
         self.sent = 0  # buckets sent in this backward pass
+        self.task = -1  # torch's number of the backward pass whose end calls `_finish`
         for state in module.state_dict().values():
             dist.broadcast(state, 0)
         me = weakref.ref(self)  # torch never frees a hook that refers to its own parameter
@@ -54,12 +55,19 @@ class OwnDDP(nn.Module):
             parameter.register_post_accumulate_grad_hook(arrive)
 
     def forward(self, *inputs: Any) -> Any:
+        if self.arrived:
+            found = set(map(id, self.arrived))
+            missing = next(name for name, parameter in self.trained.items() if id(parameter) not in found)
+            what = f"own_ddp needs a gradient of each parameter in each step, got none of {missing}"
+            raise CannotTrain(f"{what}; use all in each step, or set their requires_grad to False")
         return self.module(*inputs)
 
     def _arrive(self, parameter: nn.Parameter) -> None:
         if not self.synchronizes:
             return
-        if not self.arrived:
+        # A reentrant checkpoint runs a backward pass within a backward pass. Each has its own end.
+        if self.task != (task := torch._C._current_graph_task_id()):
+            self.task = task
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         self.arrived.append(parameter)
         if self.buckets:
@@ -78,12 +86,9 @@ class OwnDDP(nn.Module):
 
     def _finish(self) -> None:
         """End a backward pass, so that later work on the GPU waits for the summed gradients."""
-        arrived, self.arrived = self.arrived, []
-        if len(arrived) < len(self.trained):
-            found = set(map(id, arrived))
-            missing = next(name for name, parameter in self.trained.items() if id(parameter) not in found)
-            what = f"own_ddp needs a gradient of each parameter in each step, got none of {missing}"
-            raise CannotTrain(f"{what}; use all in each step, or set their requires_grad to False")
+        if len(self.arrived) < len(self.trained):
+            return  # an inner backward pass has ended
+        arrived, self.arrived, self.task = self.arrived, [], -1
         if not self.buckets:
             self._make_buckets(arrived)
         if self.stream is not None:

@@ -57,12 +57,15 @@ class SetFailure(Exception):
     """Raised if ranks of a process set fail; the message names the first cause and its rank.
 
     failures: as they were noticed: a launcher that kills the other ranks does so after the first death.
+    sides: the names of the sides whose ranks raised errors at the same command.
     """
 
     def __init__(self, set_name: str, doing: str, failures: Sequence[RankFailure]) -> None:
         self.set_name = set_name
         self.failures = tuple(sorted(failures, key=lambda failure: failure.cause))
         first = self.failures[0]
+        raised = first.cause in (Cause.RAISED, Cause.RAISED_DISTRIBUTED)
+        self.sides = frozenset(set_name[:1] if raised else "")
         count = len(self.failures) if first.cause is Cause.HUNG else 1  # all may wait for one of them
         ranks = ", ".join(f"{failure.rank}{failure.where}" for failure in self.failures[:count])
         lines = [f"rank{'s' * (count > 1)} {ranks} of set {set_name} {first.what} ({doing})"]
@@ -71,6 +74,11 @@ class SetFailure(Exception):
         lines += [f"after it, rank {failure.rank}{failure.where} {failure.what}" for failure in others]
         texts = (shortened(line.rstrip()) for line in lines if line.strip())
         super().__init__(harmless("\n".join(texts)))
+
+    @property
+    def reason(self) -> str:
+        """What the first failed rank raised, on one line."""
+        return self.failures[0].what.removeprefix("raised ").removeprefix("CannotTrain: ")
 
 
 def explain_death(rank: int, printed: str, words: Sequence[str]) -> str:

@@ -31,14 +31,14 @@ from ddpperf.measuring.clock import delayed, keep_busy, seconds_of, synchronize
 from ddpperf.measuring.compile_and_capture import forbid_compiling, forget_compiled, require_none_new
 from ddpperf.measuring.message_ledger import Ledger
 from ddpperf.measuring.repeated_work import Measurement
-from ddpperf.specs import Spec
+from ddpperf.specs import Spec, is_custom_model
 from ddpperf.training.custom_step import CustomStep
 from ddpperf.training.epoch import TrainingEpoch
 from ddpperf.training.measured_step import MeasuredStep, sent_bytes
 from ddpperf.training.process_settings import process_settings, restore
 from ddpperf.training.separate_replicas import SeparateReplicas
 from ddpperf.training.step import TrainingStep
-from ddpperf.training.strategies import bucket_messages, gradient_bytes
+from ddpperf.training.strategies import bucket_messages, gradient_bytes, own_messages
 from ddpperf.training.whole_training import TrainingRun
 from ddpperf.workers.channel import PROTOCOL, Message
 from ddpperf.workers.gpu_pace import GpuPace
@@ -328,7 +328,8 @@ def _training(spec: specs.TrainingSpec, rank: int, device: torch.device) -> tupl
             step = TrainingStep(spec, rank=rank, device=device, enter=ledger.enter_part)
         training = MeasuredStep(step)
         sizes = {"parameter_bytes": float(gradient_bytes(step.module)), **sent_bytes(step)}
-        return CountedSteps(training, ledger, sizes), training
+        own = own_messages(spec, rank, device) if spec.sync_batch_norm or is_custom_model(spec.model) else ()
+        return CountedSteps(training, ledger, sizes, own), training
     is_separate = spec.strategy == "data_parallel" and spec.communication == "no_sync"
     kind = SeparateReplicas if is_separate else TrainingStep
     training = MeasuredStep(kind(spec, rank=rank, device=device))

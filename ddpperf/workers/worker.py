@@ -147,7 +147,8 @@ def describe(error: Exception) -> channel.Message:
     import torch.distributed as dist
 
     text = str(error)
-    summary = f"{type(error).__name__}: {(text.splitlines() or [''])[0]}"
+    reason = text.rpartition("Last error:")[2].strip()  # NCCL's own comes last
+    summary = f"{type(error).__name__}: {(reason.splitlines() or [''])[0]}"
     cause = error.__cause__ if isinstance(error, CannotTrain) else error  # what stopped a graph capture
     return {
         "summary": summary[:MOST_LETTERS].rstrip(": "),

@@ -52,7 +52,7 @@ def raising():
 """
 NO_THREE = r"model \S+ must return .*, got {}; return the three$"
 NO_BATCH = r"the batch maker of \S+ must return inputs and targets, two tensors of 2 rows, got {}$"
-UNTRAINABLE = r"model \S+ cannot be trained \({}\); train it"
+UNTRAINABLE = r"model \S+ cannot be trained on cpu in fp32 \({}\); train it"
 # What a function of own_models returns, and the sentence that refuses it.
 RETURNED = {
     "nn.Linear(4, 2)": NO_THREE.format("Linear"),
@@ -131,13 +131,15 @@ def test_a_step_uses_the_models_batch_and_loss(folder: Path, monkeypatch: pytest
 def test_a_torchvision_model_can_be_checked() -> None:
     pytest.importorskip("torchvision")
     check("torchvision:mobilenet_v3_small", 2)
-    with pytest.raises(ValueError, match=r"^model torchvision:alexnet cannot be trained \(.*; train it"):
+    with pytest.raises(
+        ValueError, match=r"^model torchvision:alexnet cannot be trained on cpu in .*; train it"
+    ):
         check("torchvision:alexnet", 2)
 
 
 def test_model_is_checked_in_a_process(folder: Path, read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    sentence = r"^--model: model own_models:raising cannot be trained \(OSError: no weights here\)"
+    sentence = r"^--model: model own_models:raising cannot be trained on cpu in fp32 \(OSError: no"
     with pytest.raises(Refused, match=sentence) as refusal:
         check_model(read("own_models:raising"))
     assert "\n" not in str(refusal.value)

@@ -67,7 +67,7 @@ def test_parameters_that_differ_in_one_bit_are_found(
     for ours, theirs in ((model, other), (other, model)):  # every rank finds it
         monkeypatch.setattr(dist, "all_reduce", Peer(theirs).all_reduce)
         with pytest.raises(RuntimeError, match=rf"parameter {name} differs between ranks after training"):
-            require_equal_parameters(ours)
+            require_equal_parameters(ours, TrainingSpec(world_size=2, per_rank_batch_size=2, strategy="ddp"))
 
 
 @pytest.mark.usefixtures("group")

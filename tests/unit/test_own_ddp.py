@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import re
 import weakref
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ddpperf.errors import CannotTrain
 from ddpperf.machine.compiler import compiler_reason
@@ -159,11 +161,37 @@ def test_an_unused_model_is_freed() -> None:
 def test_a_parameter_without_gradient_is_refused() -> None:
     model = OwnDDP(layers(), spec(), CPU)
     next(model.parameters()).requires_grad_(False)
+    model(torch.ones(1, 1024)).sum().backward()
     with pytest.raises(
         CannotTrain,
         match=re.escape("a gradient of each parameter in each step, got none of 0.weight; use all"),
     ):
-        model(torch.ones(1, 1024)).sum().backward()
+        model(torch.ones(1, 1024))
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("places", [[1], [0, 2], [0, 1, 2]], ids=["middle", "both ends", "all"])
+def test_backward_passes_of_reentrant_checkpoints_have_one_end(places: list[int]) -> None:
+    """Each checkpoint runs a backward pass within the backward pass, whose end is not the step's."""
+
+    class Checkpointed(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            for place, layer in enumerate(self):
+                x = checkpoint(layer, x, use_reentrant=True) if place in places else layer(x)
+            return x
+
+    plain = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
+    model = OwnDDP(Checkpointed(*copy.deepcopy(plain)), spec(), CPU)
+    x = torch.ones(1, 64, requires_grad=True)
+    for _ in range(3):
+        plain.zero_grad()
+        model.zero_grad()
+        plain(x).square().sum().backward()
+        model(x).square().sum().backward()
+        assert not model.arrived
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            assert ours.grad is not None
+            torch.testing.assert_close(ours.grad, theirs.grad)
 
 
 @pytest.mark.usefixtures("group")

@@ -86,12 +86,17 @@ class Sides:
 
         here: the source tree of a side without a root.
         """
+        same = self.base.environment == self.candidate.environment and not self.spec_fields
+        return same and self.have_equal_code(here)
 
-        def runs(side: Side) -> tuple[object, ...]:
+    def have_equal_code(self, here: Path) -> bool:
+        """Return whether base and candidate differ at most in variables and training fields."""
+
+        def runs(side: Side) -> tuple[Path, ...]:
             python, root = Path(side.python), side.root or here
-            return python.parent.resolve(), python.resolve(), root.resolve(), side.environment
+            return python.parent.resolve(), python.resolve(), root.resolve()
 
-        return runs(self.base) == runs(self.candidate) and not self.spec_fields
+        return runs(self.base) == runs(self.candidate)
 
     def candidate_of(self, spec: Spec, *, own: bool) -> Spec | None:
         """Return the candidate's measurement spec, or None if it equals the base's spec.

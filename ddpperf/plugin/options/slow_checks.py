@@ -80,7 +80,7 @@ def lacking_side(options: Options, function: str) -> str:
 
 
 def check_model(options: Options) -> None:
-    """Train one step of a custom model in a child process on the CPU.
+    """Train one step of a custom model in a child process, on the run's device and in its precision.
 
     Raises Refused if that fails.
     """
@@ -89,6 +89,7 @@ def check_model(options: Options) -> None:
         return
     batch_size = min(2, min(options.batch_sizes) // int(options.spec_fields.get("accumulation_steps", 1)))
     command = [sys.executable, "-m", "ddpperf.training.check_model", model, str(batch_size)]
+    command += [options.device, options.precision]
     try:
         ended = run_child(command, {FUNCTIONS_VARIABLE: model, "PYTHONPATH": package_path()}, MODEL_SECONDS)
     except subprocess.TimeoutExpired as error:
