@@ -30,9 +30,15 @@ def last_line(error: BaseException) -> str:
 
 
 def short(text: str, most: int = MAX_LETTERS) -> str:
-    """Return at most `most` characters of a text, with control characters written as escapes."""
-    letters = (letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text[:most])
-    return "".join(letters)[:most]
+    """Return at most `most` characters of a text, with control characters written as escapes.
+
+    A longer text is cut between two words, if it has any.
+    """
+    letters = (letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text[: most + 1])
+    if len(shown := "".join(letters)) <= most:
+        return shown
+    beginning = shown[: most - 4]
+    return f"{beginning.rpartition(' ')[0] or beginning} ..."
 
 
 QUOTED_LETTERS = 50

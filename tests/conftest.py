@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from ddpperf.machine.compiler import compiler_problem
 from ddpperf.machine.git import KEPT_VARIABLES
+from ddpperf.specs import FUNCTIONS_VARIABLE
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
@@ -21,6 +22,7 @@ from tests import faults
 from tests.canned import Canned, CannedSuite, canned_sets
 from tests.command_line import Read, reader
 from tests.namespaces import namespaces_reason
+from tests.odd_models import ODD_MODELS
 from tests.project import Marked, Project
 
 BUSY_SECONDS = 20
@@ -98,7 +100,8 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
             patch.setattr(tempfile, "tempdir", str(mine.folder))
             hangs = tmp_path_factory.mktemp("hangs")
             options = SetOptions(size=2, device="cpu", rounds=2, deadline_seconds=60, hang_folder=hangs)
-            pool = Pool(options, sides=(Side(environment=faults.ALLOWED),))
+            functions = f"{faults.ALLOWED[FUNCTIONS_VARIABLE]},{','.join(ODD_MODELS.values())}"
+            pool = Pool(options, sides=(Side(environment={FUNCTIONS_VARIABLE: functions}),))
             pool.live_sets()
         with pool:
             assert len(mine.processes()) >= 2, "the ranks are known by their temporary folder"

@@ -12,6 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 from ddpperf.training.models import Loss, MakeBatch
 
+NAMES = ("lazy", "checkpointed", "communicating", "set_by_first_batch", "uncompiled")
+ODD_MODELS = {name: f"{__name__}:{name}" for name in NAMES}
 Made = tuple[nn.Module, MakeBatch, Loss]
 
 
@@ -91,3 +93,15 @@ class Communicating(nn.Module):
 
 def communicating() -> Made:
     return Communicating(), batch, cross_entropy
+
+
+class Uncompiled(nn.Linear):
+    """Layer that torch.compile leaves out."""
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+def uncompiled() -> Made:
+    return Uncompiled(32, 10), batch, cross_entropy

@@ -24,6 +24,11 @@ def compiler_reason(device: str = "cpu") -> str:
     for language in ("C++", "C") if device == "cuda" else ("C++",):  # torch writes C++, and Triton C
         if problem := compiler_problem(language):
             return f"torch.compile {problem}; install both, or leave compiled executions out"
+    folder = os.environ.get(CACHE_VARIABLE) or tempfile.gettempdir()
+    with contextlib.suppress(OSError):  # torch will make the folder
+        if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+            what = f"cannot load what it compiles in {folder}, which is mounted noexec"
+            return f"torch.compile {what}; set TMPDIR to another folder, or leave compiled executions out"
     return ""
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from ddpperf.errors import CannotTrain, first_line, last_line
 
@@ -77,16 +78,32 @@ def require_none_new(before: int) -> None:
         raise CannotTrain(f"{COMPILES_AGAIN} (a part of it ran for the first time); {ADVICE}")
 
 
-def require_compiled(before: int) -> None:
-    """Raise CannotTrain if torch.compile has compiled no graph since there were `before` graphs."""
-    if compiled_graphs() > before:
+def require_compiled(losses: Sequence[Tensor]) -> None:
+    """Raise CannotTrain if torch.compile compiled no layer that trains a parameter."""
+    if any(map(trains_compiled, losses)):
         return
     names = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
     why = "its model may be marked with torch.compiler.disable; use --executions eager"
     for name in names:
         if os.environ.get(name, "0") not in ("", "0"):
             why = f"{name} is set; unset it"
-    raise CannotTrain(f"torch.compile compiled no part of the step: {why}")
+    raise CannotTrain(f"torch.compile compiled no layer of the model: {why}")
+
+
+def trains_compiled(loss: Tensor) -> bool:
+    """Return whether a compiled backward pass computes the gradient of a parameter."""
+    seen: set[Any] = set()
+    rest: list[Any] = [loss.grad_fn]
+    while rest:
+        node = rest.pop()
+        for following in {each for each, _ in node.next_functions if each is not None} - seen:
+            seen.add(following)
+            if following.name().endswith("AccumulateGrad"):
+                if "CompiledFunction" in node.name():
+                    return True
+            else:
+                rest.append(following)
+    return False
 
 
 def compiled_graphs() -> int:

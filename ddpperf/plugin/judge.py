@@ -131,11 +131,10 @@ class Judge:
         metrics = {test: measure.metrics for test, measure in measuring.measures.items()}
         return ab_estimates(measuring.measured(), metrics, self._settings, stage)
 
-    def _cannot_pass(self, measuring: Measuring) -> bool:
-        """Return whether this first A/B measurement shows slower code, or a slower machine, by now."""
+    def _machine_changed(self, measuring: Measuring) -> bool:
+        """Return whether this first A/B measurement shows by now that the stored code is slower, too."""
         found = rows([*self._estimates, *self._ab_estimates(measuring, Stage.FIRST)], self._settings)
-        level = self._settings.false_alarms / max(1, len(found))
-        return any(row.moved or (row.judged and row.p < level) for row in found)
+        return any(row.moved for row in found)
 
     # --- measuring
 
@@ -143,7 +142,7 @@ class Judge:
         """Measure the open pairs A/B on new processes, as many as have time.
 
         until: the time.monotonic() value at which the measurements should have ended. A first measurement
-        leaves a quarter of the time to repeats if it shows that there is no PASS.
+        leaves a quarter of the time if it shows that there is no PASS, whatever the others show.
         """
         session, options, sets = self._session, self._session.options, self._settings.first_sets
         rounds = options.rounds
@@ -165,7 +164,7 @@ class Judge:
 
         def is_over() -> bool:
             now = time.monotonic()
-            return now > until or (stage is Stage.FIRST and now > early and self._cannot_pass(measuring))
+            return now > until or (stage is Stage.FIRST and now > early and self._machine_changed(measuring))
 
         try:
             left = self._run(items, [tests[pair] for pair in plan.pairs], is_over)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 
 import torch
-from torch import nn
 
 from ddpperf.errors import CannotTrain, first_line
 from ddpperf.machine.child_process import die_with_parent
@@ -32,8 +31,8 @@ def check(name: str, batch_size: int, device: str = "cpu", precision: Precision 
     except CannotTrain:
         raise
     except (Exception, SystemExit) as error:
-        found = _gradients(training.model) if training is not None else {}
-        if sparse := [name for name, grad in found.items() if grad is not None and grad.is_sparse]:
+        named = training.model.named_parameters() if training is not None else ()
+        if sparse := [name for name, each in named if each.grad is not None and each.grad.is_sparse]:
             what = f"sparse gradients, such as that of {sparse[0]}, which ddpperf's SGD cannot decay"
             raise CannotTrain(f"model {name} has {what}; use sparse=False") from error
         what = f"{type(error).__name__}: {first_line(error)}"
@@ -41,14 +40,6 @@ def check(name: str, batch_size: int, device: str = "cpu", precision: Precision 
         raise CannotTrain(
             f"model {name} cannot be trained {where} ({what}); train it without ddpperf first"
         ) from error
-    if unused := [name for name, grad in _gradients(training.model).items() if grad is None]:
-        what = f"parameters that its loss does not use, for which DDP would wait, such as {unused[0]}"
-        raise CannotTrain(f"model {spec.model} has {what}; use them, or set their requires_grad to False")
-
-
-def _gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:
-    named = model.named_parameters()
-    return {name: parameter.grad for name, parameter in named if parameter.requires_grad}
 
 
 if __name__ == "__main__":

@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable
 from functools import partial
 from statistics import median
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from ddpperf.measuring import clock
-from ddpperf.measuring.compile_and_capture import capture, compiled_graphs, require_compiled
+from ddpperf.measuring.compile_and_capture import capture, require_compiled
 from ddpperf.measuring.repeated_work import Measurement
 from ddpperf.specs.training_step import EQUAL_STRATEGIES
 from ddpperf.training.step import TrainingStep
@@ -100,11 +102,19 @@ class MeasuredStep(Measurement):
 
     def _first_train(self) -> None:
         clock.synchronize(self.training.device)
-        began, graphs = time.perf_counter(), compiled_graphs()
+        training, forward, losses = self.training, self.training.forward, list[Tensor]()
+
+        def watched(*part: Any) -> Tensor:
+            losses.append(forward(*part))
+            return losses[-1]
+
+        training.forward = watched
+        began = time.perf_counter()
         self.train()
         clock.synchronize(self.training.device)
         self.startup_seconds["compile_seconds"] = time.perf_counter() - began
-        require_compiled(graphs)
+        training.forward = forward
+        require_compiled(losses)
         self.run = self.train
 
     def start_round(self) -> None:

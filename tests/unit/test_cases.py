@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sysconfig
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ddpperf.machine import hardware
-from ddpperf.machine.compiler import compiler_problem, compiler_reason
+from ddpperf.machine.compiler import CACHE_VARIABLE, compiler_problem, compiler_reason
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.cases import case, if_valid, lacking_marks, machine_reason, parameters
 from ddpperf.plugin.measure_fixture import Measure
@@ -161,6 +163,16 @@ def fake(compiler: Path) -> None:
     """Write a compiler whose library is empty."""
     compiler.write_text("#!/bin/sh\n/usr/bin/touch $6\n")
     compiler.chmod(0o755)
+
+
+@pytest.mark.skipif(bool(compiler_reason()), reason=compiler_reason() or "-")
+def test_folder_without_execution_cannot_hold_compiled_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = SimpleNamespace(f_flag=os.ST_NOEXEC | os.ST_NOSUID)
+    monkeypatch.setattr(os, "statvfs", {"/mounted": flags}.__getitem__)
+    monkeypatch.setenv(CACHE_VARIABLE, "/mounted")
+    assert compiler_reason().startswith(
+        "torch.compile cannot load what it compiles in /mounted, which is mounted noexec; set TMPDIR"
+    )
 
 
 @pytest.mark.skipif(bool(compiler_reason()), reason=compiler_reason() or "-")

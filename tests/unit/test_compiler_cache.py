@@ -24,6 +24,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return Path(compiler_cache("cuda")[CACHE_VARIABLE])
 
 
+@pytest.mark.slow
 def test_cache_is_the_one_that_torch_uses(cache: Path) -> None:
     environment = os.environ | {"TMPDIR": str(cache.parent)}
     found = subprocess.check_output([sys.executable, "-c", TORCHS_OWN], env=environment, text=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 import torch._dynamo
@@ -15,7 +17,7 @@ from ddpperf.measuring.compile_and_capture import (
     forget_compiled,
     require_none_new,
 )
-from ddpperf.specs import Execution, TrainingSpec
+from ddpperf.specs import FUNCTIONS_VARIABLE, Execution, TrainingSpec
 from ddpperf.training import model_and_data
 from ddpperf.training.measured_step import MeasuredStep
 from ddpperf.training.step import TrainingStep
@@ -121,6 +123,23 @@ def test_compiled_case_of_which_nothing_was_compiled_fails(monkeypatch: pytest.M
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
     spec = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single", execution="compile")
     training = MeasuredStep(TrainingStep(spec, rank=0, device=torch.device("cpu")))
-    words = "torch.compile compiled no part of the step: TORCHDYNAMO_DISABLE is set; unset it"
+    words = "torch.compile compiled no layer of the model: TORCHDYNAMO_DISABLE is set; unset it"
     with torch._dynamo.config.patch(disable=True), pytest.raises(CannotTrain, match=words):
         training.warm_up(1)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("model", "compiles"), [("uncompiled", False), ("lazy", True)])
+def test_compiled_loss_of_a_model_that_is_not_compiled_fails(
+    model: str, compiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"tests.odd_models:{model}"
+    monkeypatch.setenv(FUNCTIONS_VARIABLE, name)
+    spec = TrainingSpec(
+        model=name, world_size=1, per_rank_batch_size=8, strategy="single", execution="compile"
+    )
+    training = MeasuredStep(TrainingStep(spec, rank=0, device=torch.device("cpu")))
+    words = "torch.compile compiled no layer of the model: its model may be marked with torch.compiler.dis"
+    with contextlib.nullcontext() if compiles else pytest.raises(CannotTrain, match=words):
+        training.warm_up(1)
+    forget_compiled()

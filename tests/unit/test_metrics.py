@@ -58,7 +58,7 @@ def test_what_decides_a_comparison() -> None:
     assert exact == {
         "communicated_bytes_per_epoch",
         "gradients_over_parameters",
-        *(f"{kind}_bytes" for kind in ("gradients", "buffers", "parameters", "metrics", "control")),
+        *(f"{kind}_bytes" for kind in ("gradients", "buffers", "parameters", "metrics", "control", "model")),
     }
 
 
