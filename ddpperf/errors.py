@@ -32,13 +32,13 @@ def last_line(error: BaseException) -> str:
 def short(text: str, most: int = MAX_LETTERS) -> str:
     """Return at most `most` characters of a text, with control characters written as escapes.
 
-    A longer text is cut between two words, if it has any.
+    A longer text is cut between two words, or in a word that is long, such as a path.
     """
     letters = (letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text[: most + 1])
     if len(shown := "".join(letters)) <= most:
         return shown
-    beginning = shown[: most - 4]
-    return f"{beginning.rpartition(' ')[0] or beginning} ..."
+    place = shown.rfind(" ", most * 3 // 4, most - 3)
+    return f"{shown[: place if place > 0 else most - 4]} ..."
 
 
 QUOTED_LETTERS = 50

@@ -108,10 +108,14 @@ class Session:
     def prepare(self) -> None:
         """Check images and models once, before cases are made of them.
 
-        Raises Refused if something cannot be measured.
+        Raises Refused if something cannot be measured or stored.
         """
         if self.host:
             return
+        runs = self.storage.runs
+        folder = next(path for path in (runs, *runs.parents) if path.is_dir())
+        if not os.access(folder, os.W_OK):
+            raise Refused(f"this run would be stored in {runs}, but {folder} is read-only; make it writable")
         self.host = self._host()  # now: the commit at the beginning is the one that is stored
         self.options = prepare(self.options, self.storage.root)
 

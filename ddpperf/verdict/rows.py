@@ -91,7 +91,10 @@ class Row:
     @property
     def open(self) -> bool:
         """Whether this row must be measured again."""
-        return self.judged and self.finding is Finding.UNDECIDED
+        if not self.judged or self.finding is not Finding.UNDECIDED:
+            return False
+        shows = self.suspicious or (self.limits is not None and self.ratio - 1 > self.limits.tolerance / 2)
+        return shows or not self.noise_class.coarse or self.stages == (Stage.STORED,)
 
     @property
     def repeated(self) -> bool:

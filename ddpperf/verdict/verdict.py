@@ -191,7 +191,8 @@ def _summary(by_pair: Mapping[Pair | None, Sequence[Row]], context: Context) -> 
     text = f"nothing got slower than {against}"
     if by_class:
         text += ": " + "; ".join(_excluded(*of, by_class[of]) for of in sorted(by_class))
-    undecided = [row for rows in by_pair.values() for row in rows if row.open and row.tests]
+    judged = [row for rows in by_pair.values() for row in rows if row.judged and row.tests]
+    undecided = [row for row in judged if row.finding is Finding.UNDECIDED]
     if undecided:
         text += f"; undecided: {', '.join(f'the {_name(row)} of {row.tests[0]}' for row in undecided)}"
     if context.new:

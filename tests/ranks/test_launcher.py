@@ -273,7 +273,8 @@ launcher.close()
 
 
 @needs_namespaces
-@pytest.mark.parametrize("state", ["idle", pytest.param("asked", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("state", ["idle", "asked"])
 def test_lost_network_is_named_and_the_next_set_starts(state: str, marked: Marked, tmp_path: Path) -> None:
     with nodes(2) as made:
         words = [sys.executable, "-c", CONTROLLER, made.launcher, str(tmp_path / "key")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -54,6 +55,15 @@ def test_comparison_lists_missing_results(canned_suite: CannedSuite) -> None:
     changed.assert_one_sentence(125, "new, so compared with nothing: test_renamed")
     changed.assert_one_sentence(125, "test_all_reduce is in 0001_first.json but was not measured")
     changed.assert_one_sentence(125, "test_second measures another spec than in 0001_first.json")
+
+
+def test_read_only_project_is_refused_before_anything_is_measured(
+    canned_suite: CannedSuite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)  # root may write anywhere
+    run = canned_suite.run()
+    run.assert_one_sentence(4, f"but {canned_suite.root} is read-only; make it writable")
+    assert canned_suite.canned.sampled == []
 
 
 def test_uncollected_or_idle_tests_are_no_pass(canned_suite: CannedSuite) -> None:

@@ -72,6 +72,29 @@ def test_mean_of_calls_is_not_judged_on_a_cpu() -> None:
         assert (limits_of("mean_time", noise_class, settings) is not None) == counts
 
 
+@pytest.mark.parametrize(
+    ("ratio", "noise", "is_open"),
+    [(1.0, 0.2, False), (1.2, 0.2, True), (1.5, 0.01, True), (1.0, 0.01, False)],
+)
+def test_noisy_call_on_a_cpu_is_repeated_only_if_it_looks_slower(
+    ratio: float, noise: float, is_open: bool
+) -> None:
+    """Else it is undecided, and a PASS says so. A step with this noise is repeated."""
+    call = AllReduceSpec(world_size=2, nbytes=2**24)
+    for spec, expected in ((call, is_open), (STEP, is_open or noise > 0.1)):
+        estimates = ab_estimates({"t": two_sides(spec, ratio, noise, {})}, {}, CPU, Stage.FIRST)
+        (row,) = (row for row in judged(estimates, CPU) if row.key.metric == "time")
+        assert row.open == expected
+        assert (row.finding is Finding.UNDECIDED) == (is_open or noise > 0.1)
+
+
+def test_noisy_call_against_the_stored_run_alone_is_open() -> None:
+    call = AllReduceSpec(world_size=2, nbytes=2**24)
+    then, now = (measured(call, *(0.01,) * 4) for _ in range(2))
+    found = judged(stored_estimates({"t": then}, {"t": now}, CPU, {}, {}), CPU)
+    assert [row.open for row in found if row.key.metric == "time"] == [True]
+
+
 def test_only_a_cpu_has_other_classes_for_several_ranks() -> None:
     """There, ranks that wait for each other vary more than one that waits for nobody."""
     alone = replace(STEP, strategy="single", world_size=1)
