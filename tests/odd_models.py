@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ddpperf.training.models import Loss, MakeBatch
 
-NAMES = ("lazy", "checkpointed", "communicating", "set_by_first_batch", "uncompiled")
+NAMES = ("lazy", "checkpointed", "communicating", "set_by_first_batch", "uncompiled", "with_spare")
 ODD_MODELS = {name: f"{__name__}:{name}" for name in NAMES}
 Made = tuple[nn.Module, MakeBatch, Loss]
 
@@ -105,3 +105,10 @@ class Uncompiled(nn.Linear):
 
 def uncompiled() -> Made:
     return Uncompiled(32, 10), batch, cross_entropy
+
+
+def with_spare() -> Made:
+    """Return a model with a layer that no step uses."""
+    model = nn.Sequential(nn.Linear(32, 10))
+    model[0].register_module("spare", nn.Linear(2, 2))
+    return model, batch, cross_entropy

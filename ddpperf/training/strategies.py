@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -51,6 +52,8 @@ def parallelize(model: nn.Module, spec: TrainingSpec, device: torch.device) -> n
     if spec.strategy == "own_ddp":
         return OwnDDP(model, spec, device)
     if spec.strategy == "fsdp":
+        if is_custom_model(spec.model):
+            require_all_used(spec, dist.get_rank(), device)
         return _fsdp(model, spec, device)
     if spec.strategy == "data_parallel":
         dtype = AUTOCAST_DTYPES.get(spec.precision)
@@ -154,20 +157,40 @@ def set_in_forward(spec: TrainingSpec, rank: int, device: torch.device) -> set[s
 
 def own_messages(spec: TrainingSpec, rank: int, device: torch.device) -> list[Message]:
     """Return the collectives that a model calls itself in a step, such as those of SyncBatchNorm."""
+    with (ledger := Ledger()):
+        _train_bare(spec, rank, device, ledger.enter_part)
+    return ledger.messages
+
+
+def require_all_used(spec: TrainingSpec, rank: int, device: torch.device) -> None:
+    """Raise CannotTrain if a step uses a part of a model's parameters only.
+
+    FSDP leaves the others out of its messages. If the ranks leave out different ones, gloo ends them.
+    """
+    for name, parameter in _train_bare(spec, rank, device).named_parameters():
+        if parameter.requires_grad and parameter.grad is None:
+            what = f"fsdp needs a gradient of each parameter in each step, got none of {name}"
+            raise CannotTrain(f"{what}; use all in each step, or set their requires_grad to False")
+
+
+def _train_bare(
+    spec: TrainingSpec, rank: int, device: torch.device, enter: Callable[[str], None] = lambda part: None
+) -> nn.Module:
+    """Return a new model without a strategy after the backward passes of one step."""
     module, input, loss = model_and_data(spec, rank, device)
     if spec.sync_batch_norm:
         module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
     input.begin(0)
     input.load()
-    parts = spec.accumulation_steps
-    with (ledger := Ledger()):
-        for inputs, targets in zip(*(each.chunk(parts) for each in input.take()), strict=True):
-            ledger.phase = "forward"
-            with torch.autocast(device.type, dtype := AUTOCAST_DTYPES.get(spec.precision), dtype is not None):
-                value = loss(module(inputs), targets)
-            ledger.phase = "backward"
-            value.backward()
-    return ledger.messages
+    dtype = AUTOCAST_DTYPES.get(spec.precision)
+    parts = (each.chunk(spec.accumulation_steps) for each in input.take())
+    for inputs, targets in zip(*parts, strict=True):
+        enter("forward")
+        with torch.autocast(device.type, dtype, dtype is not None):
+            value = loss(module(inputs), targets)
+        enter("backward")
+        value.backward()
+    return module
 
 
 def bucket_messages(spec: TrainingSpec, rank: int, device: torch.device) -> list[comm_hooks.BucketMessage]:
