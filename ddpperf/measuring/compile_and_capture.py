@@ -36,6 +36,7 @@ def compiled(function: Callable[P, R], inductor: str, part_bytes: int = 0) -> Ca
     options: dict[str, Any] | None = dict.fromkeys(inductor.split("+"), True) if inductor else None
     forget_compiled()  # torch stops compiling a function after eight compilations
     torch._dynamo.config.fail_on_recompile_limit_hit = True
+    torch._dynamo.utils.counters["graph_break"].clear()
     try:
         if part_bytes:  # in parts, as torch does for DDP
             from torch._dynamo.backends.distributed import DDPOptimizer
@@ -82,9 +83,9 @@ def require_compiled(losses: Sequence[Tensor]) -> None:
     """Raise CannotTrain if torch.compile compiled no layer that trains a parameter."""
     if any(map(trains_compiled, losses)):
         return
-    names = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
-    why = "its model may be marked with torch.compiler.disable; use --executions eager"
-    for name in names:
+    breaks = [reason.splitlines()[0] for reason in torch._dynamo.utils.counters["graph_break"] if reason]
+    why = f"{breaks[0] if breaks else 'torch does not say why'}; use --executions eager"
+    for name in ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"):
         if os.environ.get(name, "0") not in ("", "0"):
             why = f"{name} is set; unset it"
     raise CannotTrain(f"torch.compile compiled no layer of the model: {why}")
