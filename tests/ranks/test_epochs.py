@@ -98,6 +98,7 @@ NEEDS_TORCHVISION = pytest.mark.skipif(
 
 
 @NEEDS_TORCHVISION
+@pytest.mark.slow
 def test_an_epoch_is_measured_on_two_ranks(pool: Pool, marked: Marked) -> None:
     spec = EpochSpec(
         model="resnet10_cifar",

@@ -272,6 +272,7 @@ def test_an_evaluation_counts_each_image_once() -> None:
     )
 
 
+@pytest.mark.slow
 def test_ranks_train_and_evaluate_together(two_ranks: Pool) -> None:
     two = dataclasses.replace(SMALL, world_size=2, strategy="ddp", per_rank_batch_size=8, epochs=1)
     (sample,) = two_ranks.measure(two).samples

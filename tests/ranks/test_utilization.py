@@ -51,6 +51,7 @@ def samplers() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name == "ddpperf-sampler"]
 
 
+@pytest.mark.slow
 def test_trainings_are_sampled_and_steps_are_not(recorded: Pool) -> None:
     run, epoch = (dataclasses.replace(spec, delay_seconds=0.05) for spec in (RUN, EPOCH))  # 0.8 s and 0.4 s
     usage = usage_of(recorded, run)

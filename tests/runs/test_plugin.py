@@ -22,6 +22,7 @@ def rounds_written_by(log: Path) -> list[float]:
     return [record["seconds"] / record["iterations"] for record in reduced[-3:]]  # after those that calibrate
 
 
+@pytest.mark.slow
 def test_stored_durations_are_those_of_the_ranks(
     project: Project, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
