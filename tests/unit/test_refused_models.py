@@ -106,9 +106,10 @@ def test_variable_that_refuses_a_strategy_is_no_fail(
     assert (f"the candidate cannot measure it: {WHY}" in " ".join(finished.output.split())) == (refuse == "B")
 
 
-def test_candidate_whose_code_refuses_a_strategy_fails(project: CannedSuite) -> None:
+@pytest.mark.parametrize("candidate", ["other", "PYTHONPATH=other"])
+def test_candidate_whose_code_refuses_a_strategy_fails(project: CannedSuite, candidate: str) -> None:
     (other := project.root / "other").mkdir()
     (other / "mine.py").write_text("")
     project.canned.refuses = refusing("B")  # type: ignore[assignment]
-    finished = project.run("perf", *MODEL, "--candidate", "other", "--rounds", "3")
+    finished = project.run("perf", *MODEL, "--candidate", candidate, "--rounds", "3")
     finished.assert_one_sentence(1, "FAIL: perf/test_it.py::test_step[2rank-b8-fsdp] failed: the candidate's")

@@ -92,9 +92,10 @@ class Sides:
     def have_equal_code(self, here: Path) -> bool:
         """Return whether base and candidate differ at most in variables and training fields."""
 
-        def runs(side: Side) -> tuple[Path, ...]:
+        def runs(side: Side) -> tuple[object, ...]:
             python, root = Path(side.python), side.root or here
-            return python.parent.resolve(), python.resolve(), root.resolve()
+            path = side.environment.get("PYTHONPATH")  # names other code, too
+            return python.parent.resolve(), python.resolve(), root.resolve(), path
 
         return runs(self.base) == runs(self.candidate)
 
