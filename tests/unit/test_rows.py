@@ -251,6 +251,23 @@ def test_further_names_are_wrong_once_in_twenty(ratio: float, low: float, high: 
     assert (other.finding is Finding.WORSE) == named
 
 
+def test_slower_steps_make_it_no_easier_to_name_a_call() -> None:
+    """Nine of ten steps are certainly worse. An equal call is as slow as a step that is named with them."""
+    steps = [estimate(n, 1.1, stage=stage) for n in range(1, 10) for stage in (Stage.FIRST, Stage.REPEAT)]
+    others = [estimate(20, 1.0072)]
+    calls = [
+        estimate(n, 1.0072 if n == 30 else 1.0, noise_class=replace(CLASS, kind="call"))
+        for n in range(30, 40)
+    ]
+    worse = {
+        name
+        for row in judged([*steps, *others, *calls])
+        if row.finding is Finding.WORSE
+        for name in row.tests
+    }
+    assert worse == {f"test{n}" for n in (*range(1, 10), 20)}
+
+
 @pytest.mark.parametrize(
     ("bytes_seen", "finding"),
     [
