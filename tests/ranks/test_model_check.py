@@ -15,12 +15,13 @@ import pytest
 import torch
 
 from ddpperf.errors import Refused
-from ddpperf.plugin.options.slow_checks import MODEL_SECONDS, check_model
+from ddpperf.plugin.options.slow_checks import MODEL_SECONDS, check_model, prepare
 from ddpperf.specs import FUNCTIONS_VARIABLE, TrainingSpec
 from ddpperf.training.check_model import check
 from ddpperf.training.measured_step import MeasuredStep
 from ddpperf.training.step import TrainingStep
 from tests.command_line import Read, reader
+from tests.images import images_in
 
 MODELS = """
 import sys
@@ -139,10 +140,21 @@ def test_a_step_uses_the_models_batch_and_loss(folder: Path, monkeypatch: pytest
 def test_a_torchvision_model_can_be_checked() -> None:
     pytest.importorskip("torchvision")
     check("torchvision:mobilenet_v3_small", 2)
-    with pytest.raises(
-        ValueError, match=r"^model torchvision:alexnet cannot be trained on cpu in .*; train it"
-    ):
+    cannot = (
+        r"^model torchvision:alexnet cannot be trained on cpu in .*; the images are 32x32: name another model"
+    )
+    with pytest.raises(ValueError, match=cannot):
         check("torchvision:alexnet", 2)
+
+
+def test_model_is_checked_with_the_runs_images(
+    read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AlexNet needs more than 32x32 pixels."""
+    pytest.importorskip("torchvision")
+    images_in(tmp_path, size=(64, 64))
+    monkeypatch.chdir(tmp_path)
+    prepare(read("torchvision:alexnet", "--data", f"imagefolder:{tmp_path}"), tmp_path)
 
 
 def test_model_is_checked_in_a_process(folder: Path, read: Read, monkeypatch: pytest.MonkeyPatch) -> None:

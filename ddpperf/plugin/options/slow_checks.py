@@ -16,6 +16,7 @@ from ddpperf.machine.child_process import package_path, run_child
 from ddpperf.plugin.options.ab_sides import options_of_side
 from ddpperf.plugin.options.options import CIFAR_CLASSES, Options
 from ddpperf.specs import FUNCTIONS_VARIABLE, Model
+from ddpperf.specs.training_step import DATA_VARIABLE
 from ddpperf.workers.interpreter import Side, check_side
 
 MODEL_SECONDS = 120
@@ -40,8 +41,9 @@ def prepare(options: Options, root: Path) -> Options:
             f"{ranks} to {data.train_images} images: at least one per rank, and at most those of {data.name}"
         )
         raise Refused(f"--epoch-images takes {limits}, got {count}; pass another number")
+    options = dataclasses.replace(options, data=data)
     check_model(options)
-    return dataclasses.replace(options, data=data)
+    return options
 
 
 def check_sides(options: Options, functions: Iterable[str]) -> Options:
@@ -84,14 +86,16 @@ def check_model(options: Options) -> None:
 
     Raises Refused if that fails.
     """
-    model = options.model
+    model, data = options.model, options.data
     if model in get_args(Model):
         return
     batch_size = min(2, min(options.batch_sizes) // int(options.spec_fields.get("accumulation_steps", 1)))
     command = [sys.executable, "-m", "ddpperf.training.check_model", model, str(batch_size)]
-    command += [options.device, options.precision]
+    command += [options.device, options.precision, data.name, data.digest, str(data.train_images)]
+    variables = {FUNCTIONS_VARIABLE: model, "PYTHONPATH": package_path()}
+    variables |= {DATA_VARIABLE: str(data.path)} if data.path is not None else {}
     try:
-        ended = run_child(command, {FUNCTIONS_VARIABLE: model, "PYTHONPATH": package_path()}, MODEL_SECONDS)
+        ended = run_child(command, variables, MODEL_SECONDS)
     except subprocess.TimeoutExpired as error:
         raise Refused(
             f"--model {model} trained no step in {MODEL_SECONDS} s; train it without ddpperf"
