@@ -1,6 +1,5 @@
 # make test        lint, types and the default tests: some minutes on 2 cores
-# make test-all    lint, types and all tests, and then make
-# make      let each of 20 happen 10 times at random moments; ARGS="--count 100" for more
+# make test-all    lint, types and all tests
 # make perf        the core suite; make perf ARGS=--full runs all of it
 # make perf-smoke  every experiment once, with as little work as possible, on the CPU
 # make baseline    make the newest run the baseline of this machine; NAME names it

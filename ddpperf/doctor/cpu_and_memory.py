@@ -69,7 +69,7 @@ def judged_load(count: int, load: float, others: Mapping[int, float]) -> Finding
     total = f"other processes use {max(0.0, load):.1f} of {units.counted(count, 'core')}"
     if used < BUSY_CORES and load < max(BUSY_CORES, BUSY_FRACTION * count):
         return good(total)
-    mostly = f", mostly {process_name(heaviest)}" if used >= NAMED_CORES else ""
+    mostly = f", mostly process {process_name(heaviest)}" if used >= NAMED_CORES else ""
     return warn(f"{total}{mostly}", "stop them, or wait until they end")
 
 

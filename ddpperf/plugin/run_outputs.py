@@ -290,7 +290,7 @@ def _lost_code(commit: str, root: Path) -> list[str]:
     if commit == NO_COMMIT:
         why = f"it has no commit ({without_commit(root)})"
     elif commit.endswith("+"):
-        why = "its code had changes that were not committed; commit them, then save it again"
+        why = "its code had changes that were not committed; commit them, then save a new baseline"
     else:
         return []
     return [f"no code can be compared with this baseline: {why}"]

@@ -96,7 +96,7 @@ def _changed(header: Mapping[str, Any]) -> Iterator[str]:
         findings = {row["finding"] for row in judged_rows(header) if row["control"] is None}
         none = "No test got worse. " if findings.isdisjoint(("worse", "undecided")) else ""
         of = f"{'the mean time of ' * (most['metric'] != 'time')}{without_file(most['tests'][0])}"
-        yield f"{none}The largest change is {most['ratio']:.3f} ({interval(most)}), of {of}."
+        yield f"{none}The largest change is a ratio of {most['ratio']:.3f} ({interval(most)}), in {of}."
 
 
 def _scaling(cases: Sequence[Case]) -> Iterator[str]:
@@ -227,7 +227,7 @@ def _compared(header: Mapping[str, Any]) -> list[str]:
     if times:
         change = median(row["stored_ratio"] for row in times.values()) - 1
         by = f"{abs(change):.1%} {'longer' if change > 0 else 'shorter'}"
-        lines[0] += f": {units.counted(len(times), 'test')}, {by} than stored in the median"
+        lines[0] += f": times of {units.counted(len(times), 'test')}, in the median {by} than stored"
     if new := judged["new"]:
         more = f" and {len(new) - MOST_NAMED} more" if len(new) > MOST_NAMED else ""
         named = ", ".join(map(without_file, new[:MOST_NAMED]))
@@ -286,8 +286,8 @@ def _machine(findings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a sentence on what may have spoiled the run, as the doctor found at its start, worst first."""
     if not findings:
         return []
-    worst, count = findings[0], units.counted(len(findings), "finding")
-    return [f"{worst['subject']}: {worst['text']}. {count}: python -m ddpperf.doctor"]
+    worst, count = findings[0], units.counted(len(findings), "problem")
+    return [f"{worst['subject']}: {worst['text']}. For advice on {count}: python -m ddpperf.doctor"]
 
 
 def _skipped(header: Mapping[str, Any]) -> list[str]:

@@ -26,8 +26,8 @@ def promote(root: Path, run: Path | None = None, name: str = "baseline") -> Path
     measured = storage.read(document, run).measured
     if not is_baseline(document):
         raise NoBaseline(
-            f"{run} cannot become a baseline: its verdict is FAIL, a control failed, a test was not "
-            "measured or was delayed, or the file is damaged; name another run"
+            f"{run} cannot become a baseline: its verdict is FAIL, a control failed, a test looks worse, "
+            "was not measured or was delayed, or the file is damaged; name another run"
         )
     newest = storage.newest_baseline()
     if newest and (lacking := newest.measured.keys() - measured.keys()):

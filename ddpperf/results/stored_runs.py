@@ -300,7 +300,7 @@ def is_baseline(document: Any, *, compared: bool = False) -> bool:
     """Return whether a run may be promoted. With `compared`, it must also have passed a comparison.
 
     Every test that was not skipped must have passed and been measured, none deliberately slowed. The
-    run must be no A/B run, and a comparison must not have failed or left a regression suspected. A
+    run must be no A/B run. A comparison must not have failed, and no test may look worse in it. A
     damaged run may not be promoted.
     """
     try:

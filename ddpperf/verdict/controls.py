@@ -26,7 +26,7 @@ def untrusted(found: Sequence[Row], estimates: Sequence[Estimates]) -> list[Reas
         if row.key.control in COPIES and row.limits is not None:
             margin = 1 + row.limits.margin
             if row.low > margin or row.high < 1 / margin:
-                what = f"a {row.key.control}, which no change can affect, takes {_described(row)}"
+                what = f"a {row.key.control}, which no change can affect, takes {_in_candidate(row)}"
                 reasons.append(Reason(f"the negative control failed: {what}", QUIETER))
     if unlike := _unlike_base(estimates):
         reasons.append(Reason(unlike, QUIETER))
@@ -74,14 +74,15 @@ def blind(found: Sequence[Row]) -> list[Reason]:
     reasons = []
     for row in found:
         tolerance = row.limits.tolerance if row.limits is not None else math.inf
-        takes, least = f"takes {_described(row)}", 1 + tolerance
+        least = 1 + tolerance
         match row.key.control:
             case Control.COPY if row.high > least or row.low < 1 / least:
-                allowed = f"{1 / least:.3f} to {least:.3f}"
-                what = f"the negative control is too noisy: a {row.key.control} {takes}, allowed is {allowed}"
-                reasons.append(Reason(what, QUIETER))
+                allowed = f"allowed is {1 / least:.3f} to {least:.3f}"
+                what = f"a {row.key.control} takes {_in_candidate(row)}, {allowed}"
+                reasons.append(Reason(f"the negative control is too noisy: {what}", QUIETER))
             case Control.DELAYED if not shows_delay(row):
-                what = f"a step that was delayed by {tolerance:.0%} {takes} its time"
+                takes = f"takes {row.ratio:.3f} times as long as without the delay"
+                what = f"a step that was delayed by {tolerance:.0%} {takes} ({row.low:.3f} to {row.high:.3f})"
                 reasons.append(Reason(f"the positive control failed: {what}", QUIETER))
             case Control.BASE_ALONE if row.ratio > least:
                 waiting = "while the candidate's processes wait"
@@ -96,5 +97,5 @@ def shows_delay(row: Row) -> bool:
     return row.low >= 1 + row.limits.margin and row.ratio - 1 >= LEAST_SHOWN * row.limits.tolerance
 
 
-def _described(row: Row) -> str:
-    return f"{row.ratio:.3f} times ({row.low:.3f} to {row.high:.3f})"
+def _in_candidate(row: Row) -> str:
+    return f"{row.ratio:.3f} times as long in the candidate ({row.low:.3f} to {row.high:.3f})"

@@ -26,7 +26,7 @@ MEMORY_SPREAD = 0.001  # usual standard deviation of the log of peak memory betw
 class NoiseClass:
     """Measurements of one class vary alike. `described` names the class in a sentence.
 
-    coarse: their noise often hides a slow-down by the tolerance, so only one that shows blocks a PASS.
+    coarse: their noise often hides a slow-down by the tolerance, so only a visible one blocks a PASS.
     """
 
     kind: str

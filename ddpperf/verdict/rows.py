@@ -56,8 +56,8 @@ class Row:
     `base` and `candidate` are geometric means over process sets. `ratio` is candidate over base, and
     `low` and `high` are the ends of its interval. So `high` is the smallest slow-down that the row
     excludes. `stages` says where the values come from, `sets` and `steps` how many process sets and
-    timed steps there are per side. `p` is the probability of such a slow-down if the candidate is
-    slower by the margin. `certain` marks a row that is worse at the run's false-alarm level. An
+    timed steps there are per side. `p` is the probability of at least this slow-down if the candidate
+    is slower by the margin. `certain` marks a row that is worse at the run's false-alarm level. An
     `open` row is not cleared or is suspicious, and `order` says which open row to measure first.
     `stored_ratio` is this run's value over the stored run's; `stored_slower` says that it is slower
     at the run's false-alarm level.
@@ -400,7 +400,7 @@ def next_plan(found: Sequence[Row], seconds: Mapping[Pair, float], time_left: fl
 def only_the_machine_changed(found: Sequence[Row]) -> bool:
     """Return whether tests got slower than stored, but no test may have got slower than the stored code.
 
-    An open test that was not measured A/B may have, if it changed more than those that were.
+    An open test that was not measured A/B may have got slower if it changed more than these tests.
     """
     moved = [row.stored_ratio for row in found if row.moved and row.stored_ratio is not None]
     return bool(moved) and not any(

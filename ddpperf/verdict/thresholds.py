@@ -198,7 +198,7 @@ def _require_possible(where: Any) -> None:
     if not isinstance(where, dict):
         raise ValueError(f"has where = {quoted(where)}; write a table, such as where = {{ world_size = 4 }}")
     if "delay_seconds" in where:  # a deliberately slowed step must violate the step's thresholds
-        raise ValueError("names delay_seconds in where, but holds with and without it; delete delay_seconds")
+        raise ValueError("names delay_seconds in where, but holds for delayed steps, too; delete it there")
     kinds = {kind: {field.name for field in fields(kind)} for kind in Spec.kinds.values()}
     known = sorted(set.union(*kinds.values()) - {"delay_seconds"})
     for name in where:

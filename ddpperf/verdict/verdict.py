@@ -84,7 +84,7 @@ def answer_of(found: Sequence[Row], estimates: Sequence[Estimates], context: Con
         )
     missing = "run the same command again; if it happens again, deselect the test"
     if context.compared_with:
-        missing = "run all tests of the stored run, or store a new baseline without the missing ones"
+        missing = "run all tests of the stored run with its options, or store a new baseline"
     return Answer(
         regressions=regressions,
         worse=worse,

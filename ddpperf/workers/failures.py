@@ -115,7 +115,7 @@ def explain_hang(reports: Sequence[Report], folder: Path, set_name: str) -> str:
         doing.setdefault(f"{report.state}, {what}", []).append(report.rank)
     lines = [f"{_ranks(same)}: {what}" for what, same in doing.items()]
     lines += [_late(waiting), _write(reports, folder, set_name)]
-    lines.append("if a rank is only slow, for example because it compiles, pass a longer --deadline")
+    lines.append("if a rank is only slow, for example because it compiles, pass a larger --deadline")
     return "\n".join(lines)
 
 

@@ -148,7 +148,7 @@ def test_hang_is_explained_and_its_stacks_are_kept(impatient: Pool) -> None:
     assert re.fullmatch(rf"rank 0: (sleeping|running), waits in barrier number \d+, {place} step", of_0)
     assert re.fullmatch(rf"rank 1: sleeping, waits in no collective, {place} sleep_for_ever", of_1)
     assert re.fullmatch(r"rank 1 is late for barrier number \d+", late)
-    assert "pass a longer --deadline" in hint
+    assert "pass a larger --deadline" in hint
     kept = Path(stacks.removeprefix("the stacks of all ranks are in ")).read_text()
     stacks_of_0, stacks_of_1 = kept.split("\nrank 1: ")
     assert " in barrier" in stacks_of_0

@@ -46,7 +46,7 @@ def test_long_finding_keeps_its_columns() -> None:
     ("cores", "load", "others", "level", "text"),
     [
         (2, 0.1, {1: 0.05}, GOOD, "other processes use 0.1 of 2 cores"),
-        (2, 1.0, {1: 1.0}, WARNING, "other processes use 1.0 of 2 cores, mostly 1 ("),
+        (2, 1.0, {1: 1.0}, WARNING, "other processes use 1.0 of 2 cores, mostly process 1 ("),
         (2, 0.9, {1: 0.1}, WARNING, "other processes use 0.9 of 2 cores"),
         (64, 1.0, {1: 0.2}, GOOD, "other processes use 1.0 of 64 cores"),  # services
         (2, -0.1, {}, GOOD, "other processes use 0.0 of 2 cores"),
@@ -258,8 +258,8 @@ def test_run_stores_and_prints_its_findings(canned_suite: CannedSuite) -> None:
     few = about("memory", warn("64 MB available", "end other programs"))
     canned_suite.run_findings = lambda gpus: [busy, few]
     run = canned_suite.run("perf")
-    line = "machine     CPU load: process 9 (make) uses 1.0 core. 2 findings: python -m ddpperf.doctor"
-    assert line in run.lines
+    advice = "For advice on 2 problems: python -m ddpperf.doctor"
+    assert f"machine     CPU load: process 9 (make) uses 1.0 core. {advice}" in run.lines
     (saved,) = canned_suite.saved_runs()
     assert saved["ddpperf"]["machine_findings"][0] == {
         "subject": "CPU load",

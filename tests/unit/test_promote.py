@@ -51,7 +51,7 @@ def fail_a_test(header: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (fail_a_test, "cannot become a baseline: its verdict is FAIL, a control failed, a test was not"),
+        (fail_a_test, "cannot become a baseline: its verdict is FAIL, a control failed, a test looks "),
         (lambda header: header.pop("outcomes"), "or the file is damaged; name another run"),
         (lambda header: header.update(judged={}), "is an A/B run, which has two versions of each time"),
     ],

@@ -189,13 +189,13 @@ def test_comparison_says_how_the_machine_changed() -> None:
     run = judged(calls(1024), *rows, compared_with="0001_x.json", new=["d"], drifts={"a": 0.1, "b": 0.0})
     lines = summary_lines(run)
     assert labelled(lines, "compared") == [
-        "with 0001_x.json: 3 tests, 10.0% longer than stored in the median",
+        "with 0001_x.json: times of 3 tests, in the median 10.0% longer than stored",
         "new, so compared with nothing: d",
         "1 test slower than stored, such as b (+30.0%)",
         "slow drift from the first 5 baselines to the last 5 runs: 1 test slower, such as a (+10.5%), of 2",
     ]
     assert labelled(lines, "controls") == ["copy of memory 1.100 times (1.050 to 1.150)"]
-    assert "The largest change is 1.100 (1.050 to 1.150), of a." in lines
+    assert "The largest change is a ratio of 1.100 (1.050 to 1.150), in a." in lines
 
 
 @pytest.mark.parametrize(

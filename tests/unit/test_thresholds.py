@@ -65,7 +65,7 @@ def test_entries_are_read_in_the_files_order() -> None:
         (entry(minimum="speed_up = 2"), "has the unknown key 'speed_up'; write speedup"),
         (entry(minimum=""), "has no minimum and no maximum, so it could never fail; add one of "),
         (entry("{ worldsize = 4 }"), "names 'worldsize' in where, a field that no spec has; write world_siz"),
-        (entry("{ delay_seconds = 0.0 }"), "names delay_seconds in where, but holds with and without it"),
+        (entry("{ delay_seconds = 0.0 }"), "names delay_seconds in where, but holds for delayed steps, too"),
         (entry("{ world_size = '4' }"), "can never apply: world_size must be a whole number"),
         (entry("{ world_size = true }"), "can never apply: world_size must be a whole number"),
         (entry("{ world_size = 0 }"), "can never apply: world_size must be a whole number of at least "),

@@ -58,7 +58,7 @@ class Options:
     rounds: int
     replicates: int | None  # process sets per side; None for the default
     sides: Sides | None
-    # After these seconds no test is measured again, except for the first one of a repeat.
+    # After these seconds no test is measured again, but a first repeat may always take a quarter of them.
     max_seconds: float
     deadline: float
     worker_logs: Path | None
