@@ -124,7 +124,8 @@ def died(set_name: str) -> SetFailure:
 
 def refused(set_name: str, what: str) -> SetFailure:
     """Return the failure of a process set whose rank 0 raised an error."""
-    failure = RankFailure(rank=0, cause=Cause.RAISED, what=f"raised {what}")
+    limit = what.startswith("RuntimeError")  # as in worker.py
+    failure = RankFailure(rank=0, cause=Cause.RAISED, what=f"raised {what}", limit=limit)
     return SetFailure(set_name, "at open", [failure])
 
 

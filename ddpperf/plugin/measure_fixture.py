@@ -23,6 +23,7 @@ from ddpperf.results import metrics
 from ddpperf.results.notes import Note, info, warning
 from ddpperf.results.samples import BASE, CANDIDATE, Measured
 from ddpperf.specs import CustomStepSpec, Spec, TrainingSpec
+from ddpperf.specs.labels import training_labels
 from ddpperf.workers.failures import Cause, SetFailure
 from ddpperf.workers.pool import Pool
 
@@ -63,7 +64,8 @@ class Measuring:
     known: Collection[str] = ()
 
     def __post_init__(self) -> None:
-        self.refused: dict[tuple[str, ...], str] = {}  # why, by what is trained
+        # By what is trained: from which batch size on it is refused, and why
+        self.refused: dict[tuple[str, ...], tuple[int, str]] = {}
         self._measures: dict[str, Measure | None] = dict.fromkeys(self.order)
         self._notes: dict[tuple[Spec, tuple[str, ...]], list[Note]] = {}
 
@@ -255,17 +257,19 @@ class Measure:
         # The references of a test are measured by the process sets that measured the test's own spec.
         ranks = measured.spec.world_size if measured is not None else 0
         of_base, trained = False, self._trained(spec)
+        batch = spec.per_rank_batch_size if isinstance(spec, TrainingSpec) else 0
         refused = self._measuring.refused
         try:
-            if trained not in refused:
+            if trained not in refused or batch < refused[trained][0]:
                 return self._with_notes(lambda: self._measuring.pool.measure_once(spec, candidate, ranks))
-            self._skip(refused[trained])
+            self._skip(refused[trained][1])
         except SetFailure as error:
             if trained and error.sides == {side.name for side in self._measuring.pool.sides}:
                 model, how, *setup = trained
                 what = f"{model} cannot be trained by {how} ({', '.join(setup)}): {error.reason}"
-                refused[trained] = harmless(what)
-                self._skip(refused[trained])
+                # A smaller batch may fit into the memory
+                refused[trained] = batch * error.failures[0].limit, harmless(what)
+                self._skip(refused[trained][1])
             if sides is not None and error.sides == {CANDIDATE} and sides.have_equal_code(Path.cwd()):
                 self._mark("candidate_cannot")
                 pytest.skip(f"the candidate cannot measure it: {harmless(error.reason)}")
@@ -290,8 +294,7 @@ class Measure:
         measuring = self._measuring
         if self._known or not isinstance(spec, TrainingSpec) or spec.model != measuring.model:
             return ()
-        hook = f"+{spec.comm_hook}" if spec.comm_hook != "none" else ""
-        return spec.model, spec.strategy + hook, spec.precision, spec.execution
+        return spec.model, training_labels(spec)["strategy"], spec.precision, spec.execution
 
     def _with_notes(self, measure: Callable[[], Measured]) -> Measured:
         before = self._measuring.pool.counted_seconds

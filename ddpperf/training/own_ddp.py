@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,8 @@ class OwnDDP(nn.Module):
     parameters and buffers. Afterwards the buffers differ between ranks. The first backward pass
     ends by making the buckets, in the order of rank 0's gradients. While `synchronizes` is False
     gradients add up on each rank. The next step raises CannotTrain if a parameter got no gradient. If
-    that happens on some ranks only, the other ranks wait for them.
+    that happens on some ranks only, the other ranks wait for them. A backward pass raises CannotTrain
+    if a parameter gets two gradients.
     """
 
     def __init__(self, module: nn.Module, spec: TrainingSpec, device: torch.device) -> None:
@@ -40,7 +41,7 @@ class OwnDDP(nn.Module):
         self.trained = {name: parameter for name, parameter in named if parameter.requires_grad}
         self.buckets: list[Bucket] = []
         self.bucket_of: dict[nn.Parameter, Bucket] = {}
-        self.arrived: list[nn.Parameter] = []  # parameters with a gradient in this backward pass
+        self.arrived: dict[nn.Parameter, None] = {}  # parameters with a gradient in this backward pass
         self.sent = 0  # buckets sent in this backward pass
         self.task = -1  # torch's number of the backward pass whose end calls `_finish`
         for state in module.state_dict().values():
@@ -56,8 +57,7 @@ class OwnDDP(nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         if self.arrived:
-            found = set(map(id, self.arrived))
-            missing = next(name for name, parameter in self.trained.items() if id(parameter) not in found)
+            missing = next(name for name, parameter in self.trained.items() if parameter not in self.arrived)
             what = f"own_ddp needs a gradient of each parameter in each step, got none of {missing}"
             raise CannotTrain(f"{what}; use all in each step, or set their requires_grad to False")
         return self.module(*inputs)
@@ -69,7 +69,11 @@ class OwnDDP(nn.Module):
         if self.task != (task := torch._C._current_graph_task_id()):
             self.task = task
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
-        self.arrived.append(parameter)
+        if parameter in self.arrived:  # its bucket may be on its way
+            name = next(name for name, trained in self.trained.items() if trained is parameter)
+            what = f"own_ddp needs one gradient of each parameter in each step, got two of {name}"
+            raise CannotTrain(f"{what}; use use_reentrant=False for checkpoints of shared layers")
+        self.arrived[parameter] = None
         if self.buckets:
             self.bucket_of[parameter].missing -= 1
         # All ranks send their buckets in the same order.
@@ -88,7 +92,7 @@ class OwnDDP(nn.Module):
         """End a backward pass, so that later work on the GPU waits for the summed gradients."""
         if len(self.arrived) < len(self.trained):
             return  # an inner backward pass has ended
-        arrived, self.arrived, self.task = self.arrived, [], -1
+        arrived, self.arrived, self.task = self.arrived, {}, -1
         if not self.buckets:
             self._make_buckets(arrived)
         if self.stream is not None:
@@ -97,7 +101,7 @@ class OwnDDP(nn.Module):
         for bucket in self.buckets:
             bucket.release()
 
-    def _make_buckets(self, arrived: Sequence[nn.Parameter]) -> None:
+    def _make_buckets(self, arrived: Collection[nn.Parameter]) -> None:
         parameters = list(self.trained.values())
         places = {parameter: place for place, parameter in enumerate(parameters)}
         order = torch.tensor([places[parameter] for parameter in arrived], device=self.device)

@@ -25,6 +25,13 @@ def _flushes_denormal() -> bool:
     return not torch.full((), 1e-310, dtype=torch.float64, device=_CPU).mul(1).item()
 
 
+def _matmul_precision() -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # it contradicts the settings of _FP32_PRODUCTS
+        return ""
+
+
 def _set_environment(variables: dict[str, str]) -> None:
     for name in os.environ.keys() - variables.keys():
         del os.environ[name]
@@ -37,7 +44,15 @@ def _flag(owner: Any, name: str) -> Setting:
     return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
 
 
-# How to read and write each setting. Settings of number formats are missing: each training step has its own.
+# Whether products of fp32 numbers may use TF32 or bf16. torch.set_float32_matmul_precision sets some of them.
+# The first one sets the others.
+_BACKENDS: Any = torch.backends
+_FP32_PRODUCTS = (
+    *(_BACKENDS, _BACKENDS.mkldnn.matmul, _BACKENDS.mkldnn.conv),
+    *(_BACKENDS.cuda.matmul, _BACKENDS.cudnn.conv),
+)
+
+# How to read and write each setting
 _SETTINGS: tuple[Setting, ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
     # Without a default device, torch has no mode that looks at each call
@@ -48,6 +63,12 @@ _SETTINGS: tuple[Setting, ...] = (
     (_flushes_denormal, torch.set_flush_denormal),
     (torch.get_num_threads, torch.set_num_threads),
     *(_flag(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic")),
+    (_matmul_precision, lambda name: torch.set_float32_matmul_precision(name) if name else None),
+    *(_flag(product, "fp32_precision") for product in _FP32_PRODUCTS),
+    (lambda: torch.backends.mkldnn.enabled, lambda enabled: torch.backends.mkldnn.set_flags(enabled)),
+    (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
+    (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp),
+    (lambda: os.sched_getaffinity(0), lambda cores: os.sched_setaffinity(0, cores)),
     (gc.isenabled, lambda enabled: gc.enable() if enabled else gc.disable()),
     (lambda: dict(os.environ), _set_environment),
 )

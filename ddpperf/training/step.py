@@ -42,9 +42,9 @@ class TrainingStep:
     ) -> None:
         if reason := gpu_reason(spec, device.type):
             raise ValueError(reason)
-        allow_tf32(spec.precision == "tf32")
         self.spec, self.device, self.enter = spec, device, enter
         self.module, self.input, usual_loss = model_and_data(spec, rank, device)
+        allow_tf32(spec.precision == "tf32")  # now: the function of a custom model may have changed it
         self.loss_function = loss or usual_loss
         self.model = parallelize(self.module, spec, device)
         self.optimizer = optimizer_of(self.model, spec, device)
@@ -109,9 +109,11 @@ class TrainingStep:
 
 
 def allow_tf32(allowed: bool) -> None:
-    """Switch TF32 on or off for matrix products and convolutions.
+    """Switch TF32 on or off for matrix products and convolutions. A CPU gets all bits of fp32.
 
     Convolutions use TF32 by default, and torch 2.11's common setting does not change that.
     """
     backends: Any = torch.backends
+    torch.set_float32_matmul_precision("high" if allowed else "highest")  # a compiler asks for this one
+    backends.mkldnn.conv.fp32_precision = "ieee"
     backends.cudnn.conv.fp32_precision = backends.cuda.matmul.fp32_precision = "tf32" if allowed else "ieee"

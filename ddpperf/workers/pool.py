@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -244,12 +245,14 @@ class Pool:
             if (seconds := spec.calls * self._step_seconds.get(spec, 0.0)) == 0:
                 of_sides = {job[0].side.name: job for job in jobs}.values()
                 enough_seconds = ROUND_SECONDS[self.options.device] / 8
-                seconds = min(_step_seconds(*job, limit, enough_seconds) for job in of_sides)
+                with _failing_on_both_sides(jobs):
+                    seconds = min(_step_seconds(*job, limit, enough_seconds) for job in of_sides)
             iterations = self._iterations(spec, seconds, limit, parts)
             warm = self._keeps_warm(seconds)
         recorders = {live.name: self._recorder_of(live, of_set, alone) for live, of_set in jobs}
         idle = {live.name: IdleLoad() for live, _ in jobs} if alone else _idle_loads(jobs)
-        durations = self._sample_rounds(jobs, iterations, rounds, enough, progress, recorders, idle, warm)
+        with _failing_on_both_sides(jobs):
+            durations = self._sample_rounds(jobs, iterations, rounds, enough, progress, recorders, idle, warm)
         ended = _close(jobs)
         for process_set, _ in jobs:
             process_set.require_alive()
@@ -393,6 +396,22 @@ def _sample(
             "sample", ranks=ranks, progress=progress, iterations=iterations, untimed=untimed
         )
     return tuple(answers[rank]["seconds"] for rank in sorted(answers))
+
+
+@contextlib.contextmanager
+def _failing_on_both_sides(jobs: Sequence[Job]) -> Iterator[None]:
+    """If a rank raises an error in a round, show whether a step fails on the other side, too."""
+    try:
+        yield
+    except SetFailure as failure:
+        failures = [failure]
+        other = next((job for job in jobs if failure.sides and job[0].side.name not in failure.sides), None)
+        if other is not None:
+            try:
+                _sample(*other, iterations=1)
+            except SetFailure as same:
+                failures.append(same)
+        raise _first(failures) from failure
 
 
 def _open(jobs: list[Job], progress: Progress) -> list[int]:

@@ -34,6 +34,8 @@ def main(command: str, package: str, *arguments: str) -> None:
         os.write(output, json.dumps(probe(package, *arguments)).encode() + b"\n")
         os._exit(0)  # skip the threads and exit handlers that the imports left
     import_package(package)
+    if "" not in (own := own_tree()):  # a module that is imported later is not found, either
+        sys.path[1:] = [path for path in sys.path[1:] if not is_foreign(os.path.join(path, "any"), *own)]
     # Semaphores of loaders get names after the private folder, with which they are removed. Killing a
     # rank's process group would also kill the process of multiprocessing that should remove them.
     current_process()._config["semprefix"] = "/" + Path(arguments[0]).name  # type: ignore[attr-defined]
@@ -67,18 +69,37 @@ def probe(package: str, *functions: str) -> dict[str, Any]:
     return {**found, "foreign": foreign(), "torchvision": find_spec("torchvision") is not None}
 
 
-def foreign() -> list[str]:
-    """Return the imported modules of the current folder, if another source tree is sys.path[0]."""
+def own_tree() -> tuple[str, str]:
+    """Return sys.path[0] and the current folder, or the repositories that hold them if these differ.
+
+    Returns two empty texts if sys.path[0] is no other source tree.
+    """
     root, here = sys.path[0], os.getcwd()
     if root in ("", here) or not getattr(sys.flags, "safe_path", False):
-        return []
+        return "", ""
+    tops = [
+        next((str(folder) for folder in (path, *path.parents) if (folder / ".git").exists()), "")
+        for path in (Path(root), Path(here))
+    ]
+    return (tops[0] or root, tops[1] or here) if tops[0] != tops[1] else (root, here)
+
+
+def is_foreign(file: str, root: str, here: str) -> bool:
+    """Return whether a file lies in the tree `here`, but not in `root`, nor among installed packages."""
+    found, *trees = map(os.path.realpath, (file, root, here, os.path.dirname(os.__file__)))
+    of_root, of_here, of_python = (found.startswith(tree + os.sep) for tree in trees)
+    return of_here and not of_root and not of_python and "-packages" not in file
+
+
+def foreign() -> list[str]:
+    """Return the imported modules of the current repository, if another source tree is sys.path[0]."""
+    own = own_tree()
     return sorted(
         name
         for name, module in list(sys.modules.items())
         for file in [str(getattr(module, "__file__", None) or "")]
-        if file.startswith(here + os.sep)
-        and not file.startswith(root + os.sep)
-        and "site-packages" not in file
+        if "" not in (file, *own)
+        and is_foreign(file, *own)
         and module is not sys.modules["__main__"]  # this file, which multiprocessing lists twice
         and name.partition(".")[0] not in ("ddpperf", "torch", "torchvision")
     )

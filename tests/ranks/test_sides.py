@@ -53,6 +53,13 @@ FILES = {
     "holds-ddpperf/ddpperf/__init__.py": "",
     "holds-ddpperf/ddpperf/workers/worker.py": "def main(*_):\n    import mine; print(mine.__file__)\n",
     "holds-ddpperf/mine.py": MAKE,
+    "imports-late/ddpperf/__init__.py": "",
+    "imports-late/ddpperf/workers/worker.py": "def main(*_):\n    import added\n",
+    "repository/.git/HEAD": "",
+    "repository/common/shared.py": "",
+    "repository/package/steps.py": "",
+    "worktree/.git": "",
+    "worktree/package/steps.py": f"import shared\n{MAKE}",
 }
 Read = Callable[..., Any]
 
@@ -130,6 +137,30 @@ def test_root_that_lacks_a_module_is_refused(read: Read, at: Path, monkeypatch: 
         " the root or in src/"
     )
     assert read(f"--candidate {at}/has-helper", functions=["steps:make"])
+
+
+def test_rank_of_another_tree_imports_nothing_from_here_later(
+    at: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A function of the base may import its modules only when it is called."""
+    monkeypatch.chdir(at / "candidate")
+    monkeypatch.setenv("PYTHONPATH", str(at / "candidate"))
+    side = Side(root=at / "imports-late")
+    command = side.command("rank", "nowhere", "0")
+    rank = subprocess.run(
+        command, env=os.environ | side.variables(), capture_output=True, text=True, check=False
+    )
+    assert rank.stderr.endswith("No module named 'added'\n")
+
+
+def test_module_elsewhere_in_the_repository_is_refused(
+    read: Read, at: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The current folder may be one package of a repository with several."""
+    monkeypatch.chdir(at / "repository" / "package")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(at / "good"), str(at / "repository" / "common")]))
+    sentence = refusal(read, f"--candidate {at}/worktree/package", functions=["steps:make"])
+    assert "lacks a module: its ranks would load shared of the current folder" in sentence
 
 
 def test_new_function_is_not_imported_by_the_base(

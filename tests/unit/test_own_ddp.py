@@ -142,7 +142,6 @@ def test_buckets_are_sent_in_a_fixed_order(monkeypatch: pytest.MonkeyPatch) -> N
     model.zero_grad()
     first, second, *later = model.buckets
     for bucket in (second, *later, first):
-        model.arrived.append(bucket.parameters[0])  # as if a backward pass had begun
         model._arrive(bucket.parameters[0])
         assert sent == ([] if bucket is not first else model.buckets)
 
@@ -192,6 +191,22 @@ def test_backward_passes_of_reentrant_checkpoints_have_one_end(places: list[int]
         for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
             assert ours.grad is not None
             torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+@pytest.mark.usefixtures("group")
+def test_second_gradient_of_a_parameter_is_refused() -> None:
+    """Its bucket may be on its way: on two ranks, the sums were wrong and differed."""
+
+    class Shared(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self:
+                x = layer(x)
+            again: Tensor = checkpoint(self[1], x, use_reentrant=True)
+            return again
+
+    model = OwnDDP(Shared(nn.Linear(64, 64), nn.Linear(64, 64)), spec(), CPU)
+    with pytest.raises(CannotTrain, match=r"got two of 1\.(weight|bias); use use_reentrant=False"):
+        model(torch.ones(1, 64)).square().sum().backward()
 
 
 @pytest.mark.usefixtures("group")

@@ -118,6 +118,16 @@ def test_base_is_named_where_both_sides_fail(canned: Canned, command: str) -> No
     assert failed.value.set_name == "A2"
 
 
+@pytest.mark.parametrize("sides", [SIDES, SIDES[::-1]], ids=["base first", "candidate first"])
+def test_step_that_fails_on_both_sides_in_a_round_is_of_both(
+    canned: Canned, sides: tuple[Side, Side]
+) -> None:
+    """Such as a loss that becomes NaN: which side samples first is random."""
+    with pool_of(1, sides=sides) as pool, pytest.raises(SetFailure, match="of set A") as failed:
+        pool.measure(failing("raises", world_size=1))
+    assert failed.value.sides == {"A", "B"}
+
+
 @pytest.mark.parametrize("failing_side", ["A", "B"])
 def test_failure_of_one_side_is_not_lost(failing_side: str) -> None:
     """The other side has answered."""

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from ddpperf import specs
-from ddpperf.specs import FUNCTIONS_VARIABLE, CopySpec, CustomStepSpec
+from ddpperf.specs import FUNCTIONS_VARIABLE, CopySpec, CustomStepSpec, TrainingSpec
 from ddpperf.training.process_settings import process_settings, restore
+from ddpperf.training.step import TrainingStep
 from ddpperf.workers.rank_commands import Rank
 
 OWN = CustomStepSpec(function="changes_settings:make", world_size=1, per_rank_batch_size=4)
@@ -31,8 +32,17 @@ def make(rank, world_size, batch_size, device):
     torch.backends.cudnn.benchmark = True
     torch.autograd.set_detect_anomaly(True)
     gc.disable()
+    torch.set_float32_matmul_precision("high")
+    torch.backends.mkldnn.set_flags(False)
+    torch.backends.cuda.enable_flash_sdp(False)
     os.environ["NCCL_ALGO"] = "Ring"
     return lambda: torch.zeros((), device="cpu")
+"""
+
+
+MADE = """
+    batch = lambda size: (torch.ones(size, 2), torch.zeros(size, dtype=torch.long))
+    return torch.nn.Linear(2, 2), batch, torch.nn.functional.cross_entropy
 """
 
 
@@ -59,6 +69,10 @@ def found() -> dict[str, Any]:
         "benchmark": torch.backends.cudnn.benchmark,
         "anomaly": torch.is_anomaly_enabled(),
         "collects": gc.isenabled(),
+        "products": torch.backends.mkldnn.matmul.fp32_precision,  # type: ignore[attr-defined]
+        "products on GPUs": torch.backends.cuda.matmul.fp32_precision,
+        "mkldnn": torch.backends.mkldnn.enabled,
+        "attention": torch.backends.cuda.flash_sdp_enabled(),
         "variable": os.environ.get("NCCL_ALGO"),
     }
 
@@ -81,3 +95,19 @@ def test_changes_reach_only_the_function_that_made_them(
     assert found() == changed, "as in its first measurement, although its module is not imported again"
     rank.open(specs.to_json(CopySpec(world_size=1, nbytes=1024)))
     assert found() == usual
+
+
+def test_model_does_not_change_the_precision_of_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a step in fp32 would be one in TF32."""
+    model = "import torch\n\ndef make():\n    torch.set_float32_matmul_precision('high')\n" + MADE
+    (tmp_path / "with_tf32.py").write_text(model)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv(FUNCTIONS_VARIABLE, "with_tf32:make")
+    spec = TrainingSpec(
+        model="with_tf32:make", world_size=1, per_rank_batch_size=2, strategy="single", precision="fp32"
+    )
+    TrainingStep(spec, rank=0, device=torch.device("cpu"))
+    assert found()["products"] == found()["products on GPUs"] == "ieee"
+    assert torch.get_float32_matmul_precision() == "highest", "torch refuses to compile what contradicts it"

@@ -59,6 +59,31 @@ def test_refused_strategy_is_skipped_once_for_all_batch_sizes(project: CannedSui
     assert opened == ["A1"], "the second test knows it from the first"
 
 
+def test_refused_option_of_a_strategy_is_not_the_strategy(project: CannedSuite) -> None:
+    """A model with control flow cannot have a static graph, but DDP trains it without one."""
+    cases = CASES.replace('("ddp", "fsdp")', "(True, False)").replace(
+        "strategy=strategy", "static_graph=strategy"
+    )
+    project.experiment.write_text(cases)
+    project.canned.refuses = lambda spec, name: WHY * getattr(spec, "static_graph", False)
+    finished = project.run("perf", *MODEL)
+    finished.assert_one_sentence(0, "PASS: 2 tests measured, 2 skipped")
+    assert "mine:make cannot be trained by ddp+static (fp32, eager)" in " ".join(finished.output.split())
+
+
+def test_batch_that_needs_too_much_memory_hides_no_smaller_one(project: CannedSuite) -> None:
+    project.experiment.write_text(CASES.replace("(8, 16)", "(32, 64, 8)").replace(', "fsdp"', ","))
+    opened: list[int] = []
+
+    def refuses(spec: Spec, name: str) -> str:
+        opened.append(batch := getattr(spec, "per_rank_batch_size", 0))
+        return "RuntimeError: out of memory" * (batch > 16)
+
+    project.canned.refuses = refuses
+    project.run("perf", *MODEL).assert_one_sentence(0, "PASS: 1 test measured, 2 skipped")
+    assert opened == [32, 8, 0], "64 needs even more than 32; the last one is the copy of memory"
+
+
 def test_a_test_whose_reference_is_refused_is_skipped(project: CannedSuite) -> None:
     reference = '    measure(spec)\n    measure.reference("fsdp", replace(spec, strategy="fsdp"))\n'
     own = CASES.replace("    measure(spec)\n", reference).replace("import pytest", IMPORTS)
