@@ -276,6 +276,7 @@ class Measure:
             failure, of_base = str(error), error.set_name.startswith(BASE)
             if sides is not None:
                 failure = f"the {'base' if of_base else 'candidate'}'s {failure}"
+            of_base = of_base or error.is_slow_start  # which a busy machine is, too
         except (ValueError, OSError, Refused) as error:
             failure = str(error)
             # The machine lacks something, such as a temporary folder, which is not the candidate's fault.

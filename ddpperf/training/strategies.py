@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from itertools import islice
 from typing import Any
 
 import torch
@@ -24,6 +26,7 @@ from ddpperf.training.models import trained_parameters
 from ddpperf.training.own_ddp import OwnDDP
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+WATCHED_STEPS = 3  # of a model without a strategy
 LEARNING_STEPS = 3  # DDP arranges its buckets again after the first step
 # DDP's option was renamed in torch 2.13.
 _IS_NEW = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
@@ -156,10 +159,16 @@ def set_in_forward(spec: TrainingSpec, rank: int, device: torch.device) -> set[s
 
 
 def own_messages(spec: TrainingSpec, rank: int, device: torch.device) -> list[Message]:
-    """Return the collectives that a model calls itself in a step, such as those of SyncBatchNorm."""
+    """Return the collectives that a model calls itself in a step, such as those of SyncBatchNorm.
+
+    Some models call others in their first step than later.
+    """
+    found = Counter[Message]()
     with (ledger := Ledger()):
-        _train_bare(spec, rank, device, ledger.enter_part)
-    return ledger.messages
+        for _ in islice(_bare_steps(spec, rank, device, ledger.enter_part), WATCHED_STEPS):
+            found |= Counter(ledger.messages)
+            ledger.messages = []
+    return list(found.elements())
 
 
 def require_all_used(spec: TrainingSpec, rank: int, device: torch.device) -> None:
@@ -167,30 +176,31 @@ def require_all_used(spec: TrainingSpec, rank: int, device: torch.device) -> Non
 
     FSDP leaves the others out of its messages. If the ranks leave out different ones, gloo ends them.
     """
-    for name, parameter in _train_bare(spec, rank, device).named_parameters():
+    for name, parameter in next(_bare_steps(spec, rank, device)).named_parameters():
         if parameter.requires_grad and parameter.grad is None:
             what = f"fsdp needs a gradient of each parameter in each step, got none of {name}"
             raise CannotTrain(f"{what}; use all in each step, or set their requires_grad to False")
 
 
-def _train_bare(
+def _bare_steps(
     spec: TrainingSpec, rank: int, device: torch.device, enter: Callable[[str], None] = lambda part: None
-) -> nn.Module:
-    """Return a new model without a strategy after the backward passes of one step."""
+) -> Iterator[nn.Module]:
+    """Yield a new model without a strategy after the backward passes of each step."""
     module, input, loss = model_and_data(spec, rank, device)
     if spec.sync_batch_norm:
         module = nn.SyncBatchNorm.convert_sync_batchnorm(module)
     input.begin(0)
     input.load()
     dtype = AUTOCAST_DTYPES.get(spec.precision)
-    parts = (each.chunk(spec.accumulation_steps) for each in input.take())
-    for inputs, targets in zip(*parts, strict=True):
-        enter("forward")
-        with torch.autocast(device.type, dtype, dtype is not None):
-            value = loss(module(inputs), targets)
-        enter("backward")
-        value.backward()
-    return module
+    while True:
+        parts = [each.chunk(spec.accumulation_steps) for each in input.take()]
+        for inputs, targets in zip(*parts, strict=True):
+            enter("forward")
+            with torch.autocast(device.type, dtype, dtype is not None):
+                value = loss(module(inputs), targets)
+            enter("backward")
+            value.backward()
+        yield module
 
 
 def bucket_messages(spec: TrainingSpec, rank: int, device: torch.device) -> list[comm_hooks.BucketMessage]:

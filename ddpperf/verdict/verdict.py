@@ -146,19 +146,22 @@ def _undecided(by_pair: Mapping[Pair | None, Sequence[Row]], context: Context) -
     """Return why the undecided rows do not allow a PASS.
 
     An undecided row that looks worse, or whose estimate exceeds half of its tolerance, blocks a PASS.
-    So do undecided rows in more than 5% of the pairs.
+    So do undecided rows in more than 5% of the pairs, and a test that only the candidate cannot measure.
     """
     open_rows = [row for rows in by_pair.values() for row in rows if row.open]
     above_half = [row for row in open_rows if row.limits and row.ratio - 1 > row.limits.tolerance / 2]
     blocking = above_half + [row for row in open_rows if row.suspicious]
     pairs = dict.fromkeys(row.key.pair for row in open_rows)
     timed = {row.key.pair for rows in by_pair.values() for row in rows if row.key.metric == "time"}
-    total = len(timed | pairs.keys()) + len(context.cannot)
-    most = MOST_UNDECIDED * total
+    total = len(timed | pairs.keys())
     reasons = []
     if not by_pair.keys() - {None}:
         reasons.append(Reason("no test has a metric that can be judged", "add a test of a training step"))
-    if blocking or len(pairs) + len(context.cannot) > most:
+    if context.cannot:
+        count = units.counted(len(context.cannot), "test")
+        cannot = f"the candidate cannot measure {count}, such as {context.cannot[0]}"
+        reasons.append(Reason(cannot, "deselect these tests"))
+    if blocking or len(pairs) > MOST_UNDECIDED * total:
         reasons += context.late
         if open_rows:
             worst = max(blocking or open_rows, key=lambda row: (math.isfinite(row.high), row.order))
@@ -170,9 +173,6 @@ def _undecided(by_pair: Mapping[Pair | None, Sequence[Row]], context: Context) -
                 why = "but it was not measured again on new process sets"
             text = f"{count}, such as {_who(worst)}: {_change(worst)}, {why}"
             reasons.append(Reason(text, controls.QUIETER))
-        if context.cannot:
-            cannot = f"{len(context.cannot)} of {total} tests cannot be measured by the candidate"
-            reasons.append(Reason(f"{cannot}, such as {context.cannot[0]}", "deselect these tests"))
     return reasons
 
 

@@ -57,13 +57,15 @@ class SetFailure(Exception):
     """Raised if ranks of a process set fail; the message names the first cause and its rank.
 
     failures: as they were noticed: a launcher that kills the other ranks does so after the first death.
-    sides: the names of the sides whose ranks raised errors at the same command.
+    sides: the names of the sides whose ranks raised errors at the same command. is_slow_start: whether the
+    ranks only took too long to start.
     """
 
     def __init__(self, set_name: str, doing: str, failures: Sequence[RankFailure]) -> None:
         self.set_name = set_name
         self.failures = tuple(sorted(failures, key=lambda failure: failure.cause))
         first = self.failures[0]
+        self.is_slow_start = doing == "at setup" and first.cause is Cause.HUNG
         raised = first.cause in (Cause.RAISED, Cause.RAISED_DISTRIBUTED)
         self.sides = frozenset(set_name[:1] if raised else "")
         count = len(self.failures) if first.cause is Cause.HUNG else 1  # all may wait for one of them

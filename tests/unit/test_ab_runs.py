@@ -393,7 +393,7 @@ def test_thresholds_hold_for_the_candidate(project: CannedSuite) -> None:
     ("parts", "tests", "words"),
     [
         ([2], "1 skipped", "the candidate cannot measure it: static_graph=True needs acc"),
-        ([1, 2], "1 passed, 1 skipped", " 1 of 2 tests cannot be measured by the candidate, such as "),
+        ([1, 2], "1 passed, 1 skipped", "the candidate cannot measure 1 test, such as "),
     ],
 )
 def test_unmeasurable_candidate_is_no_verdict(

@@ -275,7 +275,7 @@ def stored(*ratios: float) -> list[Estimates]:
     [
         (undecided(*(estimate(number, noise=0.1) for number in range(1, 9))), "end other programs"),
         (answered(equal(2), missing={"z": "has time of 1 base process set"}), "run the same command again"),
-        (answered(equal(9), cannot=["z"]), "deselect these tests"),
+        (answered(equal(29), cannot=["z"]), "deselect these tests"),
         (answered([*equal(9), control(Control.COPY, 1.1)]), "end other programs"),
         (answered([]), "add a test of a training step"),
     ],
