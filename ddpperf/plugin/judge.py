@@ -85,13 +85,11 @@ class Judge:
 
     @property
     def rows(self) -> list[Row]:
-        """What was found so far."""
         return rows(self._estimates, self._settings, self._tested)
 
     # --- comparing
 
     def _compare_stored(self, baseline: Baseline) -> None:
-        """Add the estimates of the stored run and of this run."""
         session = self._session
         self._settings = session.settings.comparing(session.options.slower_ratio)
         metrics = {test: measure.metrics for test, measure in session.measures.items()}
@@ -259,12 +257,10 @@ class Judge:
         return [] if baseline is None else sorted(self._session.measured().keys() - baseline.measured.keys())
 
     def _torch_versions(self) -> dict[str, str]:
-        """Return the version of torch in the process sets of each side."""
         passes = [measuring.measured() for measuring in self._session.passes if measuring.sides is not None]
         return {s.side: s.torch for measured in passes for one in measured.values() for s in one.samples}
 
     def to_json(self) -> dict[str, Any]:
-        """Return what is stored of the comparison."""
         fields: dict[str, Any] = {"copied": self._copied and self._copied.to_json()}
         if self._session.baseline is not None:
             fields["compared_with"] = self._session.baseline.path.name

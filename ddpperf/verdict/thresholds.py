@@ -43,7 +43,6 @@ WORDS_OF_BOUNDS = {
 
 
 def bound_kind(name: str) -> BoundKind:
-    """Return in which direction a threshold bounds the metric with this name."""
     metric = metrics.find(name)
     if metric.exact:
         return BoundKind.EXACT
