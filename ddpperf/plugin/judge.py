@@ -256,18 +256,16 @@ class Judge:
         baseline = self._session.baseline
         return [] if baseline is None else sorted(self._session.measured().keys() - baseline.measured.keys())
 
-    def _torch_versions(self) -> dict[str, str]:
-        passes = [measuring.measured() for measuring in self._session.passes if measuring.sides is not None]
-        return {s.side: s.torch for measured in passes for one in measured.values() for s in one.samples}
-
     def to_json(self) -> dict[str, Any]:
         fields: dict[str, Any] = {"copied": self._copied and self._copied.to_json()}
         if self._session.baseline is not None:
             fields["compared_with"] = self._session.baseline.path.name
         elif self._sides is None:
             return fields
+        passes = [measuring.measured() for measuring in self._session.passes if measuring.sides is not None]
+        torch = {s.side: s.torch for measured in passes for one in measured.values() for s in one.samples}
         judged = {
-            "sides": self._sides and self._sides.to_json(self._torch_versions()),
+            "sides": self._sides and self._sides.to_json(torch),
             "rows": [row.to_json() for row in self.rows],
             "stages": self._stages,
             "settings": asdict(self._settings),
