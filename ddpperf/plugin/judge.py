@@ -129,11 +129,6 @@ class Judge:
         metrics = {test: measure.metrics for test, measure in measuring.measures.items()}
         return ab_estimates(measuring.measured(), metrics, self._settings, stage)
 
-    def _machine_changed(self, measuring: Measuring) -> bool:
-        """Return whether this first A/B measurement shows by now that the stored code is slower, too."""
-        found = rows([*self._estimates, *self._ab_estimates(measuring, Stage.FIRST)], self._settings)
-        return any(row.moved for row in found)
-
     # --- measuring
 
     def _measure(self, items: Sequence[pytest.Item], stage: Stage, until: float) -> None:
@@ -161,8 +156,10 @@ class Judge:
         left, no_pass, interrupted, early = 0, False, True, self._end(0.75)
 
         def is_over() -> bool:
-            now = time.monotonic()
-            return now > until or (stage is Stage.FIRST and now > early and self._machine_changed(measuring))
+            if (now := time.monotonic()) <= early or stage is not Stage.FIRST:
+                return now > until
+            by_now = rows([*self._estimates, *self._ab_estimates(measuring, stage)], self._settings)
+            return now > until or any(row.moved for row in by_now)  # the stored code is slower, too
 
         try:
             left = self._run(items, [tests[pair] for pair in plan.pairs], is_over)
