@@ -17,6 +17,8 @@ from ddpperf.results import units
 
 
 class Better(StrEnum):
+    """The direction in which a metric improves."""
+
     LOWER = "lower"
     HIGHER = "higher"
 
