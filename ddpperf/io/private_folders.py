@@ -72,7 +72,7 @@ def temporary_root() -> str:
 
 def hold(folder: Path) -> int:
     """Lock a folder until the returned file descriptor is closed or this process ends."""
-    held = os.open(folder, os.O_RDONLY)
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     with contextlib.suppress(OSError):  # such as a network file system without locks
         fcntl.flock(held, fcntl.LOCK_SH)
     return held
@@ -103,13 +103,12 @@ def _remove_shared(prefixes: tuple[str, ...]) -> None:
 
 @functools.cache  # once in a process
 def remove_abandoned_folders(root: str) -> None:
-    """Remove the private folders of this user that no process holds any more."""
+    """Remove the private folders that no process holds any more."""
     for folder in Path(root).glob(PREFIX + "?" * RANDOM_LETTERS):
         with contextlib.suppress(OSError):  # of another user, removed meanwhile, or held by a process
-            held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             try:
-                if os.fstat(held).st_uid == os.getuid():
-                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    remove_folder(folder)
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove_folder(folder)
             finally:
                 os.close(held)

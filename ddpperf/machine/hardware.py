@@ -97,7 +97,6 @@ class Machine:
         return LinkRate(bytes_per_second=self.interface.bytes_per_second, source=source)
 
     def crosses_nodes(self, world_size: int) -> bool:
-        """Return whether `world_size` ranks are on several nodes."""
         return self.interface is not None and world_size > self.links.node
 
     def ranks_here(self, world_size: int) -> int:

@@ -36,7 +36,8 @@ def require_stored_code(baseline: Baseline, sides: Sides, here: Path) -> None:
     without a source tree runs.
     """
     name, stored = baseline.path.name, baseline.torch_versions
-    if sides.are_equal(here):
+    same = sides.base.environment == sides.candidate.environment and not sides.spec_fields
+    if same and sides.have_equal_code(here):
         right = f"the code or the interpreter of {name}"
         raise Refused(f"--base names the code of this run; name {right}, or leave --base out")
     if sides.base_torch and stored != [sides.base_torch]:

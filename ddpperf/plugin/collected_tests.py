@@ -131,7 +131,6 @@ class Outcomes:
 
 
 def measures(item: pytest.Item) -> bool:
-    """Return whether a test uses the `measure` fixture."""
     return "measure" in getattr(item, "fixturenames", ())
 
 

@@ -44,7 +44,6 @@ class Devices:
 
     @cached_property
     def pinning(self) -> Pinning:
-        """How ranks are pinned to CPU cores."""
         return Pinning(self._world_size, self._gpus)
 
     def check_round(self, processes: list[int], done: int) -> str:

@@ -85,13 +85,11 @@ class Judge:
 
     @property
     def rows(self) -> list[Row]:
-        """What was found so far."""
         return rows(self._estimates, self._settings, self._tested)
 
     # --- comparing
 
     def _compare_stored(self, baseline: Baseline) -> None:
-        """Add the estimates of the stored run and of this run."""
         session = self._session
         self._settings = session.settings.comparing(session.options.slower_ratio)
         metrics = {test: measure.metrics for test, measure in session.measures.items()}
@@ -131,11 +129,6 @@ class Judge:
         metrics = {test: measure.metrics for test, measure in measuring.measures.items()}
         return ab_estimates(measuring.measured(), metrics, self._settings, stage)
 
-    def _machine_changed(self, measuring: Measuring) -> bool:
-        """Return whether this first A/B measurement shows by now that the stored code is slower, too."""
-        found = rows([*self._estimates, *self._ab_estimates(measuring, Stage.FIRST)], self._settings)
-        return any(row.moved for row in found)
-
     # --- measuring
 
     def _measure(self, items: Sequence[pytest.Item], stage: Stage, until: float) -> None:
@@ -163,8 +156,10 @@ class Judge:
         left, no_pass, interrupted, early = 0, False, True, self._end(0.75)
 
         def is_over() -> bool:
-            now = time.monotonic()
-            return now > until or (stage is Stage.FIRST and now > early and self._machine_changed(measuring))
+            if (now := time.monotonic()) <= early or stage is not Stage.FIRST:
+                return now > until
+            by_now = rows([*self._estimates, *self._ab_estimates(measuring, stage)], self._settings)
+            return now > until or any(row.moved for row in by_now)  # the stored code is slower, too
 
         try:
             left = self._run(items, [tests[pair] for pair in plan.pairs], is_over)
@@ -258,20 +253,16 @@ class Judge:
         baseline = self._session.baseline
         return [] if baseline is None else sorted(self._session.measured().keys() - baseline.measured.keys())
 
-    def _torch_versions(self) -> dict[str, str]:
-        """Return the version of torch in the process sets of each side."""
-        passes = [measuring.measured() for measuring in self._session.passes if measuring.sides is not None]
-        return {s.side: s.torch for measured in passes for one in measured.values() for s in one.samples}
-
     def to_json(self) -> dict[str, Any]:
-        """Return what is stored of the comparison."""
         fields: dict[str, Any] = {"copied": self._copied and self._copied.to_json()}
         if self._session.baseline is not None:
             fields["compared_with"] = self._session.baseline.path.name
         elif self._sides is None:
             return fields
+        passes = [measuring.measured() for measuring in self._session.passes if measuring.sides is not None]
+        torch = {s.side: s.torch for measured in passes for one in measured.values() for s in one.samples}
         judged = {
-            "sides": self._sides and self._sides.to_json(self._torch_versions()),
+            "sides": self._sides and self._sides.to_json(torch),
             "rows": [row.to_json() for row in self.rows],
             "stages": self._stages,
             "settings": asdict(self._settings),

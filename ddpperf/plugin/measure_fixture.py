@@ -75,7 +75,6 @@ class Measuring:
         return BASE if self.sides is None else CANDIDATE
 
     def fixture(self, test: str, benchmark: BenchmarkFixture, mark: Callable[[str], object]) -> Measure:
-        """Return the value of the `measure` fixture for one test."""
         self._measures[test] = measure = Measure(
             benchmark, self, mark, whole=test in self.whole, known=test in self.known
         )
@@ -87,7 +86,6 @@ class Measuring:
         return {test: measure for test, measure in self._measures.items() if measure is not None}
 
     def measured(self) -> dict[str, Measured]:
-        """Return the measurement of each measured test by test id."""
         found = ((test, measure.measured) for test, measure in self.measures.items())
         return {test: measured for test, measured in found if measured is not None}
 
@@ -225,12 +223,10 @@ class Measure:
         self._add(info(text))
 
     def _add(self, note: Note) -> None:
-        """Add a note, unless the test has an equal note."""
         if note not in self.notes:
             self.notes.append(note)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what is stored of a measured test."""
         assert self.measured is not None
         return {
             **self.measured.to_json(),

@@ -48,7 +48,6 @@ class ProgressLine:
             os.write(self._terminal, text.encode(errors="replace"))
 
     def clear(self) -> None:
-        """Remove the progress line from the terminal."""
         if self._drawn:
             self._drawn = 0.0
             with contextlib.suppress(OSError):

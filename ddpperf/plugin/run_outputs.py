@@ -198,7 +198,6 @@ class RunOutputs:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def _width(self) -> int:
-        """Return the width of the printed lines, which follows a terminal."""
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
         is_terminal = reporter is not None and reporter.isatty
         return min(max(self._config.get_terminal_writer().fullwidth, 80), 200) if is_terminal else WIDTH
@@ -230,7 +229,6 @@ class RunOutputs:
             self._lines.append(f"{what} was not saved: {first_line(error)}")
 
     def _document(self, session: Session) -> dict[str, Any]:
-        """Return the JSON document of the run in pytest-benchmark's format."""
         document: dict[str, Any] = pytest_benchmark_generate_json(
             config=self._config,
             benchmarks=[session.measures[test].stats() for test in session.measured()],

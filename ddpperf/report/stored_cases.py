@@ -265,7 +265,6 @@ def judged_rows(header: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def without_file(test: str) -> str:
-    """Return a test id without the name of its file."""
     return test.split("::", 1)[-1]
 
 

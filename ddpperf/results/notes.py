@@ -22,10 +22,8 @@ class Note:
 
 
 def warning(text: str) -> Note:
-    """Return a note that questions the result of a measurement."""
     return Note(NoteKind.WARNING, text)
 
 
 def info(text: str) -> Note:
-    """Return a note that explains the result of a measurement."""
     return Note(NoteKind.INFO, text)

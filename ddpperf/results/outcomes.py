@@ -7,16 +7,12 @@ from dataclasses import dataclass
 
 
 class Status(enum.StrEnum):
-    """The status of a whole test run: PASS, FAIL or NO VERDICT."""
-
     PASS = "PASS"
     FAIL = "FAIL"
     NO_VERDICT = "NO VERDICT"
 
 
 class OutcomeKind(enum.StrEnum):
-    """The ways in which a test can end."""
-
     PASSED = "passed"
     FAILED = "failed"
     SKIPPED = "skipped"
@@ -27,7 +23,6 @@ class OutcomeKind(enum.StrEnum):
 
     @property
     def skipped(self) -> bool:
-        """Whether pytest skipped the test."""
         return self in (OutcomeKind.SKIPPED, OutcomeKind.CANDIDATE_CANNOT)
 
 

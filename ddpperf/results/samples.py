@@ -83,7 +83,6 @@ class Measured:
             raise ValueError("a measurement must have at least one set's sample")
 
     def spec_of(self, side: str) -> Spec:
-        """Return the measurement spec of the base or the candidate."""
         return self.candidate_spec if side == CANDIDATE and self.candidate_spec is not None else self.spec
 
     def of(self, side: str) -> Measured:

@@ -58,5 +58,4 @@ def mean_of(values: Sequence[float | None]) -> float | None:
 
 
 def rounded(value: float) -> float:
-    """Round a value to `DIGITS` significant digits."""
     return float(f"{value:.{DIGITS}g}")

@@ -136,10 +136,6 @@ class TrainingRun(Measurement):
         """The model that is evaluated: the averaged weights if the spec says so."""
         return self.averaged.module if self.averaged is not None else self.training.module
 
-    @property
-    def last_step(self) -> MeasuredStep:
-        return self.steps[self.spec.batch_sizes[-1]]
-
     def warm_up(self, steps: int) -> None:
         """Run warm-up steps with each batch size, and capture CUDA graphs if the spec says so."""
         for batch_size, step in self.steps.items():

@@ -25,8 +25,6 @@ MetricsOfTests = Mapping[str, Mapping[str, Mapping[str, Any]]]  # as stored, by 
 
 
 class Stage(StrEnum):
-    """The stages of a comparison, in their order."""
-
     STORED = "stored run"  # this run against the stored run; each side is a single run
     FIRST = "first"  # the first A/B measurement
     REPEAT = "repeat"

@@ -41,8 +41,6 @@ HALF_NORMAL = 0.455  # the median of the square of a standard normal value
 
 
 class Finding(enum.StrEnum):
-    """What is known of a row."""
-
     WORSE = "worse"
     NOT_WORSE = "not worse"
     UNDECIDED = "undecided"

@@ -31,8 +31,6 @@ ENDED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The result of a comparison."""
-
     regressions: Sequence[str] = ()  # a sentence for each pair that got worse
     worse: Mapping[str, str]  # the same for each test of these pairs
     untrusted: Sequence[Reason] = ()  # why no finding counts

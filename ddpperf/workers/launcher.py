@@ -240,7 +240,6 @@ class Launch:
         return SetFailure(self._set_name, "at start", [failure])
 
     def process_of(self, rank: int) -> subprocess.Popen[bytes]:
-        """Return the launcher's process that started a rank."""
         return self._processes[rank * len(self._processes) // self._ranks]
 
     def ending(self, rank: int, seconds: float = 0.0) -> str:

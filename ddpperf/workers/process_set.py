@@ -87,7 +87,6 @@ class ProcessSet:
     # --- starting
 
     def spawn(self) -> None:
-        """Start the processes of the ranks."""
         options, side = self.options, self.side
         variables = {DEADLINE_VARIABLE: f"{options.deadline_seconds:g}"}
         if options.launcher is not None:
@@ -185,7 +184,6 @@ class ProcessSet:
         return {rank.rank: rank.pid for rank in self.ranks if rank.pid is not None}
 
     def dead_ranks(self) -> list[RankHandle]:
-        """Return the ranks whose processes have ended."""
         return [rank for rank in self.ranks if rank.is_dead()]
 
     def require_alive(self) -> None:

@@ -303,7 +303,8 @@ def open_measurement(
 
         if isinstance(spec, specs.RunSpec):
             run = TrainingRun(spec, rank=rank, device=device, after_step=after_step)
-            return Opened(spec=spec, measurement=run, step=run.step, training=run.last_step)
+            last_step = run.steps[spec.batch_sizes[-1]]
+            return Opened(spec=spec, measurement=run, step=run.step, training=last_step)
         steps, training = _training(spec, rank, device)
         epoch = TrainingEpoch(training, steps=steps, after_step=after_step)
         return Opened(spec=spec, measurement=epoch, step=epoch.step, training=training)

@@ -45,7 +45,6 @@ class RankHandle:
         self._commanded = 0  # how much the rank had printed before its last command
 
     def is_dead(self) -> bool:
-        """Return whether the rank's process has ended."""
         return wait_for_exit(self.process) is not None
 
     def command(self, message: Message) -> None:
@@ -55,7 +54,6 @@ class RankHandle:
             send(self.connection, message)
 
     def failure(self, cause: Cause, what: str, detail: str = "", *, limit: bool = False) -> RankFailure:
-        """Return a failure of this rank."""
         return RankFailure(
             rank=self.rank, cause=cause, what=what, detail=detail, where=self.where, limit=limit
         )

@@ -350,16 +350,6 @@ def test_dying_rank_decides_by_its_side(project: CannedSuite, side: str, status:
     run(project, *WITH_BF16).assert_one_sentence(status, words, "exited with status 7")
 
 
-def test_rank_that_dies_in_a_repeat_fails_the_run(project: CannedSuite) -> None:
-    def dying(spec: Spec, name: str) -> float:
-        if name.startswith("B") and int(name[1:]) not in FIRST_SETS:
-            raise died(name)
-        return slower("B", 1.6)(spec, name)  # type: ignore[no-any-return]
-
-    project.canned.seconds = dying
-    run(project, *WITH_BF16).assert_one_sentence(1, "FAIL: perf/test_it.py::test_step failed: ", "of set B")
-
-
 def test_candidate_has_its_own_spec(project: CannedSuite) -> None:
     project.experiment.write_text(STEP + SENT)
     (project.root / "perf" / "thresholds.toml").write_text(WIDE)

@@ -228,6 +228,7 @@ def test_slow_down_reaches_every_case(canned_suite: CannedSuite) -> None:
         ("yield Tr", "yield 'world_size=2' or Tr", "measured: 'world_size=2' is no spec; yield an AllReduce"),
         ("cases=cases", "cases=cases, gate=print", "takes cases and nothing else; write @pytest.mark.specs("),
         ("yield skipped", "raise ValueError('no')  #", "test_it cannot be measured: no"),
+        ('"2rank-two"', '"1rank-b8"', "test_it has two cases with the id 1rank-b8"),
     ],
 )
 def test_wrong_cases_are_refused(canned_suite: CannedSuite, old: str, new: str, sentence: str) -> None:

@@ -84,6 +84,8 @@ def test_one_slower_set_of_the_base_is_reported(slower: float, differs: bool) ->
 
 # --- how they are measured
 
+STEP = EpochSpec(world_size=1, per_rank_batch_size=8, strategy="single", epoch_images=8, execution="graph")
+
 
 def run_of(spec: Spec, *seconds_by_set: float) -> Measured:
     samples = tuple(
@@ -114,9 +116,7 @@ def test_run_without_a_step_to_delay_is_reported() -> None:
 
 
 def test_delay_of_an_epoch_is_split_over_its_steps() -> None:
-    epoch = EpochSpec(
-        world_size=1, per_rank_batch_size=8, strategy="single", epoch_images=32, execution="graph"
-    )
+    epoch = replace(STEP, epoch_images=32)
     values = (1.0, 1.0, 1.001, 1.001, 1.0, 1.0)
 
     def measure(spec: Spec, candidate: Spec | None = None) -> Measured:
@@ -149,9 +149,6 @@ def test_shortest_step_with_the_smallest_tolerance_is_delayed() -> None:
 @pytest.mark.parametrize(("hidden", "measured"), [(0, 1), (1, 3), (2, 5), (9, 5)])
 def test_delay_that_does_not_show_is_measured_again(hidden: int, measured: int) -> None:
     """Another program slows the base in the first measurements of a delay. All of them count."""
-    step = EpochSpec(
-        world_size=1, per_rank_batch_size=8, strategy="single", epoch_images=8, execution="graph"
-    )
     usual = (1.0, 1.001, 1.001, 1.002, 1.002, 1.003)
     times = 0
 
@@ -162,7 +159,7 @@ def test_delay_that_does_not_show_is_measured_again(hidden: int, measured: int) 
         slower = 1 + delay * (1.0 if times > hidden else 0.7)
         return run_of(spec, *(value * (slower if place % 2 else 1) for place, value in enumerate(usual)))
 
-    pool, found = measured_with({"t": run_of(step, *usual)}, measure)
+    pool, found = measured_with({"t": run_of(STEP, *usual)}, measure)
     assert sum(not isinstance(call.args[0], CopySpec) for call in pool.measure.call_args_list) == measured
     delayed = next(entry for entry in found if entry.key.control is Control.DELAYED)
     assert len(delayed.candidate) == 3 * (measured + 1) // 2
@@ -170,9 +167,6 @@ def test_delay_that_does_not_show_is_measured_again(hidden: int, measured: int) 
 
 def test_slow_sets_do_not_look_like_a_delay() -> None:
     """The ratio of the delayed step to the usual step is that of one process set."""
-    step = EpochSpec(
-        world_size=1, per_rank_batch_size=8, strategy="single", epoch_images=8, execution="graph"
-    )
     usual = (1.0, 1.0, 1.5, 1.5, 1.0, 1.0)
 
     def measure(spec: Spec, candidate: Spec | None = None) -> Measured:
@@ -180,6 +174,6 @@ def test_slow_sets_do_not_look_like_a_delay() -> None:
             return run_of(spec, *usual)
         return run_of(spec, *(t * (1.02 if place % 2 else 1.0) for place, t in enumerate(usual)))
 
-    _, found = measured_with({"t": run_of(step, *usual)}, measure)
+    _, found = measured_with({"t": run_of(STEP, *usual)}, measure)
     delayed = next(entry for entry in found if entry.key.control is Control.DELAYED)
     assert delayed.candidate == pytest.approx([1.02 * value for value in delayed.base])

@@ -41,13 +41,3 @@ def test_folder_that_is_missing_is_refused(folder: Path, monkeypatch: pytest.Mon
     )
     with pytest.raises(Refused, match=sentence):
         lock_devices(["cpu"])
-
-
-def test_second_release_keeps_the_next_holders_lock() -> None:
-    first = lock_devices(["cpu"])
-    first.close()
-    second = lock_devices(["cpu"])
-    first.close()
-    with pytest.raises(Refused, match=r"^cpu is being measured by process"):
-        lock_devices(["cpu"])
-    second.close()

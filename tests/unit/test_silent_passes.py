@@ -1,20 +1,4 @@
-"""Runs that pytest-benchmark's own comparison passes unseen, and the test of each here.
-
-    renamed test                       test_plugin.py    test_comparison_lists_missing_results
-      no experiment is left              here              test_baseline_without_any_test_left_is_no_verdict
-    new test                           test_confirmation.py  test_new_test_is_reported
-    all tests skipped                  here              test_skipped_run_is_no_pass
-    xdist                              test_plugin.py    test_xdist_is_refused
-    --benchmark-disable                test_everyday_pytest.py  test_options_that_cannot_apply_are_refused
-    --benchmark-compare-fail twice     test_options.py   test_wrong_option_is_refused_with_one_sentence
-    --benchmark-compare without any    test_plugin.py    test_comparison_lists_missing_results
-    a baseline of another machine      test_plugin.py    test_baseline_of_other_hardware_is_refused
-    --benchmark-autosave               here              test_slower_run_is_not_compared_with
-    only times are compared            here              test_lower_speedup_fails_without_slower_times
-    partly failed                      here              test_failure_after_measuring_fails_the_run
-
-A/B runs: test_unmeasured_ab_run_is_no_pass and the two after it.
-"""
+"""Runs that pytest-benchmark's own comparison passes unseen: each is no PASS here."""
 
 from __future__ import annotations
 
@@ -39,7 +23,6 @@ from ddpperf.specs import CopySpec
 def test_copy(measure):
     measure(CopySpec(world_size=1, nbytes=2**20))
 """
-IDLE = "\ndef test_idle(measure):\n    pass\n"
 PLAIN = "def test_plain():\n    pass\n"
 SKIPPED = """
 import pytest
@@ -89,12 +72,6 @@ busbw_bytes_per_second = 1e15
 """
 
 
-@pytest.fixture
-def project(canned_suite: CannedSuite) -> CannedSuite:
-    """Return a project whose runs take place in this process."""
-    return canned_suite
-
-
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Return the JSON of a run of COPY, outside of the projects that compare with it."""
@@ -120,19 +97,22 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     ids=["no file but a plain test", "no file", "no function", "no cells"],
 )
 def test_baseline_without_any_test_left_is_no_verdict(
-    project: CannedSuite, measured: Path, source: str | None, beside: str | None
+    canned_suite: CannedSuite, measured: Path, source: str | None, beside: str | None
 ) -> None:
-    for path, text in ((project.experiment, source), (project.root / "perf" / "test_plain.py", beside)):
+    for path, text in (
+        (canned_suite.experiment, source),
+        (canned_suite.root / "perf" / "test_plain.py", beside),
+    ):
         path.unlink(missing_ok=True)
         if text is not None:
             path.write_text(text)
-    run = project.run("perf", *ALONE, f"--benchmark-compare={measured}")
+    run = canned_suite.run("perf", *ALONE, f"--benchmark-compare={measured}")
     run.assert_one_sentence(125, "perf/test_it.py::test_copy is in base.json but was not measured")
 
 
-def test_skipped_run_is_no_pass(project: CannedSuite) -> None:
-    project.experiment.write_text(SKIPPED + SKIPPED_WITHIN)
-    run = project.run()
+def test_skipped_run_is_no_pass(canned_suite: CannedSuite) -> None:
+    canned_suite.experiment.write_text(SKIPPED + SKIPPED_WITHIN)
+    run = canned_suite.run()
     run.assert_one_sentence(125, "NO VERDICT: no test was measured")
     run.assert_one_sentence(125, "not today: test_marked")
     run.assert_one_sentence(125, "not here: test_within")
@@ -141,23 +121,23 @@ def test_skipped_run_is_no_pass(project: CannedSuite) -> None:
 # --- a run that is worse
 
 
-def test_slower_run_is_not_compared_with(project: CannedSuite, measured: Path) -> None:
-    project.experiment.write_text(COPY)
+def test_slower_run_is_not_compared_with(canned_suite: CannedSuite, measured: Path) -> None:
+    canned_suite.experiment.write_text(COPY)
     document = json.loads(measured.read_text())
     for sample in document["benchmarks"][0]["extra_info"]["ddpperf"]["samples"]:
         sample["seconds"] = [[seconds / 100 for seconds in ranks] for ranks in sample["seconds"]]
-    runs = Storage(root=project.root, hardware_key=hardware_key("cpu", [])).runs
+    runs = Storage(root=canned_suite.root, hardware_key=hardware_key("cpu", [])).runs
     runs.mkdir(parents=True)
     (runs / "0001_before.json").write_text(json.dumps(document))
     for runs_kept in (2, 3):
-        run = project.run("perf", *ALONE, "--benchmark-autosave", "--benchmark-compare")
+        run = canned_suite.run("perf", *ALONE, "--benchmark-autosave", "--benchmark-compare")
         run.assert_one_sentence(125, "NO VERDICT: ", "because 0001_before.json does not say which commit")
         run.assert_one_sentence(
             125, "such as perf/test_it.py::test_copy: its time is 100.000 times the stored"
         )
-        assert len(project.saved_runs()) == runs_kept
-        assert project.saved_runs()[-1]["ddpperf"]["compared_with"] == "0001_before.json"
-    assert not (project.root / ".benchmarks").exists()
+        assert len(canned_suite.saved_runs()) == runs_kept
+        assert canned_suite.saved_runs()[-1]["ddpperf"]["compared_with"] == "0001_before.json"
+    assert not (canned_suite.root / ".benchmarks").exists()
 
 
 @pytest.fixture(scope="module")
@@ -206,24 +186,14 @@ def test_failure_after_measuring_fails_the_run(
     [
         (SKIPPED, (), "NO VERDICT: no test was measured"),
         (COPY, ("-k", "nothing"), "NO VERDICT: all 1 tests were deselected on the command line"),
+        (PLAIN, (), "NO VERDICT: no test was measured"),
     ],
-    ids=["skipped", "deselected"],
+    ids=["skipped", "deselected", "no experiment"],
 )
 def test_unmeasured_ab_run_is_no_pass(
-    project: CannedSuite, source: str, arguments: tuple[str, ...], words: str
+    canned_suite: CannedSuite, source: str, arguments: tuple[str, ...], words: str
 ) -> None:
-    project.experiment.write_text(source)
-    run = project.run("perf", *SIDES, *arguments)
+    canned_suite.experiment.write_text(source)
+    run = canned_suite.run("perf", *SIDES, *arguments)
     run.assert_one_sentence(125, words)
     run.assert_one_sentence(125, "base and candidate were not compared: no test measured both")
-
-
-def test_idle_ab_run_is_no_pass(project: CannedSuite) -> None:
-    project.experiment.write_text(COPY + IDLE)
-    run = project.run("perf", *SIDES)
-    run.assert_one_sentence(125, "perf/test_it.py::test_idle passed without a measurement")
-
-
-def test_ab_run_without_experiments_is_no_pass(project: CannedSuite) -> None:
-    project.experiment.write_text(PLAIN)
-    project.run("perf", *SIDES).assert_one_sentence(125, "no test was measured")

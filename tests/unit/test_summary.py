@@ -119,7 +119,7 @@ def test_missed_threshold_is_shown() -> None:
     rows = (("t", "cpu_seconds", 0.004, 0.0041, "limit", True), ("t", "speedup", 1.5, 2.0, "floor", False))
     run = passed(test_a=stored(0.1))
     checks = [dict(zip(fields, row, strict=True)) for row in rows]
-    run["ddpperf"]["thresholds"] = {"applied": 2, "known": 3, "checks": checks}
+    run["ddpperf"]["thresholds"] = {"known": 3, "checks": checks}
     words = "1 of 2 met; missed most: t speedup 1.50x, minimum 2.00x"
     assert labelled(summary_lines(run), "thresholds") == [words]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import json
+import lzma
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -96,8 +96,11 @@ def test_a_cpus_time_is_the_marked_range() -> None:
 
 @pytest.mark.parametrize(("rank", "theirs"), [(0, 31.02), (1, 40.84)])
 def test_a_captured_steps_overlap_equals_htas(rank: int, theirs: float) -> None:
-    """The trace is of two H200s with batch size 512. HolisticTraceAnalysis 0.5 gave these percentages."""
-    trace = gzip.decompress((TRACES / f"h200x2-graph-512-rank{rank}.json.gz").read_bytes())
+    """The trace is of two H200s with batch size 512. HolisticTraceAnalysis 0.5 gave these percentages.
+
+    The files hold the kernels and copies of the trace, in microseconds from the first one.
+    """
+    trace = lzma.decompress((TRACES / f"h200x2-graph-512-rank{rank}.json.xz").read_bytes())
     found, later = (split_of(json.loads(trace)["traceEvents"], met=met) for met in (False, True))
     exposed, sending = parts(found, "exposed_comm", "comm")
     assert 100 * (1 - exposed / sending) == pytest.approx(theirs, abs=0.005)

@@ -81,16 +81,11 @@ class Sides:
         )
         return {"base": base, "candidate": candidate | {"spec": dict(self.spec_fields)}}
 
-    def are_equal(self, here: Path) -> bool:
-        """Return whether base and candidate run the same code in the same way.
+    def have_equal_code(self, here: Path) -> bool:
+        """Return whether base and candidate differ at most in variables and training fields.
 
         here: the source tree of a side without a root.
         """
-        same = self.base.environment == self.candidate.environment and not self.spec_fields
-        return same and self.have_equal_code(here)
-
-    def have_equal_code(self, here: Path) -> bool:
-        """Return whether base and candidate differ at most in variables and training fields."""
 
         def runs(side: Side) -> tuple[object, ...]:
             python, root = Path(side.python), side.root or here

@@ -127,8 +127,6 @@ def side(text: str) -> tuple[str, Value | Path]:
 
 @dataclass(frozen=True)
 class Option:
-    """One command-line option of ddpperf."""
-
     name: str
     metavar: str  # of its value in the help; empty for a switch
     convert: Callable[[str], Any]

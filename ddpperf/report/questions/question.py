@@ -98,6 +98,5 @@ def training_of(case: Case) -> TrainingSpec:
 
 
 def markdown_table(headings: Sequence[str], *rows: Sequence[str]) -> list[str]:
-    """Return the lines of a table in Markdown."""
     head, *body = [f"| {' | '.join(cells)} |" for cells in (headings, *rows)]
     return [head, "|---" * len(headings) + "|", *body]
