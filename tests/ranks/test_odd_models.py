@@ -28,7 +28,7 @@ def test_messages_of_a_model_are_its_own(two_ranks: Pool) -> None:
     )
     (sample,) = two_ranks.measure(spec).samples
     sent = {name: values[0] for name, values in sample.counters.items()}
-    assert (sent["model: messages"], sent["model: bytes"]) == (2, 2 * 2 * 8 * 64 * 4)
+    assert (sent["model: messages"], sent["model: bytes"]) == (3, 2 * 2 * 8 * 64 * 4 + 4)
     assert sent["gradients: bytes"] == sent["parameter_bytes"] == 4 * (33 * 64 + 65 * 10)
     assert not [name for name in sent if "other" in name or name.startswith("parameters:")]
 

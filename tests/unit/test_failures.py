@@ -47,6 +47,14 @@ def test_hung_ranks_are_named_together_with_stacks() -> None:
     assert str(SetFailure("A1", "at sample", hung)).splitlines() == lines
 
 
+@pytest.mark.parametrize(
+    ("doing", "failure", "slow"),
+    [("at setup", HUNG, True), ("at open", HUNG, False), ("at setup", DIED, False)],
+)
+def test_slow_start_is_a_hang_before_any_measurement(doing: str, failure: RankFailure, slow: bool) -> None:
+    assert SetFailure("B1", doing, [failure]).is_slow_start == slow
+
+
 def captured(error: Exception) -> CannotTrain:
     """Return the refusal of a graph capture that this error stopped."""
     refusal = CannotTrain("execution graph cannot capture this step")

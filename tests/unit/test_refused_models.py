@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpperf.specs import Spec, TrainingSpec
+from ddpperf.workers.failures import Cause, RankFailure, SetFailure
 from ddpperf.workers.interpreter import Found
 from tests.canned import CannedSuite
 
@@ -138,3 +139,21 @@ def test_candidate_whose_code_refuses_a_strategy_fails(project: CannedSuite, can
     project.canned.refuses = refusing("B")  # type: ignore[assignment]
     finished = project.run("perf", *MODEL, "--candidate", candidate, "--rounds", "3")
     finished.assert_one_sentence(1, "FAIL: perf/test_it.py::test_step[2rank-b8-fsdp] failed: the candidate's")
+
+
+def test_slow_start_of_the_candidates_ranks_is_no_fail(
+    project: CannedSuite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy machine needs as long to start them."""
+
+    def hangs(self: object, command: str, *_: object, **__: object) -> None:
+        hung = RankFailure(rank=0, cause=Cause.HUNG, what="did not answer within 120 s")
+        raise SetFailure("B1", "at setup", [hung])
+
+    (other := project.root / "other").mkdir()
+    (other / "mine.py").write_text("")
+    monkeypatch.setattr("ddpperf.workers.pool.Pool.measure_once", hangs)
+    finished = project.run("perf", *MODEL, "--candidate", "other", "--rounds", "3")
+    finished.assert_one_sentence(
+        125, "the candidate's rank 0 of set B1 did not answer within 120 s (at setup)"
+    )
