@@ -8,6 +8,7 @@ import json
 import os
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -110,10 +111,8 @@ class Storage:
         raise NoBaseline(f"--benchmark-compare={wanted} is neither a file nor {known}; name one of these")
 
     def _newest(self) -> Path:
-        if promoted := _numbered(self.baselines):
-            # A merge may bring two files with one number
-            newest = [path for path in promoted if _number(path) == _number(promoted[-1])]
-            return max(newest, key=_date) if len(newest) > 1 else newest[0]
+        if promoted := self._promoted():
+            return promoted[-1]
         for run in self._readable(reversed(_numbered(self.runs)), lambda _, document: is_baseline(document)):
             return run.path
         looked = f"neither {self.baselines} nor {self.runs} holds a run that passed"
@@ -122,7 +121,15 @@ class Storage:
 
     def newest_baseline(self) -> Baseline | None:
         """Return the newest promoted baseline, or None if there is none that can be read."""
-        return next(self._readable(reversed(_numbered(self.baselines))), None)
+        return next(self._readable(reversed(self._promoted())), None)
+
+    def _promoted(self) -> list[Path]:
+        """Return the baselines, oldest first; a merge may bring two files with one number."""
+        paths = _numbered(self.baselines)
+        counts = Counter(map(_number, paths))
+        return sorted(
+            paths, key=lambda path: (_number(path), _date(path) if counts[_number(path)] > 1 else "")
+        )
 
     def kept(self) -> list[tuple[str, dict[str, float]]]:
         """Return the file name and the step seconds by test of the newest stored runs, oldest first.

@@ -188,6 +188,9 @@ def test_two_files_with_one_number_are_told_apart(storage: Storage) -> None:
     for name, day in (("0003_theirs.json", "2026-11-02"), ("0003_zz_ours.json", "2026-11-01")):
         put(storage.baselines, name, run_of(when=f"{day}T00:00:00+00:00"))
     assert storage.find(True).name == "0003_theirs.json", "the newer one"
+    newest = storage.newest_baseline()
+    assert newest is not None
+    assert newest.path.name == "0003_theirs.json"
     words = "^--benchmark-compare=3 fits 0003_theirs.json and 0003_zz_ours.json; name one of these files"
     with pytest.raises(NoBaseline, match=words):
         storage.find("3")
