@@ -17,7 +17,7 @@ from ddpperf.training.step import TrainingStep
 
 
 def check(name: str, batch_size: int, device: str = "cpu", precision: Precision = "fp32") -> None:
-    """Train a model for one step on a device, and raise CannotTrain if this fails."""
+    """Train a model for two steps on a device, and raise CannotTrain if this fails."""
     torch.set_num_threads(1)
     spec = TrainingSpec(
         model=name, world_size=1, per_rank_batch_size=batch_size, strategy="single", precision=precision
@@ -28,6 +28,12 @@ def check(name: str, batch_size: int, device: str = "cpu", precision: Precision 
         step = MeasuredStep(training)
         step.step()
         step.end_round(1)
+        inputs, before = training.input.batch[0], training.input.batch[0].clone()
+        version = inputs._version
+        step.step()
+        if inputs._version != version and bool((before != inputs).any()):
+            what = "changes its inputs in each step, and ddpperf always trains on one batch"
+            raise CannotTrain(f"model {name} {what}; leave them as they are, as with sub instead of sub_")
     except CannotTrain:
         raise
     except (Exception, SystemExit) as error:

@@ -22,6 +22,9 @@ from types import ModuleType
 from typing import Any
 
 MAX_ERROR_LETTERS = 200
+# Variables with the repository whose code a side's ranks run, and that of the folder they run in
+SIDE_CODE, PRESENT_CODE = "DDPPERF_SIDE_CODE", "DDPPERF_PRESENT_CODE"
+BUILT_IN_PLACE = ("ddpperf", "torch", "torchvision")  # whose repository may be the present one
 
 
 def main(command: str, package: str, *arguments: str) -> None:
@@ -34,6 +37,7 @@ def main(command: str, package: str, *arguments: str) -> None:
         os.write(output, json.dumps(probe(package, *arguments)).encode() + b"\n")
         os._exit(0)  # skip the threads and exit handlers that the imports left
     import_package(package)
+    sys.meta_path.insert(0, Guard)
     # Semaphores of loaders get names after the private folder, with which they are removed. Killing a
     # rank's process group would also kill the process of multiprocessing that should remove them.
     current_process()._config["semprefix"] = "/" + Path(arguments[0]).name  # type: ignore[attr-defined]
@@ -68,20 +72,45 @@ def probe(package: str, *functions: str) -> dict[str, Any]:
 
 
 def foreign() -> list[str]:
-    """Return the imported modules of the current folder, if another source tree is sys.path[0]."""
-    root, here = sys.path[0], os.getcwd()
-    if root in ("", here) or not getattr(sys.flags, "safe_path", False):
-        return []
-    return sorted(
-        name
-        for name, module in list(sys.modules.items())
-        for file in [str(getattr(module, "__file__", None) or "")]
-        if file.startswith(here + os.sep)
-        and not file.startswith(root + os.sep)
+    """Return the imported modules of the present repository, if the code of another one is to run."""
+    modules = [(name, str(getattr(module, "__file__", None) or "")) for name, module in sys.modules.items()]
+    # "__mp_main__" is this file, which multiprocessing lists twice
+    return sorted(name for name, file in modules if is_foreign(name, file) and not name.endswith("main__"))
+
+
+def is_foreign(name: str, file: str) -> bool:
+    """Return whether a module comes from the present repository, but neither from the side's nor installed.
+
+    Packages that are installed in the present repository, as in .venv, belong to the interpreter.
+    """
+    own, present = os.environ.get(SIDE_CODE), os.environ.get(PRESENT_CODE)
+    if not own or not present or name.partition(".")[0] in BUILT_IN_PLACE:
+        return False
+    file = os.path.realpath(file)
+    prefixes = [os.path.realpath(prefix) for prefix in (sys.prefix, sys.base_prefix)]
+    not_present = [own, *(prefix for prefix in prefixes if prefix.startswith(present + os.sep))]
+    return (
+        file.startswith(present + os.sep)
+        and not any(file.startswith(folder + os.sep) for folder in not_present)
         and "site-packages" not in file
-        and module is not sys.modules["__main__"]  # this file, which multiprocessing lists twice
-        and name.partition(".")[0] not in ("ddpperf", "torch", "torchvision")
     )
+
+
+class Guard:
+    """Finder of a rank that refuses foreign modules, also those imported while a model is built."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+        for finder in sys.meta_path[sys.meta_path.index(Guard) + 1 :]:
+            spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                if spec.has_location and is_foreign(name, str(spec.origin)):
+                    from ddpperf.errors import CannotTrain
+
+                    what = f"{name} would come from {spec.origin}, not from {os.environ[SIDE_CODE]}"
+                    raise CannotTrain(f"{what}, whose code this rank runs; commit {name}, or install it")
+                return spec
+        return None
 
 
 def import_package(package: str) -> ModuleType:

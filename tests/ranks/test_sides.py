@@ -126,8 +126,8 @@ def test_root_that_lacks_a_module_is_refused(read: Read, at: Path, monkeypatch: 
     lacks = f"--candidate {at}/lacks-helper"
     sentence = refusal(read, lacks, functions=["steps:make"])
     assert sentence == (
-        f"{lacks} lacks a module: its ranks would load helper of the current folder; commit it there, in"
-        " the root or in src/"
+        f"{lacks} lacks a module: its ranks would load helper of the present repository; commit it"
+        " there, in the root or in src/, but in no submodule"
     )
     assert read(f"--candidate {at}/has-helper", functions=["steps:make"])
 
@@ -141,7 +141,7 @@ def test_new_function_is_not_imported_by_the_base(
     root = f"--base={at}/has-helper"
     assert read(root, functions=["steps:make", "added:make"])
     refused = refusal(read, f"--candidate {at}/holds-ddpperf", model="added:make")
-    assert "would load added of the current folder" in refused, "both sides would run the same model"
+    assert "would load added of the present repository" in refused, "both sides would run the same model"
     options = reader(pytestconfig)("--rootdir", str(at), "--device", "cpu", root)
     assert lacking_side(options, "steps:make") == ""
     assert lacking_side(options, "added:make") == "base"
