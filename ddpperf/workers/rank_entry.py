@@ -84,7 +84,7 @@ def is_foreign(name: str, file: str) -> bool:
     Packages that are installed in the present repository, as in .venv, belong to the interpreter.
     """
     own, present = os.environ.get(SIDE_CODE), os.environ.get(PRESENT_CODE)
-    if not own or not present or name.partition(".")[0] in BUILT_IN_PLACE:
+    if not own or not present or not file or name.partition(".")[0] in BUILT_IN_PLACE:
         return False
     file = os.path.realpath(file)
     prefixes = [os.path.realpath(prefix) for prefix in (sys.prefix, sys.base_prefix)]

@@ -49,7 +49,8 @@ def test_module_of_the_present_repository_is_foreign(
     assert not is_foreign("torchvision.models", str(present / file)), "it may be built in place"
 
 
-def test_nothing_is_foreign_without_another_source_tree() -> None:
+def test_modules_without_a_file_are_not_foreign(present: Path) -> None:
+    assert not is_foreign("sys", "")
     assert foreign() == []
 
 
