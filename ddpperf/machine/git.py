@@ -51,12 +51,13 @@ def _described(root: Path) -> str:
 
 def _hidden_change(root: Path) -> bool:
     """Return whether a tracked file has changed that `git status` was told to leave out."""
-    listed = git(root, "ls-files", "-v", "-s", "--", ".", *NOT_CODE)
-    left_out = re.findall(
-        r"^[Sa-z] \d+ (\w+) \d\t(.+)$", listed, re.MULTILINE
-    )  # S: of a sparse checkout, too
-    there = [(digest, path) for digest, path in left_out if (root / path).is_file()]
-    return any(git(root, "hash-object", "--", path) != digest for digest, path in there)
+    with contextlib.suppress(OSError):  # such as a list that is too long
+        listed = git(root, "ls-files", "-v", "-s", "--", ".", *NOT_CODE)
+        # "S" stands also for files that a sparse checkout leaves out
+        left_out = re.findall(r"^[Sa-z] \d+ (\w+) \d\t(.+)$", listed, re.MULTILINE)
+        there = [(digest, path) for digest, path in left_out if (root / path).is_file()]
+        return any(git(root, "hash-object", "--", path) != digest for digest, path in there)
+    return False
 
 
 def without_commit(root: Path) -> str:
