@@ -1,6 +1,7 @@
 """Check a model: python -m ddpperf.training.check_model NAME BATCH_SIZE DEVICE PRECISION.
 
-If it cannot be trained, this command prints one sentence and exits with status 1.
+If it can be trained, the last line of the output is TRAINED. If not, this command prints one sentence
+and exits with status 1.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 from ddpperf.errors import CannotTrain, first_line
 from ddpperf.machine.child_process import die_with_parent
 from ddpperf.specs import Precision, TrainingSpec
+from ddpperf.specs.custom import TRAINED
 from ddpperf.training.measured_step import MeasuredStep
 from ddpperf.training.step import TrainingStep
 
@@ -54,3 +56,4 @@ if __name__ == "__main__":
         check(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4])  # type: ignore[arg-type]
     except CannotTrain as problem:
         sys.exit(str(problem))
+    print(f"\n{TRAINED}", flush=True)

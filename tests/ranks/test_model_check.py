@@ -190,6 +190,10 @@ def test_model_is_checked_in_a_process(folder: Path, read: Read, monkeypatch: py
             CompletedProcess([], 3, "", "a\nb"),
             "--model own_models:good ended its process with status 3; train it",
         ),
+        (
+            CompletedProcess([], 0, "", ""),  # its code has called os._exit(0)
+            "--model own_models:good ended its process with status 0; train it",
+        ),
         (None, "--model own_models:good trained no step in 120 s; train it without ddpperf"),
     ],
 )
