@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -23,7 +24,10 @@ NOT_CODE = [
     for path in ("perf/baselines", "perf/thresholds.toml", "docs", "README.md", "CHANGELOG.md")
 ]
 # Variables that say how git works (the user's settings, keys, certificates), not on what.
-KEPT_VARIABLES = ("GIT_CONFIG_", "GIT_EXEC_PATH", "GIT_SSH", "GIT_SSL", "GIT_ASKPASS")
+KEPT_VARIABLES = (
+    *("GIT_ASKPASS", "GIT_CONFIG_", "GIT_DISCOVERY_ACROSS_FILESYSTEM", "GIT_EXEC_PATH", "GIT_LFS_"),
+    *("GIT_SSH", "GIT_SSL"),
+)
 WITHOUT_HOOKS = ["-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false"]
 
 
@@ -34,20 +38,41 @@ def commit(root: Path) -> str:
     count, as in `git describe --dirty`.
     """
     try:
-        name = git(root, "rev-parse", "--short=9", "HEAD")
-        changes = git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", *NOT_CODE)
+        return _described(root)
     except OSError:
         return NO_COMMIT
-    return f"{name}+" if changes else name
+
+
+def _described(root: Path) -> str:
+    name = git(root, "rev-parse", "--short=9", "HEAD")
+    changes = git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", *NOT_CODE)
+    return f"{name}+" if changes or _hidden_change(root) else name
+
+
+def _hidden_change(root: Path) -> bool:
+    """Return whether a tracked file has changed that `git status` was told to leave out."""
+    with contextlib.suppress(OSError):  # such as a list that is too long
+        listed = git(root, "ls-files", "-v", "-s", "--", ".", *NOT_CODE)
+        # "S" stands also for files that a sparse checkout leaves out
+        left_out = re.findall(r"^[Sa-z] \d+ (\w+) \d\t(.+)$", listed, re.MULTILINE)
+        there = [(digest, path) for digest, path in left_out if (root / path).is_file()]
+        return any(git(root, "hash-object", "--", path) != digest for digest, path in there)
+    return False
 
 
 def without_commit(root: Path) -> str:
     """Return git's reason why a source tree has no commit, or an empty string if it has one."""
     try:
-        git(root, "rev-parse", "HEAD")
+        _described(root)
     except OSError as error:
         return str(error)
     return ""
+
+
+def repository_of(folder: Path) -> Path:
+    """Return the root of the repository or worktree that has a folder, or the folder itself without one."""
+    folder = folder.resolve()
+    return next((path for path in (folder, *folder.parents) if (path / ".git").exists()), folder)
 
 
 def git(root: Path, *arguments: str, seconds: float = READ_SECONDS) -> str:

@@ -100,6 +100,9 @@ class RunOutputs:
             session.problems.append(Reason(what, "end them, then run the same command again"))
         if not self._needs_verdict(session, exitstatus):
             return
+        if session.compares and session.code_changed:
+            what = "tracked files changed while they were measured, so two versions may have been mixed"
+            session.problems.append(Reason(what, "run the same command again, and edit no file meanwhile"))
         ended, uncollected = session.outcomes, session.collection.uncollected
         outcomes = ended.measured | uncollected | ended.other_failures
         try:

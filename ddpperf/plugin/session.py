@@ -20,6 +20,7 @@ from ddpperf.doctor.findings import Finding
 from ddpperf.errors import Refused
 from ddpperf.machine import hardware
 from ddpperf.machine.compiler import compiler_cache
+from ddpperf.machine.git import NO_COMMIT, commit
 from ddpperf.machine.gpu_description import Gpu, visible_gpus
 from ddpperf.machine.links import rates_to_json
 from ddpperf.machine.network import find_interface
@@ -262,6 +263,11 @@ class Session:
 
     # --- what was measured
 
+    @cached_property
+    def code_changed(self) -> bool:
+        """Whether tracked files have changed, or another commit was checked out, since the start."""
+        return bool(self.host) and commit(self.storage.root) != self.host["commit"] != NO_COMMIT
+
     @property
     def measures(self) -> Mapping[str, Measure]:
         """The `measure` fixtures of the first measurement, in the order of the test files."""
@@ -272,8 +278,13 @@ class Session:
         return self.passes[0].measured() if self.passes else {}
 
     def environment(self) -> dict[str, Any]:
-        """Return hardware, commit and software versions, as stored in the JSON file of the run."""
+        """Return hardware, commit and software versions, as stored in the JSON file of the run.
+
+        A commit whose files have changed since the start has a "+".
+        """
         environment = dict(self.host or self._host())
+        if self.code_changed:
+            environment["commit"] = self.host["commit"].rstrip("+") + "+"
         if not self.passes:
             return environment
         if ranks := self.passes[0].pool.environment():

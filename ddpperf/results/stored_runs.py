@@ -31,6 +31,10 @@ COMMIT = re.compile(r"([0-9a-f]{4,64}\+?|nogit)?")  # also stands in git's comma
 HARDWARE_KEY = re.compile(r"[\w+-]+")  # names a folder, which must not be elsewhere
 MOST_READ = 20  # the most files read for a history; 20 files of 0.85 MB take 0.4 s
 
+NOT_JSON = {  # what git may leave in place of a file, by its first bytes
+    b"<<<<<<< ": "it has conflict markers of a merge",
+    b"version https://git-lfs": "it is a pointer of Git LFS, whose file git lfs pull gets",
+}
 ANOTHER = "name another, or save one anew"  # advice for a stored run that cannot be read
 
 # What code raises that reads damaged JSON:
@@ -245,6 +249,9 @@ def read_document(path: Path) -> Any:
     try:
         with open_regular(path) as file:
             content = file.read()
+        for beginning, what in NOT_JSON.items():
+            if content.startswith(beginning):
+                raise ValueError(what)
         if path.suffix == ".gz":
             content = gzip.decompress(content)
         document = printable_document(finite_json(content.decode()))

@@ -15,6 +15,8 @@ from ddpperf.specs.spec import Function, Positive, Spec
 # An environment variable of the ranks with the functions that the ranks may import, joined by commas. A
 # rank imports no other module that a message names.
 FUNCTIONS_VARIABLE = "DDPPERF_FUNCTIONS"
+# Printed after the check of a model. Without it, the model's own code has ended the process.
+TRAINED = "ddpperf: the model was trained"
 CustomKind = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"]
 
 

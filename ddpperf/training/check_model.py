@@ -1,6 +1,7 @@
 """Check a model: python -m ddpperf.training.check_model NAME BATCH_SIZE DEVICE PRECISION DATA DIGEST COUNT.
 
-If it cannot be trained, this command prints one sentence and exits with status 1.
+If it can be trained, the last line of the output is TRAINED. If not, this command prints one sentence
+and exits with status 1.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from ddpperf.data.images import load_images
 from ddpperf.errors import CannotTrain, first_line
 from ddpperf.machine.child_process import die_with_parent
 from ddpperf.specs import Precision, TrainingSpec, is_custom_model
+from ddpperf.specs.custom import TRAINED
 from ddpperf.training.measured_step import MeasuredStep
 from ddpperf.training.step import TrainingStep
 
@@ -21,7 +23,7 @@ from ddpperf.training.step import TrainingStep
 def check(
     name: str, batch_size: int, device: str = "cpu", precision: Precision = "fp32", **images: Any
 ) -> None:
-    """Train a model for one step on a device, and raise CannotTrain if this fails.
+    """Train a model for two steps on a device, and raise CannotTrain if this fails.
 
     images: the fields of a TrainingSpec that say which images it is trained on.
     """
@@ -37,6 +39,12 @@ def check(
         step = MeasuredStep(training)
         step.step()
         step.end_round(1)
+        inputs, before = training.input.batch[0], training.input.batch[0].clone()
+        version = inputs._version
+        step.step()
+        if inputs._version != version and bool((before != inputs).any()):
+            what = "changes its inputs in each step, and ddpperf always trains on one batch"
+            raise CannotTrain(f"model {name} {what}; leave them as they are, as with sub instead of sub_")
     except CannotTrain:
         raise
     except (Exception, SystemExit) as error:
@@ -59,3 +67,4 @@ if __name__ == "__main__":
         check(name, int(batch_size), device, precision, **images)  # type: ignore[arg-type]
     except CannotTrain as problem:
         sys.exit(str(problem))
+    print(f"\n{TRAINED}", flush=True)

@@ -178,6 +178,10 @@ def custom_model(name: str) -> tuple[nn.Module, MakeBatch, Loss]:
     if not (is_three and isinstance(made[0], nn.Module) and all(map(callable, made[1:]))):
         why = f"must return (module, batch maker, loss), got {_describe(made)}; return the three"
         raise CannotTrain(f"model {name} {why}")
+    # The attributes of torch.compile(module), and of a module after module.compile()
+    if any(getattr(made[0], name, None) is not None for name in ("_orig_mod", "_compiled_call_impl")):
+        what = f"model {name} is compiled, so that eager steps would be compiled, too"
+        raise CannotTrain(f"{what}; return it without torch.compile, and pass --executions eager,compile")
     return made[0], made[1], made[2]
 
 

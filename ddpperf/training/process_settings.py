@@ -6,11 +6,16 @@ They must not reach the measurements of other tests in the same process.
 from __future__ import annotations
 
 import gc
+import logging
 import os
+import sys
+import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+from torch.nn.modules import module as modules
 
 Setting = tuple[Callable[[], Any], Callable[[Any], object]]
 _CPU = torch.device("cpu")
@@ -40,6 +45,27 @@ def _set_environment(variables: dict[str, str]) -> None:
             os.environ[name] = value
 
 
+def _set_filters(filters: list[Any]) -> None:
+    warnings.resetwarnings()
+    warnings.filters[:] = filters  # type: ignore[index]
+
+
+def _set_path(path: list[str]) -> None:
+    sys.path[:] = path
+
+
+def _autocast(device: str) -> Setting:
+    return partial(torch.is_autocast_enabled, device), partial(torch.set_autocast_enabled, device)
+
+
+def _hooks(hooks: dict[int, Any]) -> Setting:
+    def set_hooks(items: list[Any]) -> None:
+        hooks.clear()
+        hooks.update(items)
+
+    return lambda: list(hooks.items()), set_hooks
+
+
 def _flag(owner: Any, name: str) -> Setting:
     return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
 
@@ -65,10 +91,21 @@ _SETTINGS: tuple[Setting, ...] = (
     *(_flag(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic")),
     (_matmul_precision, lambda name: torch.set_float32_matmul_precision(name) if name else None),
     *(_flag(product, "fp32_precision") for product in _FP32_PRODUCTS),
-    (lambda: torch.backends.mkldnn.enabled, lambda enabled: torch.backends.mkldnn.set_flags(enabled)),
-    (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
+    _flag(torch.backends.mkldnn, "enabled"),
+    (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),  # on a CPU, too
     (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp),
+    (gc.get_threshold, lambda thresholds: gc.set_threshold(*thresholds)),
     (lambda: os.sched_getaffinity(0), lambda cores: os.sched_setaffinity(0, cores)),
+    *map(_autocast, ("cpu", "cuda")),
+    (torch.autograd.is_multithreading_enabled, torch.autograd.set_multithreading_enabled),
+    *map(_hooks, (modules._global_forward_pre_hooks, modules._global_forward_hooks)),
+    (sys.getprofile, sys.setprofile),
+    (sys.gettrace, sys.settrace),
+    (sys.getswitchinterval, sys.setswitchinterval),
+    (logging.root.getEffectiveLevel, logging.root.setLevel),
+    (os.getcwd, os.chdir),
+    (lambda: list(sys.path), _set_path),
+    (lambda: list(warnings.filters), _set_filters),
     (gc.isenabled, lambda enabled: gc.enable() if enabled else gc.disable()),
     (lambda: dict(os.environ), _set_environment),
 )

@@ -14,7 +14,9 @@ from pathlib import Path
 import ddpperf
 from ddpperf.errors import Refused
 from ddpperf.machine.child_process import run_child
+from ddpperf.machine.git import repository_of
 from ddpperf.machine.hardware import TUNING_VARIABLES
+from ddpperf.workers.rank_entry import PRESENT_CODE, SIDE_CODE
 
 RANK_ENTRY = Path(__file__).with_name("rank_entry.py")
 PROBE_SECONDS = 120
@@ -84,9 +86,10 @@ class Side:
         if self.root is None:
             return dict(self.environment)
         inherited = self.environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+        code = {SIDE_CODE: str(repository_of(self.root)), PRESENT_CODE: str(repository_of(Path.cwd()))}
         path = [str(self.root), str(self.root / "src"), os.getcwd(), *([inherited] if inherited else [])]
         # PYTHONSAFEPATH: otherwise the current folder would come before the root
-        return {**self.environment, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
+        return {**self.environment, **code, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
 
     def command(self, task: str, *arguments: str) -> list[str]:
         """Return the command line that runs rank_entry.py with the ranks' Python interpreter."""
@@ -97,8 +100,8 @@ class Side:
 class Found:
     """What a side's ranks can import, as rank_entry.py reports it.
 
-    folders: the folder on the path from which each module was imported. foreign: modules of the current
-    folder, although the root comes first on the path. missing, why: the first module that cannot be
+    folders: the folder on the path from which each module was imported. foreign: modules of the present
+    repository, although the root comes first on the path. missing, why: the first module that cannot be
     imported, and the error.
     """
 
@@ -128,8 +131,8 @@ class Found:
             advice = "name a checkout that has one of them, or merge the performance tests there first"
             return f"holds nothing that a rank loads, found {places}; {advice}"
         if self.foreign:
-            found = f"its ranks would load {self.foreign[0]} of the current folder"
-            return f"lacks a module: {found}; commit it there, in the root or in src/"
+            found = f"its ranks would load {self.foreign[0]} of the current repository"
+            return f"lacks a module: {found}; commit it there, in the root or in src/, but in no submodule"
         return ""
 
 

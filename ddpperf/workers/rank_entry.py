@@ -22,6 +22,9 @@ from types import ModuleType
 from typing import Any
 
 MAX_ERROR_LETTERS = 200
+# Variables with the repository whose code a side's ranks run, and that of the folder they run in
+SIDE_CODE, PRESENT_CODE = "DDPPERF_SIDE_CODE", "DDPPERF_PRESENT_CODE"
+BUILT_IN_PLACE = ("ddpperf", "torch", "torchvision")  # whose repository may be the present one
 
 
 def main(command: str, package: str, *arguments: str) -> None:
@@ -34,8 +37,7 @@ def main(command: str, package: str, *arguments: str) -> None:
         os.write(output, json.dumps(probe(package, *arguments)).encode() + b"\n")
         os._exit(0)  # skip the threads and exit handlers that the imports left
     import_package(package)
-    if "" not in (own := own_tree()):  # a module that is imported later is not found, either
-        sys.path[1:] = [path for path in sys.path[1:] if not is_foreign(os.path.join(path, "any"), *own)]
+    sys.meta_path.insert(0, Guard)
     # Semaphores of loaders get names after the private folder, with which they are removed. Killing a
     # rank's process group would also kill the process of multiprocessing that should remove them.
     current_process()._config["semprefix"] = "/" + Path(arguments[0]).name  # type: ignore[attr-defined]
@@ -69,40 +71,46 @@ def probe(package: str, *functions: str) -> dict[str, Any]:
     return {**found, "foreign": foreign(), "torchvision": find_spec("torchvision") is not None}
 
 
-def own_tree() -> tuple[str, str]:
-    """Return sys.path[0] and the current folder, or the repositories that hold them if these differ.
-
-    Returns two empty texts if sys.path[0] is no other source tree.
-    """
-    root, here = sys.path[0], os.getcwd()
-    if root in ("", here) or not getattr(sys.flags, "safe_path", False):
-        return "", ""
-    tops = [
-        next((str(folder) for folder in (path, *path.parents) if (folder / ".git").exists()), "")
-        for path in (Path(root), Path(here))
-    ]
-    return (tops[0] or root, tops[1] or here) if tops[0] != tops[1] else (root, here)
-
-
-def is_foreign(file: str, root: str, here: str) -> bool:
-    """Return whether a file lies in the tree `here`, but not in `root`, nor among installed packages."""
-    found, *trees = map(os.path.realpath, (file, root, here, os.path.dirname(os.__file__)))
-    of_root, of_here, of_python = (found.startswith(tree + os.sep) for tree in trees)
-    return of_here and not of_root and not of_python and "-packages" not in file
-
-
 def foreign() -> list[str]:
-    """Return the imported modules of the current repository, if another source tree is sys.path[0]."""
-    own = own_tree()
-    return sorted(
-        name
-        for name, module in list(sys.modules.items())
-        for file in [str(getattr(module, "__file__", None) or "")]
-        if "" not in (file, *own)
-        and is_foreign(file, *own)
-        and module is not sys.modules["__main__"]  # this file, which multiprocessing lists twice
-        and name.partition(".")[0] not in ("ddpperf", "torch", "torchvision")
+    """Return the imported modules of the current repository, if the code of another one is to run."""
+    modules = [(name, str(getattr(module, "__file__", None) or "")) for name, module in sys.modules.items()]
+    # "__mp_main__" is this file, which multiprocessing lists twice
+    return sorted(name for name, file in modules if is_foreign(name, file) and not name.endswith("main__"))
+
+
+def is_foreign(name: str, file: str) -> bool:
+    """Return whether a module comes from the current repository, but neither from the side's nor installed.
+
+    Packages that are installed in the current repository, as in .venv, belong to the interpreter.
+    """
+    own, present = os.environ.get(SIDE_CODE), os.environ.get(PRESENT_CODE)
+    if not own or not present or not file or name.partition(".")[0] in BUILT_IN_PLACE:
+        return False
+    file = os.path.realpath(file)
+    prefixes = [os.path.realpath(prefix) for prefix in (sys.prefix, sys.base_prefix)]
+    not_present = [own, *(prefix for prefix in prefixes if prefix.startswith(present + os.sep))]
+    return (
+        file.startswith(present + os.sep)
+        and not any(file.startswith(folder + os.sep) for folder in not_present)
+        and "site-packages" not in file
     )
+
+
+class Guard:
+    """Finder of a rank that refuses foreign modules, also those imported while a model is built."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+        for finder in sys.meta_path[sys.meta_path.index(Guard) + 1 :]:
+            spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                if spec.has_location and is_foreign(name, str(spec.origin)):
+                    from ddpperf.errors import CannotTrain
+
+                    what = f"{name} would come from {spec.origin}, not from {os.environ[SIDE_CODE]}"
+                    raise CannotTrain(f"{what}, whose code this rank runs; commit {name}, or install it")
+                return spec
+        return None
 
 
 def import_package(package: str) -> ModuleType:

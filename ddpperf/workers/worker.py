@@ -105,7 +105,10 @@ def pending_collective() -> channel.Message:
 
 
 def _serve(connection: Connection, rank: int, folder: Path) -> None:
-    from ddpperf.workers.rank_commands import Rank  # after the lifeline has begun: it imports torch
+    try:
+        from ddpperf.workers.rank_commands import Rank  # after the lifeline has begun: it imports torch
+    except (ImportError, MemoryError, OSError) as error:  # such as under a limit on memory
+        sys.exit(f"torch cannot be imported ({error}); try python -c 'import torch' in the same shell")
 
     watchdog = Watchdog(float(os.environ.get(DEADLINE_VARIABLE, "0")))
 

@@ -54,6 +54,28 @@ def sparse():
 
     return nn.Sequential(nn.EmbeddingBag(9, 2, sparse=True)), rows, cross_entropy
 
+class InPlace(nn.Linear):
+    def forward(self, x):
+        return super().forward(self.change(x))
+
+def normalizing():
+    model = InPlace(4, 2)
+    model.change = lambda x: x.sub_(0.5).div_(0.5)
+    return model, batch, cross_entropy
+
+def rectifying():
+    model = InPlace(4, 2)
+    model.change = lambda x: x.relu_()
+    return model, batch, cross_entropy
+
+def compiled():
+    return torch.compile(nn.Linear(4, 2)), batch, cross_entropy
+
+def compiled_in_place():
+    model = nn.Linear(4, 2)
+    model.compile()
+    return model, batch, cross_entropy
+
 def raising():
     raise OSError("no weights here\\nnor there")
 """
@@ -78,6 +100,9 @@ NAMED = {
     "broken_models:make": r"model \S+ cannot be imported \(No module named 'nothing_like_it'\); try",
     "own_models:number": r"model \S+ cannot be found: own_models has no function number; name one of its",
     "own_models:raising": UNTRAINABLE.format("OSError: no weights here"),
+    "own_models:normalizing": r"model \S+ changes its inputs in each step, and .*; leave them as they are",
+    "own_models:compiled": r"model \S+ is compiled, so that .*; return it without torch.compile, and",
+    "own_models:compiled_in_place": r"model \S+ is compiled, so that ",
     "own_models:sparse": r"model \S+ has sparse gradients, such as that of 0\.weight, which ddpperf's SGD",
     "torchvision:resnet999": r"model torchvision:resnet999 is not in torchvision; name one of its models",
 }
@@ -115,7 +140,11 @@ def test_untrainable_model_is_refused(
 
 
 @pytest.mark.parametrize(
-    "name", ["own_models:good", "own_models:frozen_in_part", "own_models:unused_in_part", "resnet18_cifar"]
+    "name",
+    [
+        *("own_models:good", "own_models:frozen_in_part", "own_models:unused_in_part"),
+        *("own_models:rectifying", "resnet18_cifar"),
+    ],
 )
 def test_trainable_model_is_accepted(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FUNCTIONS_VARIABLE, name)
@@ -172,6 +201,10 @@ def test_model_is_checked_in_a_process(folder: Path, read: Read, monkeypatch: py
         (
             CompletedProcess([], 3, "", "a\nb"),
             "--model own_models:good ended its process with status 3; train it",
+        ),
+        (
+            CompletedProcess([], 0, "", ""),  # its code has called os._exit(0)
+            "--model own_models:good ended its process with status 0; train it",
         ),
         (None, "--model own_models:good trained no step in 120 s; train it without ddpperf"),
     ],

@@ -53,8 +53,6 @@ FILES = {
     "holds-ddpperf/ddpperf/__init__.py": "",
     "holds-ddpperf/ddpperf/workers/worker.py": "def main(*_):\n    import mine; print(mine.__file__)\n",
     "holds-ddpperf/mine.py": MAKE,
-    "imports-late/ddpperf/__init__.py": "",
-    "imports-late/ddpperf/workers/worker.py": "def main(*_):\n    import added\n",
     "repository/.git/HEAD": "",
     "repository/common/shared.py": "",
     "repository/package/steps.py": "",
@@ -133,24 +131,10 @@ def test_root_that_lacks_a_module_is_refused(read: Read, at: Path, monkeypatch: 
     lacks = f"--candidate {at}/lacks-helper"
     sentence = refusal(read, lacks, functions=["steps:make"])
     assert sentence == (
-        f"{lacks} lacks a module: its ranks would load helper of the current folder; commit it there, in"
-        " the root or in src/"
+        f"{lacks} lacks a module: its ranks would load helper of the current repository; commit it"
+        " there, in the root or in src/, but in no submodule"
     )
     assert read(f"--candidate {at}/has-helper", functions=["steps:make"])
-
-
-def test_rank_of_another_tree_imports_nothing_from_here_later(
-    at: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A function of the base may import its modules only when it is called."""
-    monkeypatch.chdir(at / "candidate")
-    monkeypatch.setenv("PYTHONPATH", str(at / "candidate"))
-    side = Side(root=at / "imports-late")
-    command = side.command("rank", "nowhere", "0")
-    rank = subprocess.run(
-        command, env=os.environ | side.variables(), capture_output=True, text=True, check=False
-    )
-    assert rank.stderr.endswith("No module named 'added'\n")
 
 
 def test_module_elsewhere_in_the_repository_is_refused(
@@ -160,7 +144,7 @@ def test_module_elsewhere_in_the_repository_is_refused(
     monkeypatch.chdir(at / "repository" / "package")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(at / "good"), str(at / "repository" / "common")]))
     sentence = refusal(read, f"--candidate {at}/worktree/package", functions=["steps:make"])
-    assert "lacks a module: its ranks would load shared of the current folder" in sentence
+    assert "lacks a module: its ranks would load shared of the current repository" in sentence
 
 
 def test_new_function_is_not_imported_by_the_base(
@@ -172,7 +156,7 @@ def test_new_function_is_not_imported_by_the_base(
     root = f"--base={at}/has-helper"
     assert read(root, functions=["steps:make", "added:make"])
     refused = refusal(read, f"--candidate {at}/holds-ddpperf", model="added:make")
-    assert "would load added of the current folder" in refused, "both sides would run the same model"
+    assert "would load added of the current repository" in refused, "both sides would run the same model"
     options = reader(pytestconfig)("--rootdir", str(at), "--device", "cpu", root)
     assert lacking_side(options, "steps:make") == ""
     assert lacking_side(options, "added:make") == "base"

@@ -14,7 +14,7 @@ import pytest
 
 from ddpperf.errors import Refused
 from ddpperf.io import private_folders
-from ddpperf.machine.git import check_out, commit, remove_worktree
+from ddpperf.machine.git import check_out, commit, remove_worktree, without_commit
 from ddpperf.plugin.base_checkout import require_stored_code, stored_sides
 from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.results.samples import BASE, Measured, Sample
@@ -80,6 +80,35 @@ def test_a_folder_without_git_has_no_commit(
         check_out(repository, "123456789", place(repository))
 
 
+def test_change_that_status_leaves_out_counts(repository: Path) -> None:
+    clean = commit(repository)
+    for flag in ("skip-worktree", "assume-unchanged"):
+        git(repository, "update-index", f"--{flag}", "mine.py")
+        assert commit(repository) == clean
+        (repository / "mine.py").write_text("mine alone")
+        assert commit(repository) == f"{clean}+", flag
+        (repository / "mine.py").write_text("new")
+        git(repository, "update-index", f"--no-{flag}", "mine.py")
+
+
+def test_status_that_fails_is_the_reason(repository: Path) -> None:
+    """As in a clone with files of Git LFS, where it is not installed."""
+    git(repository, "config", "filter.lfs.clean", "git-lfs-is-not-installed")
+    git(repository, "config", "filter.lfs.required", "true")
+    (repository / ".git" / "info" / "attributes").write_text("mine.py filter=lfs\n")
+    (repository / "mine.py").write_text("touched")
+    assert commit(repository) == "nogit"
+    assert "clean filter 'lfs' failed" in without_commit(repository)
+
+
+def test_settings_of_git_are_kept(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_LFS_SKIP_SMUDGE", "1")
+    git(repository, "config", "filter.lfs.smudge", 'test "$GIT_LFS_SKIP_SMUDGE" && cat')
+    git(repository, "config", "filter.lfs.required", "true")
+    (repository / ".git" / "info" / "attributes").write_text("mine.py filter=lfs\n")
+    assert check_out(repository, old(repository), place(repository))
+
+
 def test_commit_is_checked_out_beside_the_tree(repository: Path) -> None:
     (repository / "mine.py").write_text("not committed")
     folder = place(repository)
@@ -126,7 +155,7 @@ def test_checkout_in_a_hook_leaves_the_commit_alone(repository: Path, arguments:
     """Git gives its hooks the index of the commit in GIT_INDEX_FILE."""
     code = f"""if True:
         from pathlib import Path
-        from ddpperf.machine.git import check_out, commit, remove_worktree
+        from ddpperf.machine.git import check_out, commit, remove_worktree, without_commit
         root, folder = Path("{repository}"), Path("{repository}/.ddpperf/base/x")
         check_out(root, "{old(repository)}", folder)
         assert commit(folder) == "{old(repository)}" != commit(root)

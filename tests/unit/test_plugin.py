@@ -145,6 +145,24 @@ def test_baseline_of_code_without_a_commit_says_why(canned_suite: CannedSuite) -
     )
 
 
+def test_code_that_changes_while_it_is_measured(
+    canned_suite: CannedSuite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks that start later would import the other code, which is not that of the stored commit."""
+    canned_suite.experiment.write_text(STEP + "    open('step.py', 'w').write('edited')")
+    (canned_suite.root / "step.py").touch()
+    canned_suite.commit(monkeypatch)
+    saved = canned_suite.run("perf", "--world-sizes", "1", "--benchmark-save=one")
+    assert "baseline: its code had changes that were not committed" in saved.output, saved
+    (canned_suite.root / "step.py").write_text("")
+    (stored,) = (canned_suite.root / "perf" / "baselines").glob("*/*.json")
+    stored.write_text(stored.read_text().replace('+"', '"'))
+    compared = canned_suite.run("perf", "--world-sizes", "1", "--benchmark-compare=one")
+    compared.assert_one_sentence(
+        125, "tracked files changed while they were measured", "edit no file meanwhile"
+    )
+
+
 def test_one_device_can_be_compared(canned_suite: CannedSuite, monkeypatch: pytest.MonkeyPatch) -> None:
     canned_suite.experiment.write_text(ONE_DEVICE)
     canned_suite.commit(monkeypatch)

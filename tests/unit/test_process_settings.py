@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
+import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.modules import module as modules
 
 from ddpperf import specs
 from ddpperf.specs import FUNCTIONS_VARIABLE, CopySpec, CustomStepSpec, TrainingSpec
@@ -19,7 +23,11 @@ from ddpperf.workers.rank_commands import Rank
 
 OWN = CustomStepSpec(function="changes_settings:make", world_size=1, per_rank_batch_size=4)
 CHANGES = """
-import gc, os, torch
+import gc, logging, os, sys, torch, warnings
+from torch.nn.modules import module as modules
+
+def nothing(*_):
+    pass
 
 torch.set_default_dtype(torch.float64)  # once, when the module is imported
 
@@ -31,10 +39,23 @@ def make(rank, world_size, batch_size, device):
     torch.set_default_device("meta")
     torch.backends.cudnn.benchmark = True
     torch.autograd.set_detect_anomaly(True)
-    gc.disable()
-    torch.set_float32_matmul_precision("high")
     torch.backends.mkldnn.set_flags(False)
     torch.backends.cuda.enable_flash_sdp(False)
+    warnings.simplefilter("error")
+    if "elsewhere" not in sys.path:
+        sys.path.insert(0, "elsewhere")
+    sys.setprofile(nothing)
+    sys.setswitchinterval(1.0)
+    logging.root.setLevel(1)
+    torch.autograd.set_multithreading_enabled(False)
+    torch.set_autocast_enabled("cpu", True)
+    if not modules._global_forward_hooks:
+        modules.register_module_forward_hook(nothing)
+    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+    os.chdir("/")
+    gc.set_threshold(1)
+    gc.disable()
+    torch.set_float32_matmul_precision("high")
     os.environ["NCCL_ALGO"] = "Ring"
     return lambda: torch.zeros((), device="cpu")
 """
@@ -71,8 +92,19 @@ def found() -> dict[str, Any]:
         "collects": gc.isenabled(),
         "products": torch.backends.mkldnn.matmul.fp32_precision,  # type: ignore[attr-defined]
         "products on GPUs": torch.backends.cuda.matmul.fp32_precision,
+        "threshold": gc.get_threshold(),
         "mkldnn": torch.backends.mkldnn.enabled,
-        "attention": torch.backends.cuda.flash_sdp_enabled(),
+        "flash": torch.backends.cuda.flash_sdp_enabled(),
+        "warnings": list(warnings.filters),
+        "path": list(sys.path),
+        "profile": sys.getprofile(),
+        "switch": sys.getswitchinterval(),
+        "level": logging.root.level,
+        "autograd": torch.autograd.is_multithreading_enabled(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "hooks": len(modules._global_forward_hooks),
+        "folder": os.getcwd(),
+        "cores": len(os.sched_getaffinity(0)),
         "variable": os.environ.get("NCCL_ALGO"),
     }
 

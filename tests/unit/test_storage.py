@@ -262,6 +262,8 @@ NOT_SAVED = r"was not saved by ddpperf; name a file in \.ddpperf/runs or perf/ba
         (other(hardware_key="h200x8"), r"was measured on h200x8, this is h200x4; save a baseline here$"),
         ({"ddpperf": run_of()["ddpperf"]}, r"is damaged \(KeyError\('benchmarks'\)\); name another"),
         (damaged(spec={"measurement": "broadcast"}), r"is damaged \(ValueError\(.*'broadcast'"),
+        (b"<<<<<<< HEAD\n{}", r"cannot be read \(it has conflict markers of a merge\); name another"),
+        (b"version https://git-lfs.github.com/spec/v1", r"\(it is a pointer of Git LFS, whose file git lfs"),
         (damaged_sample(seconds=[[math.nan]]), r"cannot be read \(NaN is no number\); name"),
         (damaged_sample(seconds=[[-1.0]]), r"is damaged .*no duration"),
         (other(environment={"commit": "--output=x"}), r"is damaged \(ValueError\(.* is no commit"),

@@ -1,8 +1,11 @@
-"""What a rank prints when a command takes too long."""
+"""What a rank prints when a command takes too long, or when the rank cannot begin."""
 
 from __future__ import annotations
 
+import sys
 import time
+from multiprocessing import Pipe
+from pathlib import Path
 
 import pytest
 
@@ -31,3 +34,10 @@ def test_late_command_prints_stacks_and_collective(
     assert printed.count("Timeout (0:00:00") == 1
     assert "in test_late_command_prints_stacks_and_collective" in printed
     assert printed.endswith(f"\n{COLLECTIVE}{{}}\n")
+
+
+def test_rank_that_cannot_import_torch_ends_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under a limit on memory. Otherwise the rank would print a traceback of ddpperf, or wait."""
+    monkeypatch.setitem(sys.modules, "ddpperf.workers.rank_commands", None)
+    with pytest.raises(SystemExit, match=r"^torch cannot be imported \(.*\); try python -c"):
+        worker._serve(Pipe()[0], 0, Path())

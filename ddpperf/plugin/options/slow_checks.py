@@ -16,6 +16,7 @@ from ddpperf.machine.child_process import package_path, run_child
 from ddpperf.plugin.options.ab_sides import options_of_side
 from ddpperf.plugin.options.options import CIFAR_CLASSES, Options
 from ddpperf.specs import FUNCTIONS_VARIABLE, Model
+from ddpperf.specs.custom import TRAINED
 from ddpperf.specs.training_step import DATA_VARIABLE
 from ddpperf.workers.interpreter import Side, check_side
 
@@ -103,7 +104,7 @@ def check_model(options: Options) -> None:
     lines = ended.stderr.strip().splitlines()
     if ended.returncode == 1 and lines:  # the check exits with a sentence
         raise Refused(f"--model: {lines[-1]}")
-    if ended.returncode:
+    if ended.returncode or TRAINED not in ended.stdout:
         raise Refused(
             f"--model {model} ended its process with status {ended.returncode}; train it without ddpperf"
         )
