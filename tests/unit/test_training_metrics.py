@@ -48,6 +48,19 @@ def test_short_epochs_from_the_device_are_a_warning(spec: TrainingSpec, warnings
     assert measure.warnings == warnings
 
 
+def test_epoch_has_the_stalls_of_its_steps() -> None:
+    """One of four steps stalls for 8 s."""
+    seconds = tuple((t,) for t in (2.0, 2.0, 10.0, 2.0))
+    stalled = Sample(set="A1", side="A", torch="2.11", seconds=seconds)
+    for kind, step_seconds, mean_seconds in ((TrainingSpec, 4.0, 4.0), (EpochSpec, 2.0 / FEWEST_STEPS, None)):
+        measure: Any = FakeMeasure()
+        training_metrics(measure, Measured(spec=step(kind), iterations=1, samples=(stalled,)))
+        throughput = measure.metrics["images_per_second"]
+        assert throughput == {"A1": pytest.approx(BATCH / step_seconds)}
+        epoch = mean_seconds and {"A1": FEWEST_STEPS * mean_seconds}
+        assert measure.metrics.get("epoch_seconds") == epoch
+
+
 @pytest.mark.parametrize(("device_seconds", "bound", "warnings"), [(1.0, 2.0, [BOUND]), (1.95, 2 / 1.95, [])])
 def test_launch_bound_step_is_a_warning(device_seconds: float, bound: float, warnings: list[str]) -> None:
     measure: Any = FakeMeasure()
