@@ -127,6 +127,22 @@ def test_epoch_costs_what_all_devices_take() -> None:
     assert measure.costs("per_epoch") == pytest.approx([12.0, one - 6.0, 12.0 - one])
 
 
+def test_one_device_is_the_slowest_one() -> None:
+    """The first device alone takes 10 s for an epoch, and 2 s for a step that takes the other one 3 s."""
+    fields: dict[str, Any] = {"per_rank_batch_size": 1, "model": "resnet18_cifar", "epoch_images": 64}
+
+    def samples(spec: TrainingSpec) -> list[Sample]:
+        seconds = (2.0, 3.0) if type(spec) is TrainingSpec else (10.0, 10.0)
+        if spec.world_size == 1 and isinstance(spec, EpochSpec):
+            seconds = (10.0,)
+        return [Sample(set="A1", side="A", torch="2.11", seconds=(seconds,))]
+
+    spec = EpochSpec(world_size=2, strategy="ddp", input="device", **fields)
+    measure: Any = FakeMeasure(samples)
+    scaling_metrics(measure, spec, spec.one_device(), lambda T1, TN, N: T1 / TN)
+    assert measure.metrics["speedup"] == {"A1": pytest.approx(10 * 3 / 2 / 10)}
+
+
 def test_epoch_on_one_device_saves_nothing() -> None:
     spec = EpochSpec(world_size=1, per_rank_batch_size=4, strategy="single", epoch_images=64, input="fixed")
     measure: Any = Costs(lambda spec: 10.0)
