@@ -132,7 +132,7 @@ def test_one_device_is_the_slowest_one() -> None:
     fields: dict[str, Any] = {"per_rank_batch_size": 1, "model": "resnet18_cifar", "epoch_images": 64}
 
     def samples(spec: TrainingSpec) -> list[Sample]:
-        seconds = (2.0, 3.0) if type(spec) is TrainingSpec else (10.0, 10.0)
+        seconds: tuple[float, ...] = (2.0, 3.0) if type(spec) is TrainingSpec else (10.0, 10.0)
         if spec.world_size == 1 and isinstance(spec, EpochSpec):
             seconds = (10.0,)
         return [Sample(set="A1", side="A", torch="2.11", seconds=(seconds,))]
