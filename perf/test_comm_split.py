@@ -10,7 +10,7 @@ from operator import itemgetter, sub, truediv
 import pytest
 
 from ddpperf.analysis.bandwidth import all_reduce_busbw
-from ddpperf.analysis.comm_split import NOT_SENDING, disagreement, longest_wait, traced
+from ddpperf.analysis.comm_split import NOT_SENDING, WITHOUT_WAITING, disagreement, longest_wait, traced
 from ddpperf.plugin.cases import Case, case, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
@@ -147,10 +147,10 @@ def disagreement_metric(
 def gradient_bandwidth(measure: Measure, replay: Measured, trace: Measured) -> None:
     """Store the bus bandwidth at which gradients are sent during training, and the used fraction of the link.
 
-    The bytes are divided by the time of the all-reduces on the rank that waits least.
+    The bytes are divided by the time of the all_reduces, without waiting for other ranks.
     """
     N, nbytes = replay.spec.world_size, replay.counter("gradient_bytes")
-    sending = {split.set: min(split.counters["all_reduce_seconds"][:N]) for split in trace.samples}
+    sending = trace.counter("all_reduce_without_waiting_seconds")
     if all(sending.values()):
         busbw = {name: all_reduce_busbw(nbytes[name], t, N) for name, t in sending.items()}
         measure.metric("gradient_busbw_bytes_per_second", busbw)
@@ -194,7 +194,7 @@ def test_data_parallel_split(measure: Measure, spec: TrainingSpec) -> None:
     measure.metric("ddp_exposed_comm_seconds", ddp_exposed)
     measure.metric("step_minus_one_device_seconds", per_set(sub, tN, t1))
     traces, ddp_traces = traced_by_set(trace), traced_by_set(ddp_trace)
-    for name in COMPARED if ddp_traces else ():
+    for name in (*COMPARED, WITHOUT_WAITING) if ddp_traces else ():
         measure.metric(f"ddp_{name}", per_set(itemgetter(name), ddp_traces))
     if not traces:
         measure.note(NO_TRACE)
@@ -209,5 +209,5 @@ def test_data_parallel_split(measure: Measure, spec: TrainingSpec) -> None:
         what = f"{unassigned:g} kernels and copies per step"
         measure.warn(f"{what} have no launch in the trace, so they count as computation")
     if ddp_traces:
-        both = (per_set(itemgetter("traced_comm_seconds"), found) for found in (traces, ddp_traces))
-        measure.metric("comm_over_ddp", per_set(truediv, *both))
+        sending = per_set(itemgetter(WITHOUT_WAITING), ddp_traces)
+        measure.metric("comm_over_ddp", per_set(truediv, trace.counter("comm_seconds"), sending))

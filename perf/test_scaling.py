@@ -35,7 +35,7 @@ from ddpperf.plugin.cases import OWN_DDP, Case, case, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.samples import Measured
-from ddpperf.specs import EpochSpec, Execution, Model, TrainingSpec, is_custom_model
+from ddpperf.specs import EpochSpec, Execution, Model, TrainingSpec, is_custom_model, measured_as
 from ddpperf.specs.training_step import CAPTURED_EXECUTIONS, COMPILED_EXECUTIONS, DDP_OPTIONS
 from perf.common.by_set import per_set, sets_by_side
 from perf.common.step_metrics import cost_metrics, training_metrics
@@ -215,7 +215,7 @@ def scaling_metrics(
     step, N = measure(spec), spec.world_size
     training_metrics(measure, step)  # before the references, which a repeated measurement leaves out
     if N > 1:
-        t1 = measure.reference("one_device", one_device).slowest_device_seconds(N)
+        t1 = slowest_alone(measure, one_device, N)
         speedup = per_set(lambda t1, tN: speedup_of(t1, tN, N), t1, step.median_step_seconds())
         measure.metric("speedup", speedup)
         measure.metric("efficiency", per_set(lambda speedup: efficiency(speedup, N), speedup))
@@ -223,6 +223,21 @@ def scaling_metrics(
         ddp = measure.reference("ddp", spec.ddp()).median_step_seconds()
         measure.metric("ddp_over_data_parallel", per_set(truediv, step.median_step_seconds(), ddp))
     return step
+
+
+def slowest_alone(measure: Measure, one_device: TrainingSpec, devices: int) -> dict[str, float]:
+    """Return the seconds of a step or an epoch on the slowest of the devices, each alone.
+
+    An epoch is measured on the first device only. On the slowest device, it takes as much longer as a
+    step of the same batch size does.
+    """
+    alone = measure.reference("one_device", one_device).slowest_device_seconds(devices)
+    if not isinstance(one_device, EpochSpec):
+        return alone
+    step = measured_as(TrainingSpec, dataclasses.replace(one_device, input="fixed"))
+    steps = measure.reference("one_device_step", step)
+    first, slowest = steps.slowest_device_seconds(1), steps.slowest_device_seconds(devices)
+    return per_set(lambda T1, first, slowest: T1 * slowest / first, alone, first, slowest)
 
 
 @pytest.mark.specs(cases=partial(laws, weak=True))

@@ -118,7 +118,9 @@ def canned_counters(spec: Spec, rank: int) -> Mapping[str, float]:
     if isinstance(spec, TraceSpec):
         exposed = (0.2 - 0.1 * rank) * seconds
         counters |= {"comm_seconds": exposed + 0.1 * seconds, "exposed_comm_seconds": exposed}
-        counters |= {"all_reduce_seconds": exposed, "compute_seconds": 0.5 * seconds, "copy_seconds": 0.0}
+        counters |= {"compute_seconds": 0.5 * seconds, "copy_seconds": 0.0}
+        sending = (f"{kind}_without_waiting_seconds" for kind in ("comm", "all_reduce"))
+        counters |= dict.fromkeys(sending, 0.15 * seconds)
         counters |= {"idle_seconds": 0.5 * seconds - exposed, "traced_step_seconds": seconds}
     elif isinstance(spec, PartsSpec):
         parts = {"data": 0.1, "forward": 0.3, "backward": 0.4, "optimizer": 0.1}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddpperf.report.questions.question import markdown_table
+from ddpperf.report.questions.grid import markdown_table
 from ddpperf.report.stored_cases import Case, cases_of, of_functions
 from ddpperf.results.stored_runs import read_document
 from ddpperf.specs import Spec

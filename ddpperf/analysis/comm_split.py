@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 MOST_PROFILING = 0.1  # a trace is unreliable if the profiler lengthens the step by more
 AGREEMENT = 0.05  # methods that differ by at most this fraction of the step agree
 NOT_SENDING = ("compute_seconds", "copy_seconds", "idle_seconds", "traced_step_seconds")
+WITHOUT_WAITING = "comm_without_waiting_seconds"
 
 
 def longest_wait(together: Sequence[float], alone: Sequence[float]) -> float:
@@ -32,10 +33,8 @@ def traced(counters: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
     counters: the seconds of a step by rank, as in `intervals.split`. The metrics are those of the
     rank with the most exposed communication, which waits most. overlap_fraction is the part of its
-    communication that is not exposed. comm_without_waiting_seconds is the communication of the rank
-    that waits least, because it comes last. This is the time that sending takes.
-    traced_comm_skew_seconds is the difference between the longest and the shortest communication of
-    a rank.
+    communication that is not exposed. traced_comm_skew_seconds is the difference between the longest
+    and the shortest communication of a rank. comm_without_waiting_seconds is the same on all ranks.
     """
     total, exposed = counters.get("comm_seconds", ()), counters.get("exposed_comm_seconds", ())
     if not total or not all(total):
@@ -45,9 +44,8 @@ def traced(counters: Mapping[str, Sequence[float]]) -> dict[str, float]:
         "traced_exposed_comm_seconds": exposed[rank],
         "traced_comm_seconds": total[rank],
         "overlap_fraction": 1 - exposed[rank] / total[rank],
-        "comm_without_waiting_seconds": min(total),
         "traced_comm_skew_seconds": max(total) - min(total),
-        **{name: counters[name][rank] for name in NOT_SENDING if name in counters},
+        **{name: counters[name][rank] for name in (*NOT_SENDING, WITHOUT_WAITING) if name in counters},
     }
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 
 Interval = tuple[float, float]
 
@@ -29,27 +30,36 @@ def overlap(first: Iterable[Interval], second: Iterable[Interval]) -> float:
     return length(one) + length(other) - length([*one, *other])
 
 
+def without_waiting(messages: Sequence[Sequence[Interval]]) -> float:
+    """Return how long ranks send messages, without the time in which they wait for each other.
+
+    messages[rank] are a rank's messages in their order. Of each message, the time of the rank that comes
+    last counts, which is the shortest. Messages that are sent at the same time count once.
+    Raises ValueError if ranks have different numbers of messages.
+    """
+    shortest = (min(end - begin for begin, end in ranks) for ranks in zip(*messages, strict=True))
+    return min(math.fsum(shortest), *map(length, messages))
+
+
 def split(
     whole: Interval,
     communication: Iterable[Interval],
     compute: Iterable[Interval],
     copies: Iterable[Interval],
-    all_reduces: Iterable[Interval] = (),
 ) -> dict[str, float]:
     """Split a rank's time into communication, computation, copies and idle time, by counter.
 
     Intervals of one kind are merged first, and count as far as they lie within `whole`, which is
-    traced_step_seconds. all_reduce_seconds are a part of comm_seconds. exposed_comm_seconds are
-    communication while nothing computes. idle_seconds are time without any of the three.
+    traced_step_seconds. exposed_comm_seconds are communication while nothing computes. idle_seconds
+    are time without any of the three.
     """
     begin, end = whole
-    sending, computing, copying, reducing = (
+    sending, computing, copying = (
         [(max(start, begin), min(stop, end)) for start, stop in kind]
-        for kind in (communication, compute, copies, all_reduces)
+        for kind in (communication, compute, copies)
     )
     return {
         "comm_seconds": length(sending),
-        "all_reduce_seconds": length(reducing),
         "exposed_comm_seconds": length(sending) - overlap(sending, computing),
         "compute_seconds": length(computing),
         "copy_seconds": length(copying),

@@ -26,7 +26,6 @@ _SCALE = 2.0**-120  # all_reduce buffers start with multiples of it: sums can gr
 _ROOM_EXPONENT = 230
 _PATTERN = 13  # elements after which a buffer repeats itself
 _CHECKED_AT_ONCE = 2**24  # elements: the check of a whole buffer could exceed the GPU's memory
-_KEEPS_ITS_BUFFER = ("one_shot", "low_latency")  # these algorithms do not change their input
 # The functions of torch.distributed that take a result and a source
 _OPERATIONS: dict[str, Callable[[Tensor, Tensor], object]] = {
     "all_gather": dist.all_gather_into_tensor,
@@ -119,7 +118,7 @@ class AllReduce(RepeatedCall):
         make = symmetric_buffer if spec.maps_memory and spec.algorithm != "low_latency" else torch.empty
         self.result = self.buffer = make(count, dtype=torch.float32, device=device)
         reduce = _all_reduce(spec, self.buffer)
-        refill = not spec.in_place and spec.algorithm not in _KEEPS_ITS_BUFFER
+        refill = isinstance(spec, AllReduceSpec) and spec.copies
 
         def call() -> None:
             if refill:

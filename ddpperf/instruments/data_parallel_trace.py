@@ -59,7 +59,6 @@ def seconds_by_part(events: Sequence[Event]) -> dict[str, float]:
     busy = [*communication, *intervals["compute"], *intervals["copies"]]
     begin, end = min(start for start, _ in busy), max(stop for _, stop in busy)
     counters = split((begin, end), communication, intervals["compute"], intervals["copies"])
-    del counters["all_reduce_seconds"]
     launching = [(max(start, begin), min(stop, end)) for start, stop in map(interval, _ranges(events))]
     return {
         **counters,

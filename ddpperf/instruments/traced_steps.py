@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import median
+from typing import Any
 
 import torch.distributed as dist
 
+from ddpperf.analysis.intervals import without_waiting
 from ddpperf.instruments.data_parallel_trace import mark_parts, seconds_by_part
-from ddpperf.measuring.trace_split import split_of, trace_of
+from ddpperf.measuring.trace_split import ALL_REDUCE, Event, interval, messages_of, split_of, trace_of
 from ddpperf.training.measured_step import MeasuredStep, TrainingMeasurement
 
 TRACED_STEPS = 5
@@ -35,6 +38,11 @@ class TracedSteps(TrainingMeasurement):
         events = trace_of(self._train, self.device, meet=meet, operators=self.in_one_process)
         met = self.spec.grouped and self.device.type == "cuda"
         found = seconds_by_part(events) if self.in_one_process else split_of(events, met=met)
+        if self.spec.grouped:
+            ranks: list[Any] = [None] * self.spec.world_size
+            dist.all_gather_object(ranks, messages_of(events, met=met))
+            sending = sending_seconds(ranks)
+            found = found | sending if sending else {}
         if found:
             self.traced.append(found)
 
@@ -47,6 +55,26 @@ class TracedSteps(TrainingMeasurement):
 
         Each value is the median over all rounds. No values are returned if no profile can be made.
         exposed_comm_seconds: communication during which nothing is computed.
+        comm_without_waiting_seconds, all_reduce_without_waiting_seconds: how long the messages of all
+        ranks take, without the time in which ranks wait for each other.
         """
         names = self.traced[0] if self.traced else ()
         return {name: median(found[name] for found in self.traced) / TRACED_STEPS for name in names}
+
+
+def sending_seconds(messages: Sequence[Sequence[Event]]) -> dict[str, float]:
+    """Return the seconds of all messages, and of the all_reduces, without waiting for other ranks.
+
+    messages: the events of each rank's messages. Returns nothing if a rank's trace lacks messages.
+    """
+    if len(set(map(len, messages))) > 1:
+        return {}
+    kinds = {"comm": messages, "all_reduce": [list(filter(_is_all_reduce, sent)) for sent in messages]}
+    return {
+        f"{kind}_without_waiting_seconds": without_waiting([list(map(interval, sent)) for sent in ranks])
+        for kind, ranks in kinds.items()
+    }
+
+
+def _is_all_reduce(event: Event) -> bool:
+    return ALL_REDUCE.search(event["name"]) is not None

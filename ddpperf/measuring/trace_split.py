@@ -113,13 +113,12 @@ def split_of(events: Sequence[Event], *, met: bool = False) -> dict[str, float]:
     computation.
     met: whether the first communication on the GPU is a barrier, which is left out.
     """
-    meetings = map(interval, _communication_kernels(events)) if met else ()
-    began = min(meetings, default=(0.0, 0.0))[1]
+    meetings = _communication_kernels(events)[:met]
+    began = max((interval(event)[1] for event in meetings), default=0.0)
     kernels = [event for event in of_categories(events, "kernel") if interval(event)[0] >= began]
     copies = [copy for copy in map(interval, of_categories(events, *COPIES)) if copy[0] >= began]
     if kernels:
         ran = [event for event in kernels if SPIN not in event["name"]]
-        talks = _communication_kernels(ran)
         works = [event for event in ran if not COMMUNICATION.search(event["name"])]
         begins, ends = zip(*map(interval, kernels), *copies, strict=True)
         whole = min(begins), max(ends)
@@ -129,10 +128,16 @@ def split_of(events: Sequence[Event], *, met: bool = False) -> dict[str, float]:
         if not marks:
             return {}
         whole = marks[0]
-        talks = [event for event in notes if COMMUNICATION.match(event["name"]) and event["name"] != BARRIER]
         works = [event for event in of_categories(events, "cpu_op") if event["name"].startswith("aten::")]
-    sums = [event for event in talks if ALL_REDUCE.search(event["name"])]
-    return split(whole, map(interval, talks), map(interval, works), copies, map(interval, sums))
+    return split(whole, map(interval, messages_of(events, met=met)), map(interval, works), copies)
+
+
+def messages_of(events: Sequence[Event], *, met: bool = False) -> list[Event]:
+    """Return the events of a rank's messages in their order, without the barrier if the ranks `met` first."""
+    sent = _communication_kernels(events)[met:]
+    notes = of_categories(events, "user_annotation")
+    sent += [note for note in notes if COMMUNICATION.match(note["name"]) and note["name"] != BARRIER]
+    return sorted(sent, key=interval)
 
 
 def communication_seconds(events: Sequence[Event]) -> list[float]:
@@ -141,7 +146,8 @@ def communication_seconds(events: Sequence[Event]) -> list[float]:
 
 
 def _communication_kernels(events: Sequence[Event]) -> list[Event]:
-    return [event for event in of_categories(events, "kernel") if COMMUNICATION.search(event["name"])]
+    kernels = of_categories(events, "kernel")
+    return sorted((event for event in kernels if COMMUNICATION.search(event["name"])), key=interval)
 
 
 def of_categories(events: Sequence[Event], *categories: str) -> list[Event]:

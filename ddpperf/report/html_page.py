@@ -10,9 +10,7 @@ from ddpperf.io.terminal_text import printable
 from ddpperf.report.plots import pictures_of
 from ddpperf.report.plots.over_time import History
 from ddpperf.report.plots.picture import Picture
-from ddpperf.report.questions.communication import FORMULAS
-from ddpperf.report.questions.question import answer
-from ddpperf.report.stored_cases import all_metrics, cases_of
+from ddpperf.report.stored_cases import all_metrics
 from ddpperf.report.summary import highlights, next_step, summary_facts, title
 from ddpperf.report.tables import tables_of
 
@@ -49,7 +47,6 @@ def page(document: Mapping[str, Any], history: History = ()) -> str:
         next_step=next_step(header),
         sentences=highlights(document),
         sections=sections,
-        formulas=answer(cases_of(document), FORMULAS),
         pictures={picture.name: _embedded(picture) for picture in pictures if not picture.experiment},
         facts=[(label, sentences) for label, sentences in summary_facts(document) if sentences],
         metrics=all_metrics(document),

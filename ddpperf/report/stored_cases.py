@@ -15,7 +15,15 @@ from ddpperf.results.metrics import find_or_plain
 from ddpperf.results.notes import NoteKind
 from ddpperf.results.samples import CANDIDATE, Measured
 from ddpperf.results.stored_runs import is_ab_run
-from ddpperf.specs import RETIRED_FIELDS, CustomStepSpec, EpochSpec, RunSpec, SamplerSpec, TrainingSpec
+from ddpperf.specs import (
+    RETIRED_FIELDS,
+    AllReduceSpec,
+    CustomStepSpec,
+    EpochSpec,
+    RunSpec,
+    SamplerSpec,
+    TrainingSpec,
+)
 from ddpperf.specs.labels import labels
 
 SAME_CHANGE = 1 / 3  # of a change of the time; a mean that changed as much, within this, says nothing new
@@ -105,6 +113,8 @@ class Case:
             found["epochs"] = str(spec.epochs)
         if "buffer" in found:
             found["buffer"] = re.sub(r"(?<=\d)(?=[KMG]?i?B)", " ", found["buffer"])  # 64 MiB
+        if isinstance(spec, AllReduceSpec) and spec.copies:
+            found["result"] = "copy + all_reduce"
         if found.get("algorithm") == "backend":
             found["algorithm"] = self.header["environment"].get("backend") or "backend"
         if len(self.seeds) > 1 or self.recipe:

@@ -118,7 +118,7 @@ def _scaling(cases: Sequence[Case]) -> Iterator[str]:
     for split in of_functions(cases, "test_comm_split"):
         difference, trace = split.value("exposed_comm_seconds"), split.value("traced_exposed_comm_seconds")
         if split.measured.spec == worst.measured.spec and difference is not None and trace is not None:
-            by_difference, by_trace = difference / split.seconds, trace / split.seconds
+            by_difference, by_trace = max(difference, 0) / split.seconds, trace / split.seconds
             uncertain = ", so it is uncertain" if abs(by_difference - by_trace) > AGREEMENT else ""
             yield (
                 f"Exposed communication is {by_difference:.0%} of this step by difference, {by_trace:.0%} "

@@ -91,6 +91,9 @@ _WORDS: tuple[tuple[str, Any], ...] = (
     (r"\bcomm\b", "communication"),
     (r"\b(cpu|ddp|gpu|mfu|sm)\b", lambda found: found[0].upper()),
 )
+EXPOSED = re.compile(
+    r"(\w+_)?exposed_\w+_seconds"
+)  # differences of two times, so noise can make them negative
 _ENDS = {"_low": "{} at least", "_high": "{} at most", "_mean": "{}", "_peak": "peak {}"}
 
 
@@ -117,10 +120,17 @@ def _by_name(name: str, heading: str = "", **decides: Any) -> Metric:
     if (kind := next(fitting, None)) is None:
         raise KeyError(name)
     _, unit, text = kind
+    if EXPOSED.fullmatch(name):
+        text = _none_below_0(text)
     words = name
     for before, after in _WORDS:
         words = re.sub(before, after, words)
     return Metric(name=name, unit=unit, heading=heading or words, format=text, **decides)
+
+
+def _none_below_0(text: Callable[[float], str]) -> Callable[[float], str]:
+    """Return a format that says "none" for a negative value, which is noise."""
+    return lambda value: "none" if value < 0 else text(value)
 
 
 def find_or_plain(name: str, unit: str = "") -> Metric:
@@ -154,7 +164,7 @@ def column(name: str, values: Sequence[float], unit: str) -> tuple[str, str, Cal
         return ("", "images/s", units.whole) if is_images else (f"{metric.heading}/s", "", metric.format)
     if scale := units.common_scale(metric.unit, values):
         unit, text = scale
-        return metric.heading, unit, text
+        return metric.heading, unit, _none_below_0(text) if EXPOSED.fullmatch(name) else text
     return metric.heading, "", metric.format
 
 

@@ -19,6 +19,7 @@ SYMMETRIC: tuple[SymmetricAlgorithm, ...] = get_args(SymmetricAlgorithm)
 CAPTURED_ALGORITHMS: tuple[Algorithm, ...] = ("backend", *SYMMETRIC)
 # One kernel for each call:
 ONE_KERNEL: tuple[Algorithm, ...] = ("backend", "one_shot", "two_shot", "low_latency")
+KEEPS_ITS_BUFFER: tuple[Algorithm, ...] = ("one_shot", "low_latency")  # can put the sum elsewhere
 GRAPH_CALLS = 20  # calls in one graph, like -G 20 of nccl-tests
 FLOAT32_BYTES = 4
 LOW_LATENCY_BYTES = 2**28  # largest buffer of low_latency; the mailbox takes 6 times as much
@@ -59,7 +60,8 @@ class Call(Spec):
 class AllReduceSpec(Call):
     """Measurement spec for an all_reduce (sum) by NCCL, gloo or one of ddpperf's algorithms.
 
-    in_place: whether the sum replaces the rank's buffer. If False, the sum goes to another buffer.
+    in_place: whether the sum replaces the rank's buffer. If False, the buffer keeps its values, for
+    which most algorithms need a copy of it.
     node_size: the ranks per node of the hierarchical algorithm, which are consecutive; otherwise 0.
     """
 
@@ -86,6 +88,11 @@ class AllReduceSpec(Call):
     @property
     def maps_memory(self) -> bool:
         return self.algorithm in SYMMETRIC
+
+    @property
+    def copies(self) -> bool:
+        """Whether a call is a copy of the buffer and an all_reduce of the copy."""
+        return not self.in_place and self.algorithm not in KEEPS_ITS_BUFFER
 
 
 @dataclass(frozen=True, kw_only=True)

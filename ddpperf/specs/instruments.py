@@ -75,7 +75,7 @@ class BucketReplaySpec(TrainingSpec):
     rules: ClassVar[Rules] = (Rule(strategy=("ddp",), comm_hook=DELAYED_HOOKS),)
 
 
-Kind = TypeVar("Kind", TraceSpec, PartsSpec, EpochPartsSpec, BucketReplaySpec, MessagesSpec)
+Kind = TypeVar("Kind", TrainingSpec, TraceSpec, PartsSpec, EpochPartsSpec, BucketReplaySpec, MessagesSpec)
 
 
 def measured_as(kind: type[Kind], spec: TrainingSpec) -> Kind:

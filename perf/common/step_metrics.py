@@ -19,12 +19,14 @@ COUNTED = ("peak_memory_bytes", "cpu_seconds", "communicator_seconds", "compile_
 def training_metrics(measure: Measure, step: Measured) -> None:
     """Store a training step's throughput, its epoch time, and the counters of its ranks.
 
-    The ranks count peak memory, CPU seconds, gradient bytes, and the time to compile and capture.
+    Throughput and epoch time follow from the mean step, which has its stalls. Of measured epochs, the
+    median counts. The ranks count peak memory, CPU seconds, gradient bytes, and the time to compile
+    and capture.
     """
     spec = step.spec
     assert isinstance(spec, TrainingSpec)
-    seconds = step.median_step_seconds()
     whole = isinstance(spec, EpochSpec)
+    seconds = step.median_step_seconds() if whole else step.mean_step_seconds()
     steps, images = spec.steps_per_epoch, spec.images_per_epoch
     epoch = seconds if whole else per_set(lambda t: steps * t, seconds)
     if whole:

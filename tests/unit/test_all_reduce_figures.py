@@ -18,8 +18,9 @@ from ddpperf.specs import AllReduceSpec, CollectiveSpec
 from ddpperf.specs.collective import CollectiveKind
 from perf.common.all_reduces import link_utilization, warn_if_undetermined
 from perf.test_all_reduce import call_metrics, one_link_metrics, the_fastest
+from perf.test_all_reduce import test_all_reduce as all_reduce
 from perf.test_all_reduce import test_fastest_all_reduce as fastest_all_reduce
-from tests.fake_measure import measuring
+from tests.fake_measure import FakeMeasure, measuring
 from tests.fake_nvml import healthy
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
@@ -29,6 +30,21 @@ NODES = Machine(
     gpus=GPUS,
     interface=Interface(name="eth0", address="10.0.0.1", link="eth10", bytes_per_second=2048.0),
 )
+
+
+@pytest.mark.parametrize(
+    ("fields", "bandwidth"),
+    [
+        ({}, 1024.0),
+        ({"in_place": False}, None),
+        ({"in_place": False, "algorithm": "one_shot", "execution": "graph"}, 1024.0),
+    ],
+)
+def test_copy_with_an_all_reduce_has_no_bandwidth(fields: dict[str, Any], bandwidth: float | None) -> None:
+    """NCCL and gloo cannot put the sum elsewhere, so the buffer is copied first. A call takes 1 s."""
+    measure: Any = FakeMeasure(lambda spec: call(1.0).samples)
+    all_reduce(measure, dataclasses.replace(SPEC, **fields))
+    assert measure.metrics.get("busbw_bytes_per_second") == (bandwidth and {"A1": bandwidth})
 
 
 def call(*rounds: float, kernels: tuple[float, ...] = (), side: str = "A") -> Measured:

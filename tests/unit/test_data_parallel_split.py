@@ -70,7 +70,11 @@ TRACES: dict[str, dict[str, tuple[float, ...]]] = {
         "idle_in_comm_seconds": (0.0045,),
         "unassigned_operations": (0.0,),
     },
-    "ddp": {"comm_seconds": (0.002, 0.003), "exposed_comm_seconds": (0.001, 0.0015)},
+    "ddp": {
+        "comm_seconds": (0.002, 0.003),
+        "exposed_comm_seconds": (0.001, 0.0015),
+        "comm_without_waiting_seconds": (0.0015, 0.0015),
+    },
 }
 
 
@@ -100,7 +104,8 @@ def test_communication_is_measured_by_two_methods(monkeypatch: pytest.MonkeyPatc
         "ddp_exposed_comm_seconds": 0.002,
         "ddp_traced_exposed_comm_seconds": 0.0015,
         "ddp_traced_comm_seconds": 0.003,
-        "comm_over_ddp": 2.0,
+        "ddp_comm_without_waiting_seconds": 0.0015,
+        "comm_over_ddp": 0.006 / 0.0015,
         "compute_seconds": 0.012,
         **{f"{part}_seconds": TRACES["data_parallel"][f"{part}_seconds"][0] for part in DATA_PARALLEL_PARTS},
     }

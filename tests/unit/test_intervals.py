@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpperf.analysis.intervals import Interval, length, merged, overlap, split
+from ddpperf.analysis.intervals import Interval, length, merged, overlap, split, without_waiting
 from tests.generated import BOUNDED
 
 # Whole numbers, so that each can be checked unit by unit.
@@ -41,9 +42,20 @@ def test_a_split_is_that_of_its_units(
     assert found == {
         "traced_step_seconds": 20,
         "comm_seconds": len(sending),
-        "all_reduce_seconds": 0,
         "exposed_comm_seconds": len(sending - computing),
         "compute_seconds": len(computing),
         "copy_seconds": len(copying),
         "idle_seconds": len(inside - sending - computing - copying),
     }
+
+
+def test_the_rank_that_comes_last_to_a_message_does_not_wait() -> None:
+    """Rank 0 is late for the second message, rank 1 for the first. Each alone sends for 11 or 12."""
+    assert without_waiting([[(0, 10), (10, 11)], [(8, 10), (10, 20)]]) == 3
+    with pytest.raises(ValueError, match="zip"):
+        without_waiting([[(0, 10), (10, 11)], [(8, 10)]])
+
+
+def test_messages_sent_together_count_once() -> None:
+    together = [(0.0, 10.0), (0.0, 10.0)]
+    assert without_waiting([together, together]) == 10

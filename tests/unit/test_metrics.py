@@ -25,6 +25,10 @@ from tests.project import REPOSITORY
         ("accuracy_over_fp32", 0.012, "1", "accuracy over fp32 +1.2%"),
         ("inside_bytes_per_second", 2e9, "B/s", "bandwidth inside a node 2 GB/s"),
         ("control_messages", 12345, "1", "control messages 12,345"),
+        ("exposed_comm_seconds", 0.1, "s", "exposed (difference) 100.0 ms"),
+        ("exposed_comm_seconds", -0.1759, "s", "exposed (difference) none"),
+        ("ddp_traced_exposed_comm_seconds", -0.1, "s", "DDP traced exposed communication none"),
+        ("step_minus_one_device_seconds", -0.1, "s", "t(N) - t(1) -100.0 ms"),
         ("images_per_second_at_64", 12345, "1/s", "throughput of batch 64 12,345 images/s"),
     ],
 )
@@ -69,6 +73,11 @@ def test_kept_runs_have_the_units_of_their_metrics() -> None:
         for benchmark in read_document(run)["benchmarks"]:
             for name, stored in benchmark["extra_info"]["ddpperf"]["metrics"].items():
                 assert metrics.find(name).unit == stored["unit"], (run, name)
+
+
+def test_column_has_no_negative_exposed_time() -> None:
+    heading, unit, text = metrics.column("exposed_comm_seconds", [0.002, -0.001], "s")
+    assert (heading, unit, text(0.002), text(-0.001)) == ("exposed (difference)", "ms", "2.000", "none")
 
 
 def test_equal_metric_may_be_registered_twice() -> None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import copy
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ddpperf.report.questions import QUESTIONS, report_tables
+from ddpperf.report.questions.grid import WIDTH
 from ddpperf.results.stored_runs import read_document
 
 ROOT = Path(__file__).parents[2]
 CPU = ROOT / "perf" / "baselines" / "cpu2-epyc-25-17-1" / "0014_core.json"
+SUITE = ROOT / "docs" / "runs" / "h200x4-suite.json.gz"
+REPORTS = ROOT / "docs" / "runs" / "h200x1-reports.json.gz"
 LAWS = ROOT / "docs" / "runs" / "h200x4-own_ddp.json.gz"
 Json = dict[str, Any]
 
@@ -27,9 +33,18 @@ def section(document: Json, title: str) -> str:
 
 
 def rows_in(document: Json, title: str) -> list[dict[str, str]]:
-    table = section(document, title).splitlines()
-    lines = [line.strip("| ").split(" | ") for line in table if line.startswith("| ")]
-    return [dict(zip(lines[0], line, strict=True)) for line in lines[1:]]
+    """Return the rows of all grids of a question; a grid that continues below has its rows twice."""
+    found: list[dict[str, str]] = []
+    headings: list[str] = []
+    for line in section(document, title).splitlines():
+        cells = line.strip("| ").split(" | ")
+        if not line.startswith("|"):
+            headings = []
+        elif not headings:
+            headings = cells
+        elif not line.startswith("|---"):
+            found.append(dict(zip(headings, cells, strict=True)))
+    return found
 
 
 def test_impossible_fraction_is_explained() -> None:
@@ -40,7 +55,7 @@ def test_impossible_fraction_is_explained() -> None:
         if "serial_fraction" in metrics:
             metrics["serial_fraction"]["value"] = -1 / 15
     meaning = "a serial fraction of -6.7% means that speedups exceed the number of devices: "
-    assert f"Gustafson's law, batch 32 per rank: {meaning}" in section(document, "Laws of scaling")
+    assert meaning in " ".join(section(document, "Laws of scaling").split())
     found = rows_in(document, "Laws of scaling")
     assert {row["predicted speedup"] for row in found} == {"-"}
 
@@ -56,7 +71,9 @@ def test_price_is_that_of_the_device_time() -> None:
     for name, seconds in (("device", 5400.0), ("saved", 900.0), ("extra_device", 1800.0)):
         metric = {"value": seconds, "unit": "s", "by_set": {"A1": seconds}}
         test["extra_info"]["ddpperf"]["metrics"][f"{name}_seconds_of_training"] = metric
-    (figures,) = rows_in(document, "Cost of a whole training")
+    figures = {
+        name: cell for row in rows_in(document, "Cost of a whole training") for name, cell in row.items()
+    }
     assert figures["device-minutes per training"] == "90.0000"
     assert figures["extra device-hours per saved hour"] == "2.000"
     assert (figures["price"], figures["price of a saved hour"]) == ("3.00", "4.00")
@@ -106,13 +123,71 @@ def with_part_speedups() -> Json:
 
 
 def test_speedups_of_parts_have_a_row_for_each_part() -> None:
-    text = report_tables(with_part_speedups()).split("## Speedup of the parts of a step\n")[1]
-    head, _, *found = [line for line in text.split("\n## ")[0].splitlines() if line.startswith("|")]
-    assert head == "| training | part | 1 rank | 2 ranks | 4 ranks | speedup on 2 | speedup on 4 |"
-    work = "| weak scaling, batch 32 per rank |"
+    text = section(with_part_speedups(), "Speedup of the parts of a step")
+    head, _, *found = [line for line in text.splitlines() if line.startswith("|")]
+    columns = (f"fixed, {N} ranks: alone | together | speedup" for N in (2, 4))
+    assert head == f"| part | {' | '.join(columns)} |"
     assert found == [
-        f"{work} forward | 10.00 ms | 10.00 ms | 10.00 ms | 2.00x | 4.00x |",
-        f"{work} backward | 30.00 ms | 40.00 ms | 40.00 ms | 1.50x | 3.00x |",
-        f"{work} gradient sync | - | 20.00 ms | 40.00 ms | - | - |",
-        f"{work} all parts | 40.00 ms | 70.00 ms | 90.00 ms | 1.14x | 1.78x |",
+        "| forward | 10.00 ms | 10.00 ms | 2.00x | 10.00 ms | 10.00 ms | 4.00x |",
+        "| backward | 30.00 ms | 40.00 ms | 1.50x | 30.00 ms | 40.00 ms | 3.00x |",
+        "| gradient sync | - | 20.00 ms | - | - | 40.00 ms | - |",
+        "| all parts | 40.00 ms | 70.00 ms | 1.14x | 40.00 ms | 90.00 ms | 1.78x |",
     ]
+
+
+# --- grids
+
+
+def test_grid_has_devices_as_rows_and_batches_as_columns() -> None:
+    """The step on one device is in the grid of each strategy, and eager steps in grids of their own."""
+    text = section(run(SUITE), "Q2: time and speedup by batch size and devices, weak scaling")
+    captions = " ".join(text.split())
+    assert captions.count("torch 2.11.0+cu130. |") == 5, "graph, eager DDP, DataParallel, compiled, ViT"
+    assert "weak scaling, resnet18_cifar, bf16, graph, ddp+avg" in captions
+    assert "50,000 synthetic images an epoch, 4 NVIDIA H200" in captions
+    assert (
+        "| GPUs | batch 32: step | epoch | speedup | 128: step | epoch | speedup | "
+        "512: step | epoch | speedup |\n"
+        "|---|---|---|---|---|---|---|---|---|---|\n"
+        "| 1 | 1.782 ms | 2.784 s | - | 3.045 ms | 1.187 s | - | 8.589 ms | 833.1 ms | - |\n"
+        "| 2 | 2.035 ms | 1.589 s | 1.75x | 3.306 ms | 644.6 ms | 1.84x | 8.945 ms | 429.3 ms | 1.92x |\n"
+        "| 4 | 2.067 ms | 806.1 ms | 3.45x | 3.338 ms | 323.8 ms | 3.65x | 8.972 ms | 215.3 ms | 3.84x |\n"
+    ) in text
+    assert text.count("| 1 | 4.972 ms ") == 2, "of DDP and of DataParallel"
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "docs" / "runs").glob("*.json.gz")), ids=lambda path: path.name
+)
+def test_no_line_is_wider_than_a_page(path: Path) -> None:
+    lines = report_tables(run(path)).splitlines()
+    assert [line for line in lines if len(line) > WIDTH] == []
+
+
+def test_warnings_are_marked_and_explained_below_their_grid() -> None:
+    _, eager, *_ = section(run(SUITE), "Q2: time and speedup by batch size and devices, weak scaling").split(
+        "weak scaling, "
+    )[1:]
+    (mark,) = set(re.findall(r"![0-9]+", eager))
+    assert eager.count(f" ms {mark} |") == 6, "steps of 32 and of 128 images wait for the CPU"
+    assert f"- {mark} the CPU's launches bound it, not the GPU" in eager
+
+
+def test_parts_add_up_to_the_step() -> None:
+    for title, whole in (("Parts of a step", "step"), ("Parts of an epoch", "epoch")):
+        for row in rows_in(run(CPU), title):
+            parts = {name: in_seconds(cell) for name, cell in row.items() if re.search("[0-9] [mu]?s", cell)}
+            step = parts.pop(whole)
+            assert sum(parts.values()) == pytest.approx(step, rel=1e-3)
+
+
+def in_seconds(cell: str) -> float:
+    value, unit, *_ = cell.split()
+    return float(value) * {"s": 1.0, "ms": 1e-3, "us": 1e-6}[unit]
+
+
+def test_accuracies_of_synthetic_images_are_not_shown() -> None:
+    text = section(run(CPU), "Q4: accuracy with a large batch")
+    assert "Synthetic images: accuracies mean nothing" in text
+    assert "%" not in text
+    assert "81.5%" in section(run(REPORTS), "Q4: accuracy with a large batch")

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from ddpperf.instruments import traced_steps
-from ddpperf.instruments.traced_steps import TracedSteps
-from ddpperf.measuring.trace_split import MARK, split_of, trace_of
+from ddpperf.instruments.traced_steps import TracedSteps, sending_seconds
+from ddpperf.measuring.trace_split import MARK, messages_of, split_of, trace_of
 
 TRACES = Path(__file__).parents[1] / "traces"
 CPU = torch.device("cpu")
@@ -124,6 +124,16 @@ def test_counters_are_medians_of_one_step() -> None:
     assert TracedSteps.finish(SimpleNamespace(traced=traces)) == {"comm_seconds": 2.0}  # type: ignore[arg-type]
 
 
+def test_a_message_takes_as_long_as_on_the_rank_that_comes_last() -> None:
+    """Rank 1 is late for the all_reduce, rank 0 for the broadcast. The ranks' barrier is no message."""
+    broadcast = "ncclDevKernel_Broadcast_RING_LL"
+    first = [event(SUM, 0, 5), event(SUM, 10, 30), event(GEMM, 20, 5), event(broadcast, 50, 2)]
+    second = [event(SUM, 1, 4), event(broadcast, 45, 7), event(GEMM, 10, 8), event(SUM, 30, 10)]
+    found = sending_seconds([messages_of(events, met=True) for events in (first, second)])
+    assert parts(found, "comm_without_waiting", "all_reduce_without_waiting") == pytest.approx([12, 10])
+    assert sending_seconds([messages_of(first), messages_of(second, met=True)]) == {}, "one is missing"
+
+
 def test_ranks_meet_before_each_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a rank's trace would begin with its wait for a later rank."""
     meetings: list[object] = []
@@ -133,8 +143,11 @@ def test_ranks_meet_before_each_trace(monkeypatch: pytest.MonkeyPatch) -> None:
         return []
 
     monkeypatch.setattr(traced_steps, "trace_of", traced)
+    monkeypatch.setattr(
+        dist, "all_gather_object", lambda ranks, mine: ranks.__setitem__(slice(None), [mine] * 2)
+    )
     for grouped in (False, True):
-        spec = SimpleNamespace(grouped=grouped, strategy="")
+        spec = SimpleNamespace(grouped=grouped, strategy="", world_size=2)
         training: Any = SimpleNamespace(training=SimpleNamespace(device=CPU, spec=spec))
         TracedSteps(training).step()
     assert meetings == [None, dist.barrier]

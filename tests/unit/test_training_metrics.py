@@ -48,6 +48,19 @@ def test_short_epochs_from_the_device_are_a_warning(spec: TrainingSpec, warnings
     assert measure.warnings == warnings
 
 
+def test_epoch_has_the_stalls_of_its_steps() -> None:
+    """One of four steps stalls for 8 s."""
+    seconds = tuple((t,) for t in (2.0, 2.0, 10.0, 2.0))
+    stalled = Sample(set="A1", side="A", torch="2.11", seconds=seconds)
+    for kind, step_seconds, mean_seconds in ((TrainingSpec, 4.0, 4.0), (EpochSpec, 2.0 / FEWEST_STEPS, None)):
+        measure: Any = FakeMeasure()
+        training_metrics(measure, Measured(spec=step(kind), iterations=1, samples=(stalled,)))
+        throughput = measure.metrics["images_per_second"]
+        assert throughput == {"A1": pytest.approx(BATCH / step_seconds)}
+        epoch = mean_seconds and {"A1": FEWEST_STEPS * mean_seconds}
+        assert measure.metrics.get("epoch_seconds") == epoch
+
+
 @pytest.mark.parametrize(("device_seconds", "bound", "warnings"), [(1.0, 2.0, [BOUND]), (1.95, 2 / 1.95, [])])
 def test_launch_bound_step_is_a_warning(device_seconds: float, bound: float, warnings: list[str]) -> None:
     measure: Any = FakeMeasure()
@@ -112,6 +125,22 @@ def test_epoch_costs_what_all_devices_take() -> None:
     test_scaling.test_epoch_scaling(measure, spec)
     one = 10.0 * 64 / 65
     assert measure.costs("per_epoch") == pytest.approx([12.0, one - 6.0, 12.0 - one])
+
+
+def test_one_device_is_the_slowest_one() -> None:
+    """The first device alone takes 10 s for an epoch, and 2 s for a step that takes the other one 3 s."""
+    fields: dict[str, Any] = {"per_rank_batch_size": 1, "model": "resnet18_cifar", "epoch_images": 64}
+
+    def samples(spec: TrainingSpec) -> list[Sample]:
+        seconds: tuple[float, ...] = (2.0, 3.0) if type(spec) is TrainingSpec else (10.0, 10.0)
+        if spec.world_size == 1 and isinstance(spec, EpochSpec):
+            seconds = (10.0,)
+        return [Sample(set="A1", side="A", torch="2.11", seconds=(seconds,))]
+
+    spec = EpochSpec(world_size=2, strategy="ddp", input="device", **fields)
+    measure: Any = FakeMeasure(samples)
+    scaling_metrics(measure, spec, spec.one_device(), lambda T1, TN, N: T1 / TN)
+    assert measure.metrics["speedup"] == {"A1": pytest.approx(10 * 3 / 2 / 10)}
 
 
 def test_epoch_on_one_device_saves_nothing() -> None:

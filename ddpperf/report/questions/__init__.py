@@ -20,14 +20,34 @@ from ddpperf.report.questions.communication import (
     NODES,
 )
 from ddpperf.report.questions.costs import EPOCH_COST, TRAINING_COST, USAGE
+from ddpperf.report.questions.grid import WIDTH
 from ddpperf.report.questions.laws import LAWS
-from ddpperf.report.questions.question import Question, answer, markdown_table
-from ddpperf.report.questions.speedup import BATCH_SIZE, ONE_DEVICE_ENOUGH, PARTS_SPEEDUP, SCALING, STEP_PARTS
+from ddpperf.report.questions.question import Question, answer
+from ddpperf.report.questions.speedup import (
+    BATCH_SIZE,
+    EPOCH_PARTS,
+    ONE_DEVICE_ENOUGH,
+    PARTS_SPEEDUP,
+    STEP_PARTS,
+    STRONG_SCALING,
+    WEAK_SCALING,
+)
 from ddpperf.report.stored_cases import cases_of
+from ddpperf.report.terminal_tables import wrapped
 
 QUESTIONS: tuple[Question, ...] = (
-    *(BATCH_SIZE, SCALING, COMMUNICATION, DATA_PARALLEL, BANDWIDTH, FORMULAS, NODES, ACCURACY),
-    *(PRECISION, PRECISION_ACCURACY, SET_EPOCH, MESSAGES, STEP_PARTS, PARTS_SPEEDUP, LAWS),
+    *(
+        BATCH_SIZE,
+        WEAK_SCALING,
+        STRONG_SCALING,
+        COMMUNICATION,
+        DATA_PARALLEL,
+        BANDWIDTH,
+        FORMULAS,
+        NODES,
+        ACCURACY,
+    ),
+    *(PRECISION, PRECISION_ACCURACY, SET_EPOCH, MESSAGES, STEP_PARTS, EPOCH_PARTS, PARTS_SPEEDUP, LAWS),
     *(EPOCH_COST, TRAINING_COST, ONE_DEVICE_ENOUGH, USAGE),
 )
 
@@ -35,14 +55,14 @@ QUESTIONS: tuple[Question, ...] = (
 def report_tables(document: Mapping[str, Any]) -> str:
     """Return all tables of a stored run as Markdown; of an A/B run, those of the candidate."""
     cases = cases_of(document)
-    parts, missing = [], []
+    parts: list[str] = []
+    missing: list[str] = []
+    numbers: dict[str, int] = {}  # of warnings, by their texts
     for question in QUESTIONS:
-        if found := answer(cases, question):
-            rows, sentence = found
-            parts += [f"## {question.title}", "", *markdown_table(*rows), ""]
-            parts += [sentence, ""] if sentence else []
+        if lines := answer(cases, question, numbers):
+            parts += [f"## {question.title}", "", *lines]
         else:
-            missing.append(f"- {question.title}: `python -m pytest perf/{question.file}`")
+            missing += wrapped(f"- {question.title}: `python -m pytest perf/{question.file}`", WIDTH)
     if missing:
         parts += ["## Not measured in this run", "", *missing, ""]
     return "\n".join(parts)

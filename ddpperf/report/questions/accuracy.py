@@ -2,41 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ddpperf.report.experiment_columns import SAMPLER, WHOLE_TRAININGS
-from ddpperf.report.questions.question import Question, metric_cells, time_cell
+from ddpperf.report.questions.grid import EACH_CASE, Figure, Shape, figure, time_of
+from ddpperf.report.questions.question import Question
 from ddpperf.report.stored_cases import Case
 from ddpperf.results import units
+from ddpperf.results.metrics import find
 
 COMPARED = {
-    "accuracy_over_baseline": "the small batch",
-    "accuracy_over_as_it_is": "as it is",
-    "accuracy_over_fp32": "fp32",
+    "accuracy_over_baseline": "points over the small batch",
+    "accuracy_over_as_it_is": "points over as it is",
+    "accuracy_over_fp32": "points over fp32",
 }
-SPEED = ("images_per_second", "speedup_over_fp32", "speedup_over_tf32")
+STATED = (
+    "train_accuracy_A",
+    "train_accuracy_B",
+    "test_accuracy_C",
+    "best_test_accuracy_C",
+    "test_accuracy_D",
+)
+SYNTHETIC = (
+    "Synthetic images: accuracies mean nothing, so none are shown. Pass --data cifar10 or imagefolder:DIR."
+)
 
 
-def accuracies(case: Case) -> dict[str, str]:
-    """Return by heading the accuracies of a training, their differences, and what course reports state."""
-    cells = metric_cells(case, ("train_accuracy", "test_accuracy"))
-    if ends := case.interval("test_accuracy"):
-        cells["95% interval"] = "{:.1%} to {:.1%}".format(*ends)
-    for metric, other in COMPARED.items():
-        if (difference := case.value(metric)) is not None:
-            cells[f"points over {other}"] = units.points(difference)
-            if ends := case.interval(metric):
-                cells[f"points over {other}"] += f" ({' to '.join(map(units.points, ends))})"
-    return cells | metric_cells(case, [name for name in case.metrics if name.startswith("reported_")])
+def _with_interval(name: str, heading: str, text: Callable[[float], str]) -> Figure:
+    """Return the column of a metric with its 95% interval, without its value for synthetic images."""
+
+    def cell(case: Case) -> str:
+        if (value := case.value(name)) is None or is_synthetic(case):
+            return ""
+        ends = case.interval(name)
+        return f"{text(value)} ({' to '.join(map(text, ends))})" if ends else text(value)
+
+    return Figure(heading=heading, text=cell)
+
+
+def is_synthetic(case: Case) -> bool:
+    return getattr(case.measured.spec, "data", "") == "synthetic"
+
+
+ACCURACIES = (
+    *(_with_interval(name, find(name).heading, find(name).format) for name in ("train_loss", "test_loss")),
+    *(
+        _with_interval(name, find(name).heading, units.percent)
+        for name in ("train_accuracy", "test_accuracy", "best_test_accuracy", "mirrored_test_accuracy")
+    ),
+    *(_with_interval(name, heading, units.points) for name, heading in COMPARED.items()),
+    *(
+        _with_interval(f"reported_{name}", f"report's {find(name[:-2]).heading}", units.percent)
+        for name in STATED
+    ),
+)
+
+
+def _about_accuracies(cases: Sequence[Case]) -> str:
+    return SYNTHETIC if any(map(is_synthetic, cases)) else ""
 
 
 ACCURACY = Question(
     title="Q4: accuracy with a large batch",
     tests=WHOLE_TRAININGS,
-    file="test_large_batch.py",
+    file="test_large_batch.py --data cifar10",
     needs=("train_accuracy",),
-    cells=accuracies,
-    metrics=("mirrored_test_accuracy",),
+    grid=Shape(rows=EACH_CASE, groups=(), figures=(time_of("training"), *ACCURACIES)),
+    sentence=_about_accuracies,
 )
 
 
@@ -45,7 +77,7 @@ SET_EPOCH = Question(
     tests=("test_shards_are_disjoint_and_cover_the_data", "test_without_set_epoch_the_epochs_repeat"),
     file="test_sampler.py",
     needs=("repeated_places",),
-    metrics=SAMPLER,
+    grid=Shape(rows=EACH_CASE, groups=(), figures=tuple(map(figure, SAMPLER))),
 )
 
 
@@ -71,8 +103,16 @@ PRECISION = Question(
     tests=("test_precision",),
     file="test_precision.py",
     needs=("images_per_second",),
-    cells=time_cell,
-    metrics=(*SPEED, "loss_after_5_steps"),
+    grid=Shape(
+        rows=("precision",),
+        figures=(
+            time_of("step"),
+            figure("images_per_second"),
+            figure("speedup_over_fp32"),
+            figure("speedup_over_tf32"),
+            figure("loss_after_5_steps", "loss"),
+        ),
+    ),
     sentence=_about_precision,
 )
 
@@ -80,8 +120,10 @@ PRECISION = Question(
 PRECISION_ACCURACY = Question(
     title="Mixed precision: accuracy",
     tests=("test_precision_accuracy",),
-    file="test_precision.py",
+    file="test_precision.py --data cifar10",
     needs=("train_accuracy",),
-    cells=lambda case: time_cell(case) | accuracies(case),
-    metrics=(*SPEED, "skipped_steps"),
+    grid=Shape(
+        rows=EACH_CASE, groups=(), figures=(time_of("training"), *ACCURACIES, figure("skipped_steps"))
+    ),
+    sentence=_about_accuracies,
 )

@@ -5,8 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ddpperf.analysis.cost_models import REPORT_FORMULAS
-from ddpperf.report.questions.question import Cells, Question, distinguishing, training_of
+from ddpperf.analysis.cost_models import REPORT_FORMULAS, ReportFormula
+from ddpperf.report.questions.grid import (
+    EACH_CASE,
+    Figure,
+    Shape,
+    figure,
+    time_of,
+)
+from ddpperf.report.questions.question import Question, training_of
 from ddpperf.report.stored_cases import Case
 from ddpperf.results import units
 from ddpperf.results.metrics import MESSAGE_KINDS
@@ -20,11 +27,14 @@ COMMUNICATION = Question(
     tests=("test_comm_split", "test_data_parallel_split"),
     file="test_comm_split.py",
     needs=("exposed_comm_seconds",),
-    metrics=(
-        *("compute_seconds", "traced_comm_seconds"),
-        *("traced_exposed_comm_seconds", "exposed_comm_seconds"),
+    grid=Shape(
+        figures=(
+            figure("compute_seconds", per_epoch=True),
+            figure("traced_comm_seconds", "communication", per_epoch=True),
+            figure("traced_exposed_comm_seconds", "exposed", per_epoch=True),
+            figure("exposed_comm_seconds", "exposed (difference)", per_epoch=True),
+        )
     ),
-    per_epoch=True,
 )
 
 
@@ -33,22 +43,27 @@ DATA_PARALLEL = Question(
     tests=("test_data_parallel_split",),
     file="test_comm_split.py",
     needs=("replicate_seconds",),
-    metrics=(
-        *(f"{part}_seconds" for part in DATA_PARALLEL_PARTS),
-        *("traced_comm_seconds", "traced_exposed_comm_seconds", "idle_in_comm_seconds"),
-        *("ddp_traced_comm_seconds", "ddp_traced_exposed_comm_seconds"),
+    grid=Shape(
+        figures=(
+            *(figure(f"{part}_seconds", per_epoch=True) for part in DATA_PARALLEL_PARTS),
+            figure("traced_comm_seconds", "all", per_epoch=True),
+            figure("ddp_comm_without_waiting_seconds", "DDP's", per_epoch=True),
+            figure("comm_over_ddp", "over DDP's"),
+        )
     ),
-    per_epoch=True,
 )
 
 
-def _sent_at(case: Case) -> Cells:
-    spec, (busbw, gradients) = training_of(case), (case.metrics[name]["value"] for name in SENT)
-    N, S = spec.world_size, gradients / spec.steps_per_epoch
-    sending = 2 * (N - 1) / N * S / busbw  # seconds, by the definition of the bus bandwidth
-    return {
-        formula.formula: units.bandwidth(formula.seconds(N, S, 1.0) / sending) for formula in REPORT_FORMULAS
-    }
+def _sent_at(formula: ReportFormula) -> Figure:
+    """Return the bandwidth of the gradients by a formula of the reports."""
+
+    def text(case: Case) -> str:
+        spec, (busbw, gradients) = training_of(case), (case.metrics[name]["value"] for name in SENT)
+        N, S = spec.world_size, gradients / spec.steps_per_epoch
+        sending = 2 * (N - 1) / N * S / busbw  # seconds, by the definition of the bus bandwidth
+        return units.bandwidth(formula.seconds(N, S, 1.0) / sending)
+
+    return Figure(heading=f"B by {formula.formula}", text=text)
 
 
 BANDWIDTH = Question(
@@ -56,46 +71,31 @@ BANDWIDTH = Question(
     tests=("test_comm_split",),
     file="test_comm_split.py",
     needs=SENT,
-    cells=_sent_at,
-    metrics=("gradient_busbw_bytes_per_second", "link_utilization"),
+    grid=Shape(
+        figures=(figure(SENT[0], "busbw"), figure("link_utilization"), *map(_sent_at, REPORT_FORMULAS))
+    ),
 )
 
 
-def _formulas(cases: Sequence[Case]) -> list[Cells]:
-    """Return a row for each formula and each in-place all_reduce of the library."""
-    chosen = _of_the_library(cases)
-    rows: list[Cells] = []
-    for described, case in zip(distinguishing(chosen), chosen, strict=True):
-        for formula in REPORT_FORMULAS:
-            N, link = case.measured.spec.world_size, case.link_bytes_per_second
-            seconds = formula.seconds(N, _nbytes(case), link or math.inf)
-            cells = {
-                "formula": formula.formula,
-                "what it counts": formula.counts,
-                "predicted": units.seconds(seconds),
-                "measured": units.seconds(case.seconds),
-                "predicted over measured": f"{seconds / case.seconds:.3g}",
-            }
-            rows.append({**described, **cells})
-    return rows
+def _predicted(formula: ReportFormula) -> Figure:
+    """Return the time of an all_reduce by a formula of the reports, and this time over the measured one."""
+
+    def text(case: Case) -> str:
+        N, link = case.measured.spec.world_size, case.link_bytes_per_second
+        seconds = formula.seconds(N, _nbytes(case), link or math.inf)
+        return f"{units.seconds(seconds)} ({units.factor(seconds / case.seconds)})"
+
+    return Figure(heading=formula.formula, text=text)
 
 
-def _of_the_library(cases: Sequence[Case]) -> list[Case]:
-    return [
-        case
-        for case in cases
-        if isinstance(spec := case.measured.spec, AllReduceSpec)
-        and spec.algorithm == "backend"
-        and spec.in_place
-    ]
+def _of_the_library(case: Case) -> bool:
+    spec = case.measured.spec
+    return isinstance(spec, AllReduceSpec) and spec.algorithm == "backend" and spec.in_place
 
 
 def _about_formulas(cases: Sequence[Case]) -> str:
     """Relate the formulas to each other and to the link utilization of the largest all_reduce."""
-    chosen = _of_the_library(cases)
-    if not chosen:
-        return "No all_reduce of NCCL or gloo was measured."
-    case = max(chosen, key=lambda case: (case.measured.spec.world_size, _nbytes(case)))
+    case = max(cases, key=lambda case: (case.measured.spec.world_size, _nbytes(case)))
     N = case.measured.spec.world_size
     ring, doubling, aggregate = (formula.seconds(N, 1.0, 1.0) for formula in REPORT_FORMULAS)
     return (
@@ -119,7 +119,8 @@ FORMULAS = Question(
     tests=("test_all_reduce",),
     file="test_all_reduce.py",
     needs=("link_utilization",),
-    rows=_formulas,
+    chosen=_of_the_library,
+    grid=Shape(rows=EACH_CASE, groups=(), figures=(time_of("measured"), *map(_predicted, REPORT_FORMULAS))),
     sentence=_about_formulas,
 )
 
@@ -129,20 +130,29 @@ NODES = Question(
     tests=("test_cost_model", "test_backend_model"),
     file="test_all_reduce.py --nodes 2",
     needs=("between_bytes_per_second",),
-    metrics=(
-        *("inside_message_seconds", "inside_bytes_per_second"),
-        *("between_message_seconds", "between_latency_seconds", "between_bytes_per_second"),
+    grid=Shape(
+        rows=EACH_CASE,
+        groups=(),
+        figures=(
+            figure("inside_message_seconds"),
+            figure("inside_bytes_per_second"),
+            figure("between_message_seconds"),
+            figure("between_latency_seconds"),
+            figure("between_bytes_per_second"),
+        ),
     ),
 )
 
 
-def _messages(case: Case) -> Cells:
-    cells = {}
-    for kind in MESSAGE_KINDS:
-        if nbytes := case.value(f"{kind}_bytes"):
-            count = units.counted(int(case.value(f"{kind}_messages") or 0), "message")
-            cells[kind] = f"{units.nbytes(nbytes)} in {count}"
-    return cells
+def _messages(kind: str) -> Figure:
+    """Return the column of the bytes and the number of a kind of messages."""
+
+    def text(case: Case) -> str:
+        if not (nbytes := case.value(f"{kind}_bytes")):
+            return ""
+        return f"{units.nbytes(nbytes)} in {int(case.value(f'{kind}_messages') or 0)}"
+
+    return Figure(heading=kind, text=text)
 
 
 def _about_messages(cases: Sequence[Case]) -> str:
@@ -159,7 +169,9 @@ MESSAGES = Question(
     tests=("test_messages",),
     file="test_messages.py",
     needs=("gradients_bytes",),
-    cells=_messages,
-    metrics=("start_initial_state_bytes",),
+    grid=Shape(
+        rows=("strategy",),
+        figures=(*map(_messages, MESSAGE_KINDS), figure("start_initial_state_bytes")),
+    ),
     sentence=_about_messages,
 )

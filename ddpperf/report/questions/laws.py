@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ddpperf.analysis.scaling import (
     PREDICTED_DEVICES,
@@ -14,8 +14,8 @@ from ddpperf.analysis.scaling import (
     predicted_speedup,
 )
 from ddpperf.analysis.statistics import Estimate
-from ddpperf.report.questions.question import NOTHING, Cells, Question
-from ddpperf.report.questions.speedup import by_training
+from ddpperf.report.questions.grid import NOTHING, Entry, Shape, properties_of
+from ddpperf.report.questions.question import Question
 from ddpperf.report.stored_cases import Case
 from ddpperf.results import units
 
@@ -52,36 +52,31 @@ def measured_speedups(case: Case) -> dict[int, float]:
     return {int(N): speedup for N, speedup in sorted(measured.items()) if N.isdecimal()}
 
 
-def _law_rows(cases: Sequence[Case]) -> list[Cells]:
-    rows: list[Cells] = []
-    for training, found in by_training(cases).items():
-        for case in found:
-            measured = measured_speedups(case)
-            for N in sorted({*measured, *PREDICTED_DEVICES}):
-                predicted = predicted_by(case, N)
-                error = predicted.value / measured[N] - 1 if predicted and N in measured else None
-                row = {
-                    "training": training,
-                    "serial fraction": _estimate(_fitted(case), units.percent),
-                    "devices": str(N),
-                    "measured speedup": units.factor(measured[N]) if N in measured else "not measured",
-                    "predicted speedup": _estimate(predicted, units.factor),
-                    "error": NOTHING if error is None else units.change(error),
-                    "predicted efficiency": _estimate(predicted, units.percent, 1 / N),
-                }
-                rows.append(row)
-    return rows
+def _predictions(case: Case) -> Iterator[Entry]:
+    """Yield the measured and the predicted speedup for each number of devices."""
+    fraction = f"a serial fraction of {_estimate(_fitted(case), units.percent)}"
+    properties = properties_of(case) | {"kind": "", "law": case.experiment.title, "fraction": fraction}
+    devices = "GPUs" if "GPUs" in properties else "ranks"
+    measured = measured_speedups(case)
+    for N in sorted({*measured, *PREDICTED_DEVICES}):
+        predicted = predicted_by(case, N)
+        error = predicted.value / measured[N] - 1 if predicted and N in measured else None
+        figures = {
+            "measured speedup": units.factor(measured[N]) if N in measured else "",
+            "predicted speedup": _estimate(predicted, units.factor),
+            "error": "" if error is None else units.change(error),
+            "predicted efficiency": _estimate(predicted, units.percent, 1 / N),
+        }
+        yield Entry(case=case, properties=properties | {devices: str(N)}, figures=figures)
 
 
 def _about_laws(cases: Sequence[Case]) -> str:
-    """Return why a law predicts nothing, and the warnings about its measurements."""
-    reasons = [
-        f"{training}: {reason}, so nothing is predicted."
-        for training, (case, *_) in by_training(cases).items()
+    """Return why a law predicts nothing."""
+    return " ".join(
+        f"{case.experiment.title}, {case.described()}: {reason}, so nothing is predicted."
+        for case in cases
         if (reason := not_predictable(_fitted(case).value))
-    ]
-    warnings = dict.fromkeys(warning for case in cases for warning in case.warnings)
-    return " ".join([*reasons, *(f"Warning: {warning}." for warning in warnings)])
+    )
 
 
 LAWS = Question(
@@ -89,6 +84,6 @@ LAWS = Question(
     tests=("test_amdahl", "test_gustafson"),
     file="test_scaling.py --world-sizes 1,2,4",
     needs=("serial_fraction",),
-    rows=_law_rows,
+    grid=Shape(entries=_predictions),
     sentence=_about_laws,
 )
