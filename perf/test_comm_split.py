@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from itertools import product
-from operator import itemgetter, sub, truediv
+from operator import itemgetter, sub
 
 import pytest
 
@@ -68,8 +68,8 @@ def test_comm_split(measure: Measure, spec: TrainingSpec) -> None:
     # How much longer the slowest rank takes than the fastest one, in a step that waits for no rank
     measure.metric("comm_skew_seconds", per_set(lambda ranks: max(ranks) - min(ranks), by_rank(local)))
     if traces := traced_by_set(trace):
-        for name in next(iter(traces.values())):
-            measure.metric(name, per_set(itemgetter(name), traces))
+        for name in dict.fromkeys(name for of_set in traces.values() for name in of_set):
+            traced_metric(measure, name, traces)
         disagreement_metric(measure, exposed, trace, tN, bucket_copies, "bucket copies")
         gradient_bandwidth(measure, replay, trace)
     else:
@@ -107,6 +107,14 @@ def exposed_by_link(measure: Measure, step: Measured, local: Measured, exposed: 
 def exposed_by_difference(step: Measured, no_sync: Measured) -> dict[str, float]:
     """Return by how many seconds communication makes the step longer, on the rank that waits most."""
     return per_set(longest_wait, by_rank(step), by_rank(no_sync))
+
+
+def traced_metric(
+    measure: Measure, name: str, traces: Mapping[str, Mapping[str, float]], stored_as: str = ""
+) -> None:
+    """Store a metric of the traces of each process set that has it: older code in an A/B run may not."""
+    if by_set := {process_set: found[name] for process_set, found in traces.items() if name in found}:
+        measure.metric(stored_as or name, by_set)
 
 
 def traced_by_set(trace: Measured) -> dict[str, dict[str, float]]:
@@ -151,7 +159,7 @@ def gradient_bandwidth(measure: Measure, replay: Measured, trace: Measured) -> N
     """
     N, nbytes = replay.spec.world_size, replay.counter("gradient_bytes")
     sending = trace.counter("all_reduce_without_waiting_seconds")
-    if all(sending.values()):
+    if sending and all(sending.values()):
         busbw = {name: all_reduce_busbw(nbytes[name], t, N) for name, t in sending.items()}
         measure.metric("gradient_busbw_bytes_per_second", busbw)
         link_utilization(measure, busbw, N)
@@ -194,13 +202,13 @@ def test_data_parallel_split(measure: Measure, spec: TrainingSpec) -> None:
     measure.metric("ddp_exposed_comm_seconds", ddp_exposed)
     measure.metric("step_minus_one_device_seconds", per_set(sub, tN, t1))
     traces, ddp_traces = traced_by_set(trace), traced_by_set(ddp_trace)
-    for name in (*COMPARED, WITHOUT_WAITING) if ddp_traces else ():
-        measure.metric(f"ddp_{name}", per_set(itemgetter(name), ddp_traces))
+    for name in (*COMPARED, WITHOUT_WAITING):
+        traced_metric(measure, name, ddp_traces, f"ddp_{name}")
     if not traces:
         measure.note(NO_TRACE)
         return
     for name in (*COMPARED, "overlap_fraction", *NOT_SENDING):
-        measure.metric(name, per_set(itemgetter(name), traces))
+        traced_metric(measure, name, traces)
     for counter in (*(f"{part}_seconds" for part in DATA_PARALLEL_PARTS), "idle_in_comm_seconds"):
         measure.metric(counter, trace.counter(counter))
     idle = trace.counter("idle_in_comm_seconds")
@@ -208,6 +216,6 @@ def test_data_parallel_split(measure: Measure, spec: TrainingSpec) -> None:
     if unassigned := max(trace.counter("unassigned_operations").values()):
         what = f"{unassigned:g} kernels and copies per step"
         measure.warn(f"{what} have no launch in the trace, so they count as computation")
-    if ddp_traces:
-        sending = per_set(itemgetter(WITHOUT_WAITING), ddp_traces)
-        measure.metric("comm_over_ddp", per_set(truediv, trace.counter("comm_seconds"), sending))
+    if sending := ddp_trace.counter(WITHOUT_WAITING):
+        communicating = trace.counter("comm_seconds")
+        measure.metric("comm_over_ddp", per_set(lambda t, many: many / t, sending, communicating))
