@@ -11,10 +11,13 @@ sys.path could hide the interpreter's own torch. This file imports only the stan
 
 from __future__ import annotations
 
+import builtins
 import importlib
+import io
 import json
 import os
 import sys
+from filecmp import cmp
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from multiprocessing.process import current_process
 from pathlib import Path
@@ -38,6 +41,7 @@ def main(command: str, package: str, *arguments: str) -> None:
         os._exit(0)  # skip the threads and exit handlers that the imports left
     import_package(package)
     sys.meta_path.insert(0, Guard)
+    builtins.open = io.open = opened
     # Semaphores of loaders get names after the private folder, with which they are removed. Killing a
     # rank's process group would also kill the process of multiprocessing that should remove them.
     current_process()._config["semprefix"] = "/" + Path(arguments[0]).name  # type: ignore[attr-defined]
@@ -111,6 +115,22 @@ class Guard:
                     raise CannotTrain(f"{what}, whose code this rank runs; commit {name}, or install it")
                 return spec
         return None
+
+
+def opened(file: Any, *arguments: Any, _open: Any = open, **options: Any) -> Any:
+    """Open a file as `open` does, but refuse a file of the current repository that differs in the side's.
+
+    A model that reads its settings from the current folder would have the same ones on both sides.
+    """
+    path = "" if isinstance(file, int) else os.fsdecode(os.path.realpath(file))
+    if is_foreign("", path) and os.path.isfile(path):
+        twin = os.environ[SIDE_CODE] + path[len(os.environ[PRESENT_CODE]) :]
+        if os.path.isfile(twin) and not cmp(path, twin, shallow=False):
+            from ddpperf.errors import CannotTrain
+
+            what = f"{file} of the current folder differs from {twin}, whose code this rank runs"
+            raise CannotTrain(f"{what}; read it from the folder of __file__")
+    return _open(file, *arguments, **options)
 
 
 def import_package(package: str) -> ModuleType:

@@ -11,7 +11,7 @@ import pytest
 
 from ddpperf.errors import CannotTrain
 from ddpperf.workers.interpreter import Side
-from ddpperf.workers.rank_entry import Guard, foreign, is_foreign
+from ddpperf.workers.rank_entry import Guard, foreign, is_foreign, opened
 
 
 @pytest.fixture
@@ -67,3 +67,20 @@ def test_model_may_not_import_the_present_code_later(present: Path, monkeypatch:
     monkeypatch.syspath_prepend(str(present / "package" / ".ddpperf" / "base"))
     assert importlib.import_module("late_helper")
     del sys.modules["late_helper"]
+
+
+def test_file_of_the_current_folder_is_not_read_in_place_of_the_sides(present: Path) -> None:
+    here, base = present / "package" / "config.json", present / "package/.ddpperf/base/package/config.json"
+    here.write_text("new")
+    with opened("config.json") as file:
+        assert file.read() == "new", "the side has none, so it is data"
+    base.write_text("old")
+    with pytest.raises(
+        CannotTrain, match=r"^config\.json of the current folder differs from .*; read it from"
+    ):
+        opened("config.json")
+    with opened(base) as file:
+        assert file.read() == "old"
+    base.write_text("new")
+    with opened("config.json", encoding="utf-8") as file:
+        assert file.read() == "new"
