@@ -16,6 +16,7 @@ from ddpperf.measuring import clock
 from ddpperf.measuring.compile_and_capture import capture, require_compiled
 from ddpperf.measuring.repeated_work import Measurement
 from ddpperf.specs.training_step import EQUAL_STRATEGIES
+from ddpperf.training.schedules import PEAK_RATE
 from ddpperf.training.step import TrainingStep
 from ddpperf.training.strategies import gradient_bytes, require_equal_parameters
 
@@ -130,7 +131,9 @@ class MeasuredStep(Measurement):
         self.cpu_seconds.append((time.process_time() - self.cpu_began) / steps)
         loss = self.training.loss.item()
         if not math.isfinite(loss):
-            raise FloatingPointError(f"the loss is {loss} after a round of {steps} steps")
+            what = f"the loss is {loss} after a round of {steps} steps"
+            how = f"SGD has a learning rate of {PEAK_RATE:g}; make the loss or its inputs smaller"
+            raise FloatingPointError(f"{what}: {how}")
 
     def finish(self) -> dict[str, float]:
         """Return a rank's counters, such as the CPU seconds of a training step and its peak memory.
