@@ -174,7 +174,9 @@ def test_a_nan_loss_is_refused(pixel: float) -> None:
     step.end_round(1)
     step.training.input.take()[0][0, 0, 0, 0] = pixel
     step.step()
-    with pytest.raises(FloatingPointError, match="the loss is nan after a round of 7 steps: SGD has a learning rate of 0.01; make"):
+    with pytest.raises(
+        FloatingPointError, match=r"^the loss is nan after a round of 7 steps: SGD has a learning rate"
+    ):
         step.end_round(7)
 
 
