@@ -16,12 +16,12 @@ def picture(path: Path, seed: int, *, size: tuple[int, int] = (4, 3), mode: str 
     return path
 
 
-def images_in(folder: Path, size: tuple[int, int] = (4, 3)) -> Path:
-    """Seven images of each class to train and two to test, by default 4 wide and 3 high."""
+def images_in(folder: Path) -> Path:
+    """Seven images of each class to train and two to test, 4 wide and 3 high."""
     for split, count in (("train", 7), ("test", 2)):
         for number, name in enumerate(CLASSES):
             for each in range(count):
-                picture(folder / split / name / f"{each}.png", 100 * number + 10 * each + count, size=size)
+                picture(folder / split / name / f"{each}.png", 100 * number + 10 * each + count)
     return folder
 
 

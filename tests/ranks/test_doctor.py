@@ -78,6 +78,7 @@ def test_torch_that_fails_to_import_is_bad(
     assert why in finding.text
 
 
+@pytest.mark.slow
 def test_doctor_that_is_too_slow_ends_in_time(marked: Marked, tmp_path: Path) -> None:
     """The ranks hang in the import of torch, and are killed with all that they started."""
     (tmp_path / "torch").mkdir()

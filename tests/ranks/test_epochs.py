@@ -118,6 +118,7 @@ def test_an_epoch_is_measured_on_two_ranks(pool: Pool, marked: Marked) -> None:
     wait_until(lambda: len(loading(marked)) <= 2, 2, lambda: f"still loading: {loading(marked)}")
 
 
+@pytest.mark.slow
 @NEEDS_TORCHVISION
 @pytest.mark.parametrize(("world_size", "workers"), [(1, 0), (2, 1)])
 def test_parts_of_an_epoch_add_up(pool: Pool, world_size: int, workers: int) -> None:
@@ -165,6 +166,7 @@ def impatient_set(pool: Pool, told: Told, monkeypatch: pytest.MonkeyPatch) -> Pr
     return live
 
 
+@pytest.mark.slow
 def test_long_epoch_that_reports_is_no_hang(pool: Pool, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     spec, live = slow_epoch(batch=2), impatient_set(pool, told, monkeypatch)
     measured = measured_and_counted(pool, spec)
@@ -178,6 +180,7 @@ def test_long_epoch_that_reports_is_no_hang(pool: Pool, told: Told, monkeypatch:
     assert fractions[0] < 0.5 < fractions[-1]
 
 
+@pytest.mark.slow
 def test_rank_that_stops_after_reports_is_a_hang(
     pool: Pool, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -152,6 +152,7 @@ def test_hanging_rank_is_explained_by_its_stacks(marked: Marked, tmp_path: Path)
     marked.assert_nothing_left(5)
 
 
+@pytest.mark.slow
 def test_killed_launcher_ends_its_ranks(marked: Marked, tmp_path: Path) -> None:
     with launched(f"sh -c '{EACH_RANK} \"$@\"; exit 0' sh", tmp_path) as pool:
         (live,) = pool.live_sets()
@@ -163,6 +164,7 @@ def test_killed_launcher_ends_its_ranks(marked: Marked, tmp_path: Path) -> None:
     marked.assert_nothing_left(5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("template", "words"),
     [
@@ -214,6 +216,7 @@ def test_node_that_differs_is_refused_by_name(
     marked.assert_nothing_left(5)
 
 
+@pytest.mark.slow
 def test_strangers_are_not_taken_for_ranks(
     marked: Marked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,6 +238,7 @@ def test_strangers_are_not_taken_for_ranks(
     marked.assert_nothing_left(5)
 
 
+@pytest.mark.slow
 def test_ranks_end_with_a_killed_pytest(project: Project) -> None:
     process = project.start("perf", "--launcher", EACH_RANK)
     wait_until(lambda: len(project.ranks()) == 2, 60, lambda: "no ranks started")

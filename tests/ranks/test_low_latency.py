@@ -113,6 +113,7 @@ def sums_of_ranks(phases: int, N: int, count: int) -> tuple[list[list[float]], l
     return [source.tolist() for source in sources], [result.tolist() for result in results]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("phases", "N", "count"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -10,18 +11,20 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any, cast
 
 import pytest
 import torch
 
+from ddpperf.data.cache import Data
 from ddpperf.errors import Refused
-from ddpperf.plugin.options.slow_checks import MODEL_SECONDS, check_model, prepare
-from ddpperf.specs import FUNCTIONS_VARIABLE, TrainingSpec
+from ddpperf.plugin.options.slow_checks import MODEL_SECONDS, check_model
+from ddpperf.specs import FUNCTIONS_VARIABLE, Precision, TrainingSpec
+from ddpperf.specs.custom import TRAINED
 from ddpperf.training.check_model import check
 from ddpperf.training.measured_step import MeasuredStep
 from ddpperf.training.step import TrainingStep
 from tests.command_line import Read, reader
-from tests.images import images_in
 
 MODELS = """
 import sys
@@ -181,9 +184,20 @@ def test_model_is_checked_with_the_runs_images(
 ) -> None:
     """AlexNet needs more than 32x32 pixels."""
     pytest.importorskip("torchvision")
-    images_in(tmp_path, size=(64, 64))
-    monkeypatch.chdir(tmp_path)
-    prepare(read("torchvision:alexnet", "--data", f"imagefolder:{tmp_path}"), tmp_path)
+    images = torch.zeros(4, 3, 64, 64, dtype=torch.uint8)
+    torch.save({"train_images": images, "train_labels": torch.arange(4)}, path := tmp_path / "images.pt")
+    data = Data(name="imagefolder", path=path, digest="0" * 12, train_images=4, image_size=(64, 64))
+
+    def run_child(command: list[str], variables: dict[str, str], _: float) -> CompletedProcess[str]:
+        name, batch_size, device, precision, kind, digest, count = command[3:]
+        for variable, value in variables.items():
+            monkeypatch.setenv(variable, value)
+        fields: dict[str, Any] = {"data": kind, "digest": digest, "epoch_images": int(count)}
+        check(name, int(batch_size), device, cast(Precision, precision), **fields)
+        return CompletedProcess(command, 0, TRAINED, "")
+
+    monkeypatch.setattr("ddpperf.plugin.options.slow_checks.run_child", run_child)
+    check_model(dataclasses.replace(read("torchvision:alexnet"), data=data))
 
 
 def test_model_is_checked_in_a_process(folder: Path, read: Read, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,6 +72,7 @@ def test_ranks_of_one_node_meet_in_a_private_folder(two_ranks: Pool) -> None:
         assert b"\0GLOO_SOCKET_IFNAME=lo\0" in variables
 
 
+@pytest.mark.slow
 def test_default_socket_timeout_does_not_reach_ranks() -> None:
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(0.5)
@@ -168,6 +169,7 @@ def test_stopped_rank_is_named_late_within_two_seconds(impatient: Pool) -> None:
     assert "\nrank 1 is late for " in str(caught.value)
 
 
+@pytest.mark.slow
 def test_rank_that_dies_idle_fails_the_set_at_once(two_ranks: Pool) -> None:
     (live,) = two_ranks.live_sets()
     os.kill(live.pids[1], signal.SIGKILL)
@@ -178,6 +180,7 @@ def test_rank_that_dies_idle_fails_the_set_at_once(two_ranks: Pool) -> None:
     assert fresh.name != live.name
 
 
+@pytest.mark.slow
 def test_single_step_needs_no_process_group(two_ranks: Pool) -> None:
     two_ranks.measure(SMALL)
     two_ranks.measure(SINGLE)
@@ -256,6 +259,7 @@ threading.Thread(target=fork_when_told, daemon=True).start()
 """
 
 
+@pytest.mark.slow
 def test_death_is_seen_though_a_child_keeps_the_connection(one: Side, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(FORKS)
     variables = {"PYTHONPATH": str(tmp_path), "FORK_WHEN": str(tmp_path / "now")}
@@ -284,6 +288,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 def test_ranks_and_folder_end_with_a_killed_controller(marked: Marked) -> None:
     before = set(marked.folder.iterdir())
     controller = subprocess.Popen(

@@ -157,6 +157,7 @@ def test_the_rate_follows_the_schedule_over_all_epochs() -> None:
     assert rates[0] < rates[3] < rates[4] > rates[11] > 0
 
 
+@pytest.mark.slow
 def test_overflowing_steps_are_counted_and_skipped() -> None:
     run = TrainingRun(dataclasses.replace(SMALL, precision="fp16", epochs=3), rank=0, device=CPU)
     run.start_scaler["scale"] = 2.0**22  # so large that several steps overflow
@@ -217,6 +218,7 @@ def norms_of(**fields: Any) -> list[float]:
     return norms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "fused"), [("fp32", False), ("fp16", False), ("fp16", True)])
 def test_clipping_bounds_the_norm_of_unscaled_gradients(
     precision: str, fused: bool, monkeypatch: pytest.MonkeyPatch

@@ -291,8 +291,10 @@ def test_cost_of_more_devices(run: Run) -> None:
 
 
 def test_bandwidth_is_bytes_over_seconds(run: Run) -> None:
-    """Of two ranks the bus bandwidth is the same: 2 (N - 1) / N is 1."""
-    calls = run.of("test_all_reduce")
+    """Of two ranks the bus bandwidth is the same: 2 (N - 1) / N is 1. With a copy, there is none."""
+    (copied,) = run.of("test_all_reduce", in_place=False)
+    assert copied["metrics"] == {}
+    calls = run.of("test_all_reduce", in_place=True)
     sizes = [call["spec"]["nbytes"] for call in run.of("test_all_reduce", algorithm="backend", in_place=True)]
     assert sizes == [2**12, 2**16, 2**18, 2**20]
     assert {call["spec"]["algorithm"] for call in calls} == {"backend", *OWN_ALGORITHMS}

@@ -78,6 +78,7 @@ def test_each_fault_is_an_outcome_with_its_cause(canned_suite: CannedSuite) -> N
     }
 
 
+@pytest.mark.slow
 def test_interrupted_start_of_ranks_leaves_nothing(project: Project) -> None:
     process = project.start("perf")
     wait_while_it_runs(process, project.ranks, "no rank was started")
@@ -88,6 +89,7 @@ def test_interrupted_start_of_ranks_leaves_nothing(project: Project) -> None:
     project.assert_nothing_left()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_interrupted_model_check_is_no_verdict(project: Project, how: signal.Signals) -> None:
     (project.root / "slow.py").write_text(
@@ -102,6 +104,7 @@ def test_interrupted_model_check_is_no_verdict(project: Project, how: signal.Sig
     project.assert_nothing_left()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [signal.SIGTERM, *(pytest.param(how, marks=pytest.mark.slow) for how in (signal.SIGINT, signal.SIGHUP))],

@@ -182,6 +182,7 @@ def documented_gate(machine: Machine, arguments: str) -> dict[str, Any]:
 # --- the merge gate
 
 
+@pytest.mark.slow
 def test_gate_without_gpus_is_red_and_says_why(machine: Machine) -> None:
     """A gate that can measure then edits the comment."""
     machine = machine.on_pull_request()

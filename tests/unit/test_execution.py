@@ -98,6 +98,7 @@ def test_compiling_again_after_the_warm_up_is_an_error() -> None:
     assert compiled(doubled, "")(torch.ones(3), 3).tolist() == [3, 3, 3]
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_compiling_new_code_after_the_warm_up_is_an_error() -> None:
     """Torch itself forbids only what was compiled before."""

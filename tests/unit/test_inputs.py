@@ -165,7 +165,7 @@ def loader_input(rank: int = 0, workers: int = 0, **fields: int) -> LoaderInput:
 
 
 @pytest.mark.usefixtures("stored")
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_dataloader_has_same_batches_and_ends_its_processes(workers: int, ways: Tensor) -> None:
     loader = loader_input(1, workers, world_size=2, batch_size=4)
     expected = device_input(rank=1, world_size=2, batch_size=4)

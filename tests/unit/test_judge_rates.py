@@ -246,7 +246,13 @@ def test_slower_pairs_are_named(suite: Suite, slower: int, by: float, named: flo
 
 
 @few_or(300, 60)
-@pytest.mark.parametrize("suite", [replace(NO_MARGIN, sigmas=(sigma,)) for sigma in (0.01, 0.03)])
+@pytest.mark.parametrize(
+    "suite",
+    [
+        replace(NO_MARGIN, sigmas=(0.01,)),
+        pytest.param(replace(NO_MARGIN, sigmas=(0.03,)), marks=pytest.mark.slow),
+    ],
+)
 def test_few_names_are_wrong(suite: Suite, suites: int) -> None:
     """Ten of 30 pairs are slower by twice the tolerance."""
     found = results(replace(suite, slower=dict.fromkeys(range(10), 0.04)), suites)

@@ -220,6 +220,7 @@ def test_closing_frees_the_memory_at_once(calls: list[str]) -> None:
     assert state == {}, "at once, not when a collector finds it"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [SINGLE, EPOCH])
 def test_kernels_are_those_of_one_step(spec: TrainingSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever the rounds ended, the start of an epoch is no part of the step."""

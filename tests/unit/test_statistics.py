@@ -75,6 +75,7 @@ def test_seven_rounds_drift_only_if_sorted() -> None:
     assert drifting == [(1, 2, 3, 4, 5, 6, 7), (7, 6, 5, 4, 3, 2, 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("rounds", [10, 40])
 def test_noise_alone_hardly_ever_drifts(noise: str, rounds: int) -> None:
