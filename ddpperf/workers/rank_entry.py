@@ -17,7 +17,6 @@ import io
 import json
 import os
 import sys
-from filecmp import cmp
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from multiprocessing.process import current_process
 from pathlib import Path
@@ -123,14 +122,19 @@ def opened(file: Any, *arguments: Any, _open: Any = open, **options: Any) -> Any
     A model that reads its settings from the current folder would have the same ones on both sides.
     """
     path = "" if isinstance(file, int) else os.fsdecode(os.path.realpath(file))
-    if is_foreign("", path) and os.path.isfile(path):
+    if is_foreign("", path) and os.path.isfile(path) and not path.endswith(".py"):  # which Guard refuses
         twin = os.environ[SIDE_CODE] + path[len(os.environ[PRESENT_CODE]) :]
-        if os.path.isfile(twin) and not cmp(path, twin, shallow=False):
+        if os.path.isfile(twin) and _bytes_of(path) != _bytes_of(twin):
             from ddpperf.errors import CannotTrain
 
             what = f"{file} of the current folder differs from {twin}, whose code this rank runs"
             raise CannotTrain(f"{what}; read it from the folder of __file__")
     return _open(file, *arguments, **options)
+
+
+def _bytes_of(path: str) -> bytes:
+    with io.FileIO(path) as file:
+        return file.readall()
 
 
 def import_package(package: str) -> ModuleType:

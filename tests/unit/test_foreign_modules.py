@@ -69,18 +69,20 @@ def test_model_may_not_import_the_present_code_later(present: Path, monkeypatch:
     del sys.modules["late_helper"]
 
 
-def test_file_of_the_current_folder_is_not_read_in_place_of_the_sides(present: Path) -> None:
+def test_file_of_the_current_folder_is_not_read_in_place_of_the_sides(
+    present: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("builtins.open", opened)
+    monkeypatch.setattr("io.open", opened)
     here, base = present / "package" / "config.json", present / "package/.ddpperf/base/package/config.json"
     here.write_text("new")
-    with opened("config.json") as file:
-        assert file.read() == "new", "the side has none, so it is data"
+    assert Path("config.json").read_text() == "new", "the side has none, so it is data"
     base.write_text("old")
     with pytest.raises(
         CannotTrain, match=r"^config\.json of the current folder differs from .*; read it from"
     ):
-        opened("config.json")
-    with opened(base) as file:
-        assert file.read() == "old"
+        Path("config.json").read_text()
+    assert base.read_text() == "old"
     base.write_text("new")
-    with opened("config.json", encoding="utf-8") as file:
+    with open("config.json", encoding="utf-8") as file:
         assert file.read() == "new"
