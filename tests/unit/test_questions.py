@@ -6,6 +6,7 @@ import copy
 import re
 from functools import cache
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -191,3 +192,36 @@ def test_accuracies_of_synthetic_images_are_not_shown() -> None:
     assert "Synthetic images: accuracies mean nothing" in text
     assert "%" not in text
     assert "81.5%" in section(run(REPORTS), "Q4: accuracy with a large batch")
+
+
+def test_scaling_grid_follows_from_the_stored_rounds() -> None:
+    """Computed again from the seconds of each rank in each round: N t(1) / t(N) of the slowest device."""
+    expected = set()
+    for test in run(SUITE)["benchmarks"]:
+        stored = test["extra_info"]["ddpperf"]
+        if test["fullname"].startswith("perf/test_scaling.py::test_weak_scaling["):
+            N, step = (
+                stored["spec"]["world_size"],
+                median(map(max, seconds_of(stored, stored["spec"]["world_size"]))),
+            )
+            speedup = ""
+            if N > 1:
+                alone = zip(*seconds_of(stored["references"]["one_device"], N), strict=True)
+                speedup = f"{N * max(map(median, alone)) / step:.2f}x"
+            expected.add((str(N), f"{1e3 * step:#.4g} ms", speedup or "-"))
+    found = set()
+    title = "Q2: time and speedup by batch size and devices, weak scaling"
+    for line in section(run(SUITE), title).splitlines():
+        devices, *cells = line.strip("| ").split(" | ")
+        if line.startswith("|") and devices.isdecimal():
+            steps = [re.sub(" !.*", "", cell) for cell in cells[::3]]
+            found |= set(zip([devices] * len(steps), steps, cells[2::3], strict=True))
+    assert found - {("1", "-", "-"), ("2", "-", "-"), ("4", "-", "-")} == expected
+
+
+def seconds_of(stored: Json, ranks: int) -> list[list[float]]:
+    """Return the seconds of a step on each of the first ranks, for each round."""
+    (sample,) = stored["samples"]
+    return [
+        [seconds / stored["iterations"] for seconds in of_round[:ranks]] for of_round in sample["seconds"]
+    ]
