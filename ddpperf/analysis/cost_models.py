@@ -184,29 +184,24 @@ def nbytes_of(call: AllReduceSpec) -> int:
 class ReportFormula(NamedTuple):
     """An all-reduce formula from course reports: N ranks, S bytes per rank and B bytes per second.
 
-    `seconds` returns its value for N, S and B; a value in bytes is divided by B. `counts` says in a
-    few words what the value is.
+    `seconds` returns its value for N, S and B; a value in bytes is divided by B.
     """
 
     formula: str
-    counts: str
     seconds: Callable[[int, float, float], float]
 
 
 REPORT_FORMULAS = (
     ReportFormula(
         "2 (N-1) S / N",
-        "bytes that one rank of a ring sends",
         lambda N, S, B: 2 * (N - 1) * S / N / B,
     ),
     ReportFormula(
         "(S / B) log2 N",
-        "seconds of recursive doubling without latency",
         lambda N, S, B: S / B * math.log2(N),
     ),
     ReportFormula(
         "2 (N-1) S",
-        "bytes that all ranks of a ring send together",
         lambda N, S, B: 2 * (N - 1) * S / B,
     ),
 )

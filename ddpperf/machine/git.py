@@ -50,7 +50,7 @@ def _described(root: Path) -> str:
 
 
 def _hidden_change(root: Path) -> bool:
-    """Return whether a tracked file has changed that `git status` was told to leave out."""
+    """Return whether a tracked file has changed that `git status` leaves out."""
     with contextlib.suppress(OSError):  # such as a list that is too long
         listed = git(root, "ls-files", "-v", "-s", "--", ".", *NOT_CODE)
         # "S" stands also for files that a sparse checkout leaves out

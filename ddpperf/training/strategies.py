@@ -193,7 +193,7 @@ def _bare_steps(
     input.load()
     dtype = AUTOCAST_DTYPES.get(spec.precision)
     while True:
-        parts = [each.chunk(spec.accumulation_steps) for each in input.take()]
+        parts = [whole.chunk(spec.accumulation_steps) for whole in input.take()]
         for inputs, targets in zip(*parts, strict=True):
             enter("forward")
             with torch.autocast(device.type, dtype, dtype is not None):

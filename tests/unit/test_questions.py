@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 CPU = ROOT / "perf" / "baselines" / "cpu2-epyc-25-17-1" / "0014_core.json"
 SUITE = ROOT / "docs" / "runs" / "h200x4-suite.json.gz"
 REPORTS = ROOT / "docs" / "runs" / "h200x1-reports.json.gz"
+REMEDIES = ROOT / "docs" / "runs" / "h200x1-remedies.json.gz"
 LAWS = ROOT / "docs" / "runs" / "h200x4-own_ddp.json.gz"
 Json = dict[str, Any]
 
@@ -192,6 +193,13 @@ def test_accuracies_of_synthetic_images_are_not_shown() -> None:
     assert "Synthetic images: accuracies mean nothing" in text
     assert "%" not in text
     assert "81.5%" in section(run(REPORTS), "Q4: accuracy with a large batch")
+
+
+def test_each_reports_accuracy_has_its_own_column() -> None:
+    """Reports A and B state training accuracies of the same training with a small batch."""
+    found = rows_in(run(REMEDIES), "Q4: accuracy with a large batch")
+    for report, accuracy in (("A", "84.9%"), ("B", "82.2%")):
+        assert accuracy in {row.get(f"report {report}'s train accuracy") for row in found}
 
 
 def test_scaling_grid_follows_from_the_stored_rounds() -> None:

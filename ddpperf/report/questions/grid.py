@@ -77,7 +77,8 @@ class Shape:
     def of(self, case: Case) -> Iterable[Entry]:
         if self.entries is not None:
             return self.entries(case)
-        figures = {each.heading: each.text(case) for each in self.figures}
+        figures = {column.heading: column.text(case) for column in self.figures}
+        assert len(figures) == len(self.figures), "two columns have one heading"
         return [Entry(case=case, properties=properties_of(case), figures=figures)]
 
 
