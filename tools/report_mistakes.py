@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from ddpperf.analysis.scaling import amdahl_speedup, fit_amdahl, fit_gustafson, gustafson_speedup
-from ddpperf.report.questions.question import training_of
+from ddpperf.report.questions.figures import training_of
 from ddpperf.report.stored_cases import Case, of_functions
 from ddpperf.results import units
 from tools.markdown_tables import ROOT, cases, markdown, one

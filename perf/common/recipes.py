@@ -33,10 +33,11 @@ DEFAULTS = {  # of the fields that a recipe sets
     for field in dataclasses.fields(RunSpec)
     if field.name in RunSpec.__annotations__ and field.name not in OF_RUN
 }
+REPORTED = ("train_loss", "train_accuracy", "test_accuracy", "best_test_accuracy")  # by course reports
 TABLES = ("cpu", "cuda", *KINDS, *KINDS.values())
 KEYS = (
     *("name", "global_batch_size", "images_at_once", "devices", "epochs", "seeds", "tuning_seeds", "rate"),
-    *("rates", "rate_of", "scale", "reported_train_accuracy", "reported_test_accuracy", *OF_DATA, *DEFAULTS),
+    *("rates", "rate_of", "scale", *(f"reported_{name}" for name in REPORTED), *OF_DATA, *DEFAULTS),
 )
 
 
@@ -47,8 +48,8 @@ class Recipe:
     devices: the number of devices, or None for all devices. images_at_once: the images of a part of
     a batch on a device, or None to train on whole batches. model: the model that --model does not
     replace, or None. rates: the learning rates that tuning tries. data: the values of the keys in
-    OF_DATA. fields: the other fields of a RunSpec. reported: accuracies that course reports state,
-    by metric.
+    OF_DATA. fields: the other fields of a RunSpec. reported: losses and accuracies that course
+    reports state, by metric.
     """
 
     name: str
@@ -193,7 +194,7 @@ def _recipe(
         fields={**DEFAULTS, **fields, "epochs": values["epochs"]},
         reported={
             f"reported_{name}_{report}": accuracy
-            for name in ("train_accuracy", "test_accuracy")
+            for name in REPORTED
             for report, accuracy in row.get(f"reported_{name}", {}).items()
         },
     )

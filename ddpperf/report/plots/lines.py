@@ -10,7 +10,7 @@ from ddpperf.analysis.bandwidth import all_reduce_busbw
 from ddpperf.analysis.scaling import PREDICTED_DEVICES
 from ddpperf.analysis.statistics import mean_interval
 from ddpperf.report.plots.picture import label, legend, line_frame, line_look
-from ddpperf.report.questions.laws import measured_speedups, predicted_by
+from ddpperf.report.questions.figures import measured_speedups, predicted_by
 from ddpperf.report.stored_cases import Case, of_functions
 from ddpperf.specs import AllReduceSpec
 

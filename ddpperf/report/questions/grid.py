@@ -8,108 +8,48 @@ strategies.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 from ddpperf.machine.links import rates_in_words
+from ddpperf.report.questions.figures import devices_of
+from ddpperf.report.questions.question import BATCHES, DEVICES, Entry, Question
 from ddpperf.report.stored_cases import Case, in_words
 from ddpperf.report.terminal_tables import wrapped
-from ddpperf.results import units
-from ddpperf.results.metrics import find
 from ddpperf.specs import TrainingSpec
 
 WIDTH = 110  # characters of a line
 NOTHING = "-"
-DEVICES = "devices"  # GPUs or ranks
-BATCHES = ("batch", "global batch")
-EACH_CASE = ()
 Numbers = dict[str, int]  # of warnings, by their texts
 
 
-@dataclass(frozen=True, kw_only=True)
-class Figure:
-    """A column of a grid. text: returns the figure of a case, or "" if it has none."""
-
-    heading: str
-    text: Callable[[Case], str]
-
-
-def figure(name: str, heading: str = "", *, per_epoch: bool = False) -> Figure:
-    """Return the column of a metric. per_epoch: whether it is of a step, and shown for an epoch."""
-    metric = find(name)
-
-    def text(case: Case) -> str:
-        value, spec = case.value(name), case.measured.spec
-        steps = spec.steps_per_epoch if per_epoch and isinstance(spec, TrainingSpec) else 1
-        return "" if value is None else metric.format(steps * value)
-
-    return Figure(heading=heading or metric.heading, text=text)
-
-
-def time_of(work: str) -> Figure:
-    """Return the column of the measured time of a case. work: what is timed, such as "step"."""
-    return Figure(heading=work, text=lambda case: units.seconds(case.seconds))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """What a grid shows of a case: its place by its properties, and its figures by their headings."""
-
-    case: Case
-    properties: Mapping[str, str]
-    figures: Mapping[str, str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shape:
-    """The axes of a grid.
-
-    rows: the properties that distinguish the rows; EACH_CASE for a row for each case. groups: the
-    properties of which each combination has a group of columns. figures: the columns of each group.
-    entries: in place of `figures`, returns several entries of a case.
-    """
-
-    rows: tuple[str, ...] = (DEVICES,)
-    groups: tuple[str, ...] = BATCHES
-    figures: tuple[Figure, ...] = ()
-    entries: Callable[[Case], Iterable[Entry]] | None = None
-
-    def of(self, case: Case) -> Iterable[Entry]:
-        if self.entries is not None:
-            return self.entries(case)
-        figures = {column.heading: column.text(case) for column in self.figures}
-        assert len(figures) == len(self.figures), "two columns have one heading"
-        return [Entry(case=case, properties=properties_of(case), figures=figures)]
-
-
-def grid_lines(cases: Sequence[Case], shape: Shape, numbers: Numbers) -> list[str]:
+def grid_lines(cases: Sequence[Case], question: Question, numbers: Numbers) -> list[str]:
     """Return the lines of all grids of these cases, each with its caption and its warnings.
 
     A grid that is wider than a line continues below. A warning keeps its number in all grids.
     """
-    entries = [entry for case in cases for entry in shape.of(case)]
-    devices = "GPUs" if "GPUs" in cases[0].properties else "ranks"
+    entries = [entry for case in cases for entry in question.entries(case)]
+    devices = devices_of(cases[0])
     rows, groups = (
-        [devices if name == DEVICES else name for name in names] for names in (shape.rows, shape.groups)
+        [devices if name == DEVICES else name for name in names] for names in (question.rows, question.groups)
     )
-    rows = rows or _distinguishing(entries)
     lines: list[str] = []
     for setup, found in _setups(entries, (*rows, *groups)).items():
         lines += [*wrapped(_caption(setup, found[-1].case), WIDTH, indent=0), ""]
         sizes = Counter(_values(entry, groups) for entry in found)
         by_size = sorted(found, key=lambda entry: -sizes[_values(entry, groups)])
         places = _in_order(_values(entry, rows) for entry in by_size)
-        labels: list[Column] = list(zip(rows, *places, strict=True))
-        columns = []
+        named_axes = zip(rows, *places, strict=True)
+        labels: list[Column] = [axis for axis in named_axes if {*axis[1:]} != {NOTHING}]
+        parts: list[Part] = []
         for group in _in_order(_values(entry, groups) for entry in found):
             of_group = {_values(entry, rows): entry for entry in found if _values(entry, groups) == group}
-            columns.append(_columns([of_group.get(place) for place in places], group, numbers))
-        if not groups:  # a row for each case may continue below after any column
-            columns = [[column] for column in columns[0]]
+            columns = _columns([of_group.get(place) for place in places], numbers)
+            parts += [(", ".join(value for value in group if value != NOTHING), columns)] if columns else []
         batch = next((name for name in groups if name in BATCHES and found[0].properties.get(name)), "")
-        for first, *others in _fitting(labels, filter(None, columns), WIDTH - len(batch)):
-            named = (f"{batch} {first[0]}".lstrip(), *first[1:])
-            lines += [*markdown_table(*zip(*labels, named, *others, strict=True)), ""]
+        for table in _tables(labels, parts, batch):
+            by_row = list(zip(*table, strict=True))
+            shown = [row for row in by_row if {*row[len(labels) :]} != {NOTHING}]
+            lines += [*markdown_table(*shown), ""]
         warnings = {numbers[warning]: warning for entry in found for warning in entry.case.warnings}
         for number, warning in sorted(warnings.items()):
             lines += wrapped(f"- !{number} {warning}", WIDTH)
@@ -119,19 +59,7 @@ def grid_lines(cases: Sequence[Case], shape: Shape, numbers: Numbers) -> list[st
 
 Setup = tuple[tuple[str, str], ...]
 Column = tuple[str, ...]  # the heading, and a cell for each row
-
-
-def properties_of(case: Case) -> dict[str, str]:
-    """Return the properties of a case, with the batch size that all numbers of devices share."""
-    return case.properties | case.constant_batch
-
-
-def _distinguishing(entries: Sequence[Entry]) -> list[str]:
-    """Return the properties that vary, and the devices and the batch sizes, if the entries have any."""
-    names = dict.fromkeys(name for entry in entries for name in entry.properties)
-    values = {name: {entry.properties.get(name, "") for entry in entries} for name in names}
-    always = ("GPUs", "ranks", *BATCHES)
-    return [name for name in names if len(values[name]) > 1 or (name in always and values[name] != {""})]
+Part = tuple[str, list[Column]]  # the name of a group, and its columns
 
 
 def _values(entry: Entry, names: Sequence[str]) -> tuple[str, ...]:
@@ -172,19 +100,16 @@ def _number(value: str) -> int:
     return int(digits) if digits.isdecimal() else 0
 
 
-def _columns(row: Sequence[Entry | None], group: tuple[str, ...], numbers: Numbers) -> list[Column]:
+def _columns(row: Sequence[Entry | None], numbers: Numbers) -> list[Column]:
     """Return the columns of a group that have a figure; the first one has the marks of the warnings."""
     columns: list[Column] = []
-    words = ", ".join(value for value in group if value != NOTHING)
     for heading in dict.fromkeys(heading for entry in row if entry for heading in entry.figures):
         texts = [entry.figures.get(heading, "") if entry else "" for entry in row]
-        if not any(texts):
-            continue
-        if not columns:
+        if any(texts) and not columns:
             pairs = zip(texts, row, strict=True)
             texts = [_marked(text, entry.case, numbers) if entry else "" for text, entry in pairs]
-            heading = f"{words}: {heading}" if words else heading
-        columns.append((heading, *(text or NOTHING for text in texts)))
+        if any(texts):
+            columns.append((heading, *(text or NOTHING for text in texts)))
     return columns
 
 
@@ -193,15 +118,31 @@ def _marked(text: str, case: Case, numbers: Numbers) -> str:
     return f"{text} !{','.join(map(str, sorted(marks)))}" if marks and text else text
 
 
-def _fitting(labels: Sequence[Column], groups: Iterable[list[Column]], width: int) -> list[list[Column]]:
-    """Return the columns of each table: as many groups as fit on a line beside the labels of the rows."""
+def _tables(labels: list[Column], parts: Iterable[Part], batch: str) -> list[list[Column]]:
+    """Return the columns of each table: as many groups as fit on a line beside the labels of the rows.
+
+    A group that is wider than a line continues in the next table. batch: what the first group's name
+    is, "batch" or "global batch".
+    """
     tables: list[list[Column]] = []
-    for group in groups:
-        if tables and _width([*labels, *tables[-1], *group]) < width:
-            tables[-1] += group
+    for name, columns in parts:
+        first = _named(f"{batch} {name}".lstrip(), columns)
+        if tables and _width([*tables[-1], *_named(name, columns)]) <= WIDTH:
+            tables[-1] += _named(name, columns)
+        elif _width([*labels, *first]) <= WIDTH:
+            tables.append([*labels, *first])
         else:
-            tables.append(list(group))
+            fitting = max(
+                n for n in range(1, len(columns)) if n == 1 or _width([*labels, *first[:n]]) <= WIDTH
+            )
+            tables += _tables(labels, [(name, columns[:fitting])], batch)
+            tables += _tables(labels, [(name, columns[fitting:])], batch)
     return tables
+
+
+def _named(name: str, columns: list[Column]) -> list[Column]:
+    (heading, *cells), *others = columns
+    return [(f"{name}: {heading}" if name else heading, *cells), *others]
 
 
 def _width(columns: Sequence[Column]) -> int:

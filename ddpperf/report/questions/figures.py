@@ -1,0 +1,373 @@
+"""The figures of a grid: stored metrics, what is computed from them, and cases of several rows."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+from ddpperf.analysis.cost_models import REPORT_FORMULAS, ReportFormula
+from ddpperf.analysis.scaling import (
+    PREDICTED_DEVICES,
+    Law,
+    amdahl_speedup,
+    gustafson_speedup,
+    not_predictable,
+    predicted_speedup,
+    strong_speedup,
+    weak_speedup,
+)
+from ddpperf.analysis.statistics import Estimate
+from ddpperf.report.stored_cases import Case
+from ddpperf.results import units
+from ddpperf.results.metrics import MESSAGE_KINDS, find
+from ddpperf.specs import PARTS, AllReduceSpec, RunSpec, TrainingSpec
+
+Value = float | str | None  # a string is printed as it is
+Texts = dict[str, str]  # by the headings of columns, or by the names of properties
+OF_IMAGES = re.compile(r"\w*(accuracy|loss)\w*")  # means nothing for synthetic images
+
+
+def training_of(case: Case) -> TrainingSpec:
+    assert isinstance(case.measured.spec, TrainingSpec)
+    return case.measured.spec
+
+
+def nbytes_of(case: Case) -> int:
+    assert isinstance(case.measured.spec, AllReduceSpec)
+    return case.measured.spec.nbytes
+
+
+def without_batch(recipe: str) -> str:
+    """Return the name of a recipe without its batch size: "2048, LARS" becomes "LARS"."""
+    return re.sub(r"^\d+,? ", "", recipe)
+
+
+def is_of_the_library(case: Case) -> bool:
+    spec = case.measured.spec
+    return isinstance(spec, AllReduceSpec) and spec.algorithm == "backend" and spec.in_place
+
+
+def has_other_rate(case: Case) -> bool:
+    """Return whether a remedy changes the learning rate of plain SGD, or nothing."""
+    spec, names = case.measured.spec, ("as it is", "scaling", "warm-up", "rate")
+    changed = any(name in case.recipe for name in names)
+    return isinstance(spec, RunSpec) and (spec.schedule != "constant" or changed)
+
+
+def has_other_remedy(case: Case) -> bool:
+    return "as it is" in case.recipe or not has_other_rate(case)
+
+
+def is_synthetic(case: Case) -> bool:
+    return isinstance(case.measured.spec, RunSpec) and case.measured.spec.data == "synthetic"
+
+
+def text_of(case: Case, name: str, *, per_epoch: bool = False) -> str:
+    """Return a figure as text, with its 95% interval if it has one, or "" if the case does not have it.
+
+    name: a metric, a quantity with a mean and a peak, or a key of COMPUTED. per_epoch: whether the
+    figure is that of a step and is shown for all steps of an epoch.
+    """
+    scale = training_of(case).steps_per_epoch if per_epoch else 1
+    if name in COMPUTED:
+        found, form = COMPUTED[name]
+        value = found(case)
+        return value if isinstance(value, str) else "" if value is None else form(scale * value)
+    form = units.points if name.startswith("accuracy_") else find(name).format
+    if OF_IMAGES.fullmatch(name) and is_synthetic(case):
+        return ""
+    values = [case.value(name)] if name in case.metrics else [case.value(f"{name}_{end}") for end in ENDS]
+    texts = [form(scale * value) for value in values if value is not None]
+    ends = case.interval(name)
+    return " / ".join(texts) + (f" ({' to '.join(form(scale * end) for end in ends)})" if ends else "")
+
+
+ENDS = ("mean", "peak")
+
+
+# --- what is computed from metrics
+
+
+def _rest_of_step(case: Case) -> float:
+    """Return the seconds of a step that are in none of its parts; negative if the parts overlap."""
+    return whole_step(case) - math.fsum(case.value(f"{part}_seconds") or 0.0 for part in PARTS)
+
+
+def whole_step(case: Case) -> float:
+    return case.value("step_seconds") or case.seconds
+
+
+def _extra_device_time(case: Case) -> float | None:
+    efficiency = case.value("efficiency")
+    return 1 / efficiency - 1 if efficiency else None
+
+
+def _saved_fraction(case: Case) -> float | None:
+    """Return the fraction of the time on one device that more devices save."""
+    saved, device = _cost(case, "saved"), _cost(case, "device")
+    if saved is None or device is None:
+        return None
+    return saved / (saved + device / case.measured.spec.world_size)
+
+
+def _cost(case: Case, name: str) -> float | None:
+    """Return device, saved or extra device seconds of the epoch or the training that a case measures."""
+    of = "of_training" if isinstance(case.measured.spec, RunSpec) else "per_epoch"
+    return case.value(f"{name}_seconds_{of}")
+
+
+def _price(case: Case, name: str) -> float | None:
+    """Return the price of device seconds, if --gpu-hour-price was given."""
+    price, seconds = case.header["options"].get("gpu_hour_price"), _cost(case, name)
+    return None if price is None or seconds is None else price * seconds / 3600
+
+
+def _price_of_saved_hour(case: Case) -> float | None:
+    price, saved = _price(case, "extra_device"), _cost(case, "saved")
+    return price / (saved / 3600) if price is not None and saved and saved > 0 else None
+
+
+def _over_ddp(case: Case) -> float | None:
+    """Return DataParallel's communication over DDP's; older runs divided by the time of a rank that waits."""
+    return case.value("comm_over_ddp") if case.value("ddp_comm_without_waiting_seconds") else None
+
+
+def _sending(case: Case) -> float | None:
+    """Return the seconds of communication of the rank that waits least; DataParallel has one process."""
+    return case.value("comm_without_waiting_seconds") or case.value("traced_comm_seconds")
+
+
+def _fraction_of_step(case: Case) -> float | None:
+    sending = _sending(case)
+    return None if sending is None else sending / case.seconds
+
+
+def _sent_at(formula: ReportFormula) -> Callable[[Case], float | None]:
+    """Return a function for the bandwidth of the gradients by a formula of the reports."""
+
+    def bandwidth(case: Case) -> float | None:
+        spec, gradients = training_of(case), case.value("communicated_bytes_per_epoch")
+        busbw = case.value("gradient_busbw_bytes_per_second")
+        if not busbw or gradients is None:
+            return None
+        N, S = spec.world_size, gradients / spec.steps_per_epoch
+        sending = 2 * (N - 1) / N * S / busbw  # seconds, by the definition of the bus bandwidth
+        return formula.seconds(N, S, 1.0) / sending
+
+    return bandwidth
+
+
+def _predicted(formula: ReportFormula) -> Callable[[Case], str]:
+    """Return a function for the time of an all_reduce by a formula, and this time over the measured one."""
+
+    def text(case: Case) -> str:
+        N, link = case.measured.spec.world_size, case.link_bytes_per_second
+        seconds = formula.seconds(N, nbytes_of(case), link or math.inf)
+        return f"{units.seconds(seconds)} ({units.factor(seconds / case.seconds)})"
+
+    return text
+
+
+def _messages(kind: str) -> Callable[[Case], str]:
+    """Return a function for the bytes and the number of a kind of messages."""
+
+    def text(case: Case) -> str:
+        if not (nbytes := case.value(f"{kind}_bytes")):
+            return ""
+        return f"{units.nbytes(nbytes)} in {int(case.value(f'{kind}_messages') or 0)}"
+
+    return text
+
+
+def _accuracy_after(epoch: int) -> Callable[[Case], float | None]:
+    """Return a function for the training accuracy of an epoch, with the first seed."""
+
+    def accuracy(case: Case) -> float | None:
+        found = case.measured.samples[0].counters.get(f"train_accuracy_{epoch}")
+        return None if is_synthetic(case) or not found else max(found)
+
+    return accuracy
+
+
+COMPUTED: Mapping[str, tuple[Callable[[Case], Value], Callable[[float], str]]] = {
+    "time": (lambda case: case.seconds, units.seconds),
+    "seeds": (lambda case: str(len(case.seeds)), str),
+    "whole_step": (whole_step, units.seconds),
+    "rest_of_step": (_rest_of_step, units.seconds),
+    "extra_device_time": (_extra_device_time, units.change),
+    "saved_fraction": (_saved_fraction, units.percent),
+    "device_minutes": (lambda case: (_cost(case, "device") or 0.0) / 60, "{:.4f}".format),
+    "saved": (lambda case: _cost(case, "saved"), units.seconds),
+    "extra_device": (lambda case: _cost(case, "extra_device"), units.seconds),
+    "price": (lambda case: _price(case, "device"), units.money),
+    "extra_price": (lambda case: _price(case, "extra_device"), units.money),
+    "price_of_saved_hour": (_price_of_saved_hour, units.money),
+    "over_ddp": (_over_ddp, units.factor),
+    "sending": (_sending, units.seconds),
+    "fraction_of_step": (_fraction_of_step, units.percent),
+    **{f"accuracy of epoch {epoch}": (_accuracy_after(epoch), units.percent) for epoch in (1, 2)},
+    **{f"sent by {found.formula}": (_sent_at(found), units.bandwidth) for found in REPORT_FORMULAS},
+    **{f"time by {found.formula}": (_predicted(found), str) for found in REPORT_FORMULAS},
+    **{f"messages of {kind}": (_messages(kind), str) for kind in MESSAGE_KINDS},
+}
+
+# --- cases of several rows: each row has properties, which are its place, and figures by heading
+
+Rows = Iterator[tuple[Texts, Texts]]
+
+
+def devices_of(case: Case) -> str:
+    return "GPUs" if "GPUs" in case.properties else "ranks"
+
+
+def batches_tried(case: Case) -> Rows:
+    """Yield the figures of each batch size that the search measured, and the smallest one that failed."""
+    found = [name.removeprefix("step_seconds_at_") for name in case.metrics if "step_seconds_at_" in name]
+    failed = [int(size) for size in re.findall(r"a batch of (\d+) does not fit", " ".join(case.notes))]
+    images = case.header["options"]["epoch_images"]
+    for size in sorted(map(int, found)):
+        step, rate, memory = (
+            case.value(f"{name}_at_{size}")
+            for name in ("step_seconds", "images_per_second", "peak_memory_bytes")
+        )
+        yield (
+            {"batch": f"{size:,}"},
+            {
+                "step": units.seconds(step or 0.0),
+                "epoch": units.seconds(images / rate) if rate else "",
+                "throughput": units.rate(rate or 0.0),
+                "peak memory": units.nbytes(memory) if memory else "",
+            },
+        )
+    if failed:
+        yield {"batch": f"{min(failed):,}"}, {"step": "does not fit"}
+
+
+def workers_tried(case: Case) -> Rows:
+    """Yield the fraction of an epoch that loading takes with each number of workers."""
+    for name in case.metrics:
+        if found := re.fullmatch(r"loading_fraction_with_(\d+)_workers", name):
+            yield {"workers": found[1], "input": ""}, {"loading": text_of(case, name)}
+
+
+def changed_trainings(case: Case) -> Rows:
+    """Yield the effect of more devices and of two mistakes on the test accuracy."""
+    changes = {
+        "all devices instead of one": "accuracy_over_one_device",
+        "the learning rate of one device's batch": "accuracy_unscaled_rate",
+        "without set_epoch": "accuracy_without_set_epoch",
+    }
+    for change, name in changes.items():
+        yield {"change": change, "training": ""}, {"points of test accuracy": text_of(case, name)}
+
+
+def beside_reports(case: Case) -> Rows:
+    """Yield each figure that a course report states, beside that of the same training here."""
+    names = [re.fullmatch(r"reported_(\w+)_([A-E])", name) for name in case.metrics]
+    stated: dict[str, Texts] = {}
+    for found in filter(None, names):
+        stated.setdefault(found[1], {})[f"report {found[2]}"] = _as_stated(case, found[0])
+    for name, reports in stated.items():
+        place = {"figure": find(name).heading, "training": case.recipe}
+        place |= dict.fromkeys(("global batch", "model", "epochs", "GPUs"), "")
+        yield place, {"here": text_of(case, name), **reports}
+
+
+def _as_stated(case: Case, name: str) -> str:
+    """Return a loss or an accuracy of a report with the digits that the report has."""
+    value = case.value(name) or 0.0
+    return f"{value:.3f}" if "loss" in name else f"{value:.2%}"
+
+
+def part_speedups_of(case: Case) -> Rows:
+    """Yield the seconds of each part of a step alone and on N devices, with its speedup, and of all parts."""
+    law = weak_speedup if case.experiment.kind == "weak" else strong_speedup
+    devices = devices_of(case)
+    place = {devices: "", "together": f"{case.properties[devices]} {devices}"}
+    alone, together = 0.0, 0.0
+    for part in PARTS:
+        one, many = case.value(f"{part}_seconds_on_one_device"), case.value(f"{part}_seconds")
+        if one or many:
+            figures = {"alone": one, "together": many}
+            texts = {name: units.seconds(value) for name, value in figures.items() if value is not None}
+            found = {**texts, "speedup": text_of(case, f"{part}_speedup")}
+            yield place | {"part": part.replace("_", " ")}, found
+        alone, together = alone + (one or 0.0), together + (many or 0.0)
+    speedup = units.factor(law(alone, together, training_of(case).world_size))
+    texts = {"alone": units.seconds(alone), "together": units.seconds(together), "speedup": speedup}
+    yield place | {"part": "all parts"}, texts
+
+
+# --- laws
+
+SPEEDUP_BY: Mapping[str, Law] = {"Amdahl's law": amdahl_speedup, "Gustafson's law": gustafson_speedup}
+
+
+def fitted(case: Case) -> Estimate:
+    """Return the serial fraction of a law; the bounds are infinite if they are not known."""
+    low, high = case.interval("serial_fraction") or (-math.inf, math.inf)
+    return Estimate(value=case.value("serial_fraction") or 0.0, low=low, high=high)
+
+
+def predicted_by(case: Case, N: float) -> Estimate | None:
+    """Return the speedup that a law predicts for N devices; None if the law predicts nothing."""
+    fraction = fitted(case)
+    if not_predictable(fraction.value):
+        return None
+    return predicted_speedup(SPEEDUP_BY[case.experiment.title], fraction, N)
+
+
+def _estimate(found: Estimate | None, form: Callable[[float], str], scale: float = 1.0) -> str:
+    """Return a value with its 95% interval as text."""
+    if found is None:
+        return ""
+    known = math.isfinite(found.low) and math.isfinite(found.high)
+    interval = f"{form(scale * found.low)} to {form(scale * found.high)}" if known else "interval not known"
+    return f"{form(scale * found.value)} ({interval})"
+
+
+def measured_speedups(case: Case) -> dict[int, float]:
+    """Return the measured speedups of a law's test by the number of devices."""
+    name = "speedup_of_"
+    measured = {key.removeprefix(name): found["value"] for key, found in case.metrics.items() if name in key}
+    return {int(N): speedup for N, speedup in sorted(measured.items()) if N.isdecimal()}
+
+
+def law_rows(case: Case) -> Rows:
+    """Yield the measured and the predicted speedup, and the time of an epoch, for each number of devices.
+
+    On one device, an epoch takes as long as the measured one on N devices times its speedup.
+    """
+    law, spec = case.experiment.title, training_of(case)
+    place = {
+        "kind": "",
+        "law": law,
+        "fraction": f"a serial fraction of {_estimate(fitted(case), units.percent)}",
+    }
+    measured = {1: 1.0} | measured_speedups(case)
+    alone = spec.steps_per_epoch * case.seconds * measured.get(spec.world_size, math.nan)
+    for N in sorted({*measured, *PREDICTED_DEVICES}):
+        predicted = predicted_by(case, N) if N > 1 else None
+        speedup = measured.get(N) or (predicted.value if predicted else math.nan)
+        error = predicted.value / measured[N] - 1 if predicted and N in measured else None
+        yield (
+            place | {devices_of(case): str(N)},
+            {
+                "epoch": units.seconds(alone / speedup) if math.isfinite(alone / speedup) else "",
+                "measured speedup": units.factor(measured[N]) if N in measured else "",
+                "predicted speedup": _estimate(predicted, units.factor),
+                "error": "" if error is None else units.change(error),
+                "predicted efficiency": _estimate(predicted, units.percent, 1 / N),
+            },
+        )
+
+
+def projected(case: Case) -> Rows:
+    """Yield the projected excess over one device and the projected efficiency on more devices."""
+    found = (re.fullmatch(r"projected_\w+_on_(\d+)", name) for name in case.metrics)
+    for N in dict.fromkeys(match[1] for match in found if match):
+        measured = {"excess": "excess_seconds", "error": "projection_error"}
+        names = {"projected excess": f"projected_excess_on_{N}", "efficiency": f"projected_efficiency_on_{N}"}
+        names = (measured if int(N) == training_of(case).world_size else {}) | names
+        yield {devices_of(case): N}, {heading: text_of(case, name) for heading, name in names.items()}
