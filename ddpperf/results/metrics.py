@@ -63,7 +63,7 @@ _KINDS: tuple[tuple[str, str, Callable[[float], str]], ...] = (  # the first pat
     (r"\w*(accuracy|efficiency|fraction|spread|utilization)\w*", "1", units.percent),
     (r"parts_over_step|gradients_over_parameters|repeated_places", "1", units.percent),
     (r"held_out_error|method_disagreement|mfu", "1", units.percent),
-    (r"\w+_loss|loss_after_5_steps|marked_over_step|rank_cpus|idle_cpus", "1", units.decimal),
+    (r"\w+_loss(_[A-E])?|loss_after_5_steps|marked_over_step|rank_cpus|idle_cpus", "1", units.decimal),
     (r"\w+_over_\w+|\w*speedup\w*|launch_bound", "1", units.factor),
     (r"\w+_(images|messages|size|steps|workers)|protocols", "1", units.whole),
     (r"images_per_second\w*", "1/s", units.rate),

@@ -38,9 +38,9 @@ def nbytes_of(case: Case) -> int:
     return case.measured.spec.nbytes
 
 
-def without_batch(recipe: str) -> str:
+def without_batch(recipe: str, batch_size: int) -> str:
     """Return the name of a recipe without its batch size: "2048, LARS" becomes "LARS"."""
-    return re.sub(r"^\d+,? ", "", recipe)
+    return re.sub(rf"^{batch_size},? ", "", recipe)
 
 
 def is_of_the_library(case: Case) -> bool:
@@ -74,7 +74,9 @@ def text_of(case: Case, name: str, *, per_epoch: bool = False) -> str:
         found, form = COMPUTED[name]
         value = found(case)
         return value if isinstance(value, str) else "" if value is None else form(scale * value)
-    form = units.points if name.startswith("accuracy_") else find(name).format
+    metric = find(name)
+    form = units.points if name.startswith("accuracy_") else metric.format
+    scale = scale if metric.unit in ("s", "B") else 1
     if OF_IMAGES.fullmatch(name) and is_synthetic(case):
         return ""
     values = [case.value(name)] if name in case.metrics else [case.value(f"{name}_{end}") for end in ENDS]
@@ -128,9 +130,16 @@ def _price_of_saved_hour(case: Case) -> float | None:
     return price / (saved / 3600) if price is not None and saved and saved > 0 else None
 
 
-def _over_ddp(case: Case) -> float | None:
+def _training_time(case: Case) -> float | None:
+    """Return the seconds of a training without its evaluations, as mean over the seeds."""
+    spec, rate = case.measured.spec, case.value("images_per_second")
+    return spec.images / rate if isinstance(spec, RunSpec) and rate else None
+
+
+def _over_ddp(case: Case) -> str:
     """Return DataParallel's communication over DDP's; older runs divided by the time of a rank that waits."""
-    return case.value("comm_over_ddp") if case.value("ddp_comm_without_waiting_seconds") else None
+    known, over = case.value("ddp_comm_without_waiting_seconds"), case.value("comm_over_ddp")
+    return units.factor(over) if known and over else ""
 
 
 def _sending(case: Case) -> float | None:
@@ -192,6 +201,7 @@ def _accuracy_after(epoch: int) -> Callable[[Case], float | None]:
 
 COMPUTED: Mapping[str, tuple[Callable[[Case], Value], Callable[[float], str]]] = {
     "time": (lambda case: case.seconds, units.seconds),
+    "training_time": (_training_time, units.seconds),
     "seeds": (lambda case: str(len(case.seeds)), str),
     "whole_step": (whole_step, units.seconds),
     "rest_of_step": (_rest_of_step, units.seconds),
@@ -203,7 +213,7 @@ COMPUTED: Mapping[str, tuple[Callable[[Case], Value], Callable[[float], str]]] =
     "price": (lambda case: _price(case, "device"), units.money),
     "extra_price": (lambda case: _price(case, "extra_device"), units.money),
     "price_of_saved_hour": (_price_of_saved_hour, units.money),
-    "over_ddp": (_over_ddp, units.factor),
+    "over_ddp": (_over_ddp, str),
     "sending": (_sending, units.seconds),
     "fraction_of_step": (_fraction_of_step, units.percent),
     **{f"accuracy of epoch {epoch}": (_accuracy_after(epoch), units.percent) for epoch in (1, 2)},
@@ -235,7 +245,7 @@ def batches_tried(case: Case) -> Rows:
             {"batch": f"{size:,}"},
             {
                 "step": units.seconds(step or 0.0),
-                "epoch": units.seconds(images / rate) if rate else "",
+                "epoch": units.seconds(max(1, images // size) * (step or 0.0)),
                 "throughput": units.rate(rate or 0.0),
                 "peak memory": units.nbytes(memory) if memory else "",
             },
@@ -346,7 +356,9 @@ def law_rows(case: Case) -> Rows:
         "fraction": f"a serial fraction of {_estimate(fitted(case), units.percent)}",
     }
     measured = {1: 1.0} | measured_speedups(case)
-    alone = spec.steps_per_epoch * case.seconds * measured.get(spec.world_size, math.nan)
+    N = spec.world_size
+    steps = spec.steps_per_epoch if case.experiment.global_batch else spec.one_device().steps_per_epoch / N
+    alone = steps * case.seconds * measured.get(N, math.nan)
     for N in sorted({*measured, *PREDICTED_DEVICES}):
         predicted = predicted_by(case, N) if N > 1 else None
         speedup = measured.get(N) or (predicted.value if predicted else math.nan)

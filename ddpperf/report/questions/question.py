@@ -40,11 +40,13 @@ class Question:
         return [case for case in found if any(entry.figures for entry in self.entries(case))]
 
     def entries(self, case: Case) -> Iterator[Entry]:
-        """Yield the rows of a case; without figures, if the case does not have what the question needs."""
+        """Yield the rows of a case; none, if the case does not have what the question needs."""
+        if self.needs not in case.metrics:
+            return
         if self.rows_of is not None:
             for place, texts in self.rows_of(case):
                 yield Entry(case=case, properties=properties_of(case) | place, figures=texts)
-        elif self.needs in case.metrics:
+        else:
             texts = {
                 heading: figures.text_of(case, name, per_epoch=self.per_epoch)
                 for heading, name in self.columns.items()
@@ -68,9 +70,10 @@ def properties_of(case: Case) -> dict[str, str]:
     """
     found = case.properties | case.constant_batch
     if isinstance(case.measured.spec, RunSpec):
-        found["training"] = figures.without_batch(found["recipe"])
+        batch_size = case.measured.spec.global_batch_size
+        found["training"] = figures.without_batch(found["recipe"], batch_size)
         found |= dict.fromkeys(("recipe", "warm-up", "seeds", "seed", "batch"), "")
-        found["global batch"] = f"{case.measured.spec.global_batch_size:,}"
+        found["global batch"] = f"{batch_size:,}"
         found["strategy"] = found["strategy"].partition("+accumulate")[0]
     return found
 
