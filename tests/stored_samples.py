@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ddpperf.report.questions import report_tables
+from ddpperf.results import samples
 from ddpperf.results.stored_runs import read_document
 from tests.project import REPOSITORY
 
@@ -58,6 +60,7 @@ class Cell(NamedTuple):
 @cache
 def run(name: str) -> Json:
     document: Json = read_document(REPOSITORY / name)
+    document["ddpperf"]["by_mean"] = document["datetime"] > "2026-11-28"  # before, by the median step
     return document
 
 
@@ -107,10 +110,15 @@ class Measured:
 
     def __init__(self, stored: Json, header: Json, name: str = "") -> None:
         (sample,) = stored["samples"]
-        self.stored, self.header, self.name, self.spec = stored, header, name, stored["spec"]
+        self.stored, self.header, self.name = stored, header, name
+        self.spec = asdict(
+            samples.Measured.from_json(stored).spec
+        )  # with the fields that have their defaults
         self.N: int = self.spec["world_size"]
         self.rounds = np.array(sample["seconds"]) / stored["iterations"]
         self.t = float(np.median(self.rounds[:, : self.N].max(axis=1)))
+        mean = float(self.rounds[:, : self.N].max(axis=1).mean())
+        self.epoch_step = mean if header["by_mean"] else self.t  # from which epochs and throughputs follow
         self.counters: dict[str, list[float]] = sample["counters"]
         self.kind = "|".join(re.findall("weak|strong", name))
         spec = self.spec
@@ -157,9 +165,11 @@ class Measured:
         words += [
             f"bucket{get('bucket_cap_mb')}" * bool(get("bucket_cap_mb")),
             "view" * get("gradient_as_bucket_view"),
+            "static" * get("static_graph"),
         ]
         words += [
             "no_buffer_sync" * (not get("buffer_sync")),
+            "sync_batch_norm" * get("sync_batch_norm"),
             "accumulate2" * (get("accumulation_steps") > 1),
         ]
         found |= {"strategy": "+".join(filter(None, words)) * (self.N > 1), "batch": f"{self.b:,}"}
@@ -185,7 +195,8 @@ def measured(name: str, tests: str) -> Iterator[Measured]:
     """Yield the measurements of the tests of a run whose names fit a pattern."""
     document = run(name)
     for test in document["benchmarks"]:
-        if re.search(rf"::test_({tests})\[", test["fullname"]):
+        ended = test["extra_info"]["ddpperf"]["metrics"]  # not so for a test in which the run was interrupted
+        if ended and re.search(rf"::test_({tests})\[", test["fullname"]):
             yield Measured(test["extra_info"]["ddpperf"], document["ddpperf"], test["fullname"])
 
 

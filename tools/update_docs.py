@@ -32,7 +32,6 @@ from tools.report_mistakes import (
     precisions_table,
     speedups_table,
 )
-from tools.report_terms import terms_list
 
 MADE = re.compile(
     r"(<!-- made by tools/update_docs.py from the (.+?) in (\S+) -->\n).*?(<!-- end -->)", re.DOTALL
@@ -77,7 +76,6 @@ def experiments_block(run: str, titles: str) -> str:
 # The function that makes a table, by its name in a page; each takes the path of a stored run
 TABLES: dict[str, Callable[[str], str]] = {
     "baselines": baselines_table,  # a folder
-    "terms": terms_list,  # perf/reports.toml
     "speedups": speedups_table,
     "laws": laws_table,
     "busy GPUs": busy_table,

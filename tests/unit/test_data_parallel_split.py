@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -10,9 +9,7 @@ from typing import Any, cast
 import pytest
 from _pytest.mark import ParameterSet
 
-from ddpperf.report.questions import report_tables
 from ddpperf.results.samples import Sample
-from ddpperf.results.stored_runs import read_document
 from ddpperf.specs import DATA_PARALLEL_PARTS, TraceSpec, TrainingSpec
 from perf.test_comm_split import data_parallel_splits
 from perf.test_comm_split import test_data_parallel_split as data_parallel_split
@@ -138,28 +135,3 @@ def test_missing_trace_leaves_the_difference(monkeypatch: pytest.MonkeyPatch) ->
         "no trace: the profiler saw no communication; --worker-logs DIR keeps its messages"
     ]
     assert all(spec.delay_seconds == 0 for spec in measure.references.values())
-
-
-# --- tables
-
-
-def test_report_has_the_parts_beside_ddp() -> None:
-    """This older run stored no DDP communication without waiting, so nothing is compared with it."""
-    text = report_tables(read_document(STORED))
-    title = "## Q3: communication of DataParallel compared with DDP's, in an epoch\n"
-    section = text.split(title)[1].split("\n## ")[0]
-    head, _, row = [line for line in section.splitlines() if line.startswith("|")][-3:]
-    assert head == "| GPUs | batch 512: replicate | scatter | gather | reduce | all |"
-    assert row.startswith("| 2 | 22.65 ms")
-    assert row.endswith(" | 2.626 ms | 8.381 ms | 25.91 ms | 59.61 ms |")
-
-
-def test_report_compares_with_ddps_messages_alone() -> None:
-    document = copy.deepcopy(read_document(STORED))
-    for test in document["benchmarks"]:
-        metrics = test["extra_info"]["ddpperf"]["metrics"]
-        if "comm_over_ddp" in metrics:
-            metrics["comm_over_ddp"] |= {"value": 4.0}
-            metrics["ddp_comm_without_waiting_seconds"] = {"value": 1e-3, "unit": "s", "by_set": {"A1": 1e-3}}
-    assert "| DDP's | over DDP's |" in report_tables(document)
-    assert " | 48.00 ms | 4.00x |" in report_tables(document)

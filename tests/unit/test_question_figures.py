@@ -51,8 +51,7 @@ def speedup(m: Measured) -> float | None:
 
 
 def scaling(m: Measured) -> Figures:
-    """These runs multiplied the median step. test_question_findings.py has the documented mean."""
-    return {"step": m.t, "epoch": m.n * m.t, "speedup": speedup(m)}
+    return {"step": m.t, "epoch": m.n * m.epoch_step, "speedup": speedup(m)}
 
 
 def enough(m: Measured) -> Figures:
@@ -76,32 +75,43 @@ def cost_of_epoch(m: Measured) -> Figures:
 
 
 def split(m: Measured) -> Figures:
-    """Traced seconds are those of the rank that waits most, but communication is that of the other one."""
+    """Traced seconds are those of the rank that waits most, but communication is without waiting."""
     trace, whole = m["trace"], m["data_parallel" if m.spec["strategy"] == "data_parallel" else "ddp"]
     exposed = trace.of("exposed_comm_seconds") or trace.counters["exposed_comm_seconds"]
     rank, waits = exposed.index(max(exposed)), np.subtract(whole.ranks(m.N), m["no_sync"].ranks(m.N))
-    found = {"compute": trace.of("compute_seconds")[rank], "communication": min(trace.of("comm_seconds"))}
+    found = {"compute": trace.of("compute_seconds")[rank], "communication": sending(trace)}
     found |= {"with waiting": trace.of("comm_seconds")[rank], "exposed": max(exposed)}
     return {name: m.n * t for name, t in found.items()} | {"exposed (difference)": m.n * max(waits)}
 
 
+def sending(trace: Measured) -> float:
+    """Return the seconds without waiting; older runs have those of the rank that waits least."""
+    return min(trace.of("comm_without_waiting_seconds") or trace.of("comm_seconds"))
+
+
 def data_parallel(m: Measured) -> Figures:
     found = {part: f"{part}_seconds" for part in ("replicate", "scatter", "gather", "reduce")}
-    return {
+    seconds = {
         name: m.n * m["trace"].of(counter)[0] for name, counter in (found | {"all": "comm_seconds"}).items()
     }
+    ddp = m["ddp_trace"]
+    if not ddp.of("comm_without_waiting_seconds"):  # an older run
+        return seconds
+    ddp_seconds = m.n * sending(ddp)
+    return seconds | {"DDP's": ddp_seconds, "over DDP's": seconds["all"] / ddp_seconds}
 
 
 def sent_at(m: Measured) -> Figures:
-    S, t = m["replay"].of("gradient_bytes")[0], min(m["trace"].of("all_reduce_seconds"))
+    S, trace = m["replay"].of("gradient_bytes")[0], m["trace"]
+    t = min(trace.of("all_reduce_without_waiting_seconds") or trace.of("all_reduce_seconds"))
     return {name: formula(m.N, S) / t for name, formula in FORMULAS.items()}
 
 
 def bandwidth(m: Measured) -> Figures:
-    busbw, part = sent_at(m)["2 (N-1) S / N"], min(m["trace"].of("comm_seconds")) / m.t
+    busbw, part = sent_at(m)["2 (N-1) S / N"], sending(m["trace"]) / m.t
     sent, link = m.n * m["replay"].of("gradient_bytes")[0], m.link()
     used = busbw / link if link else None
-    return {"sent in an epoch": sent, "part of the time": part, "busbw": busbw, "link used": used}
+    return {"gradients per epoch": sent, "part of the time": part, "busbw": busbw, "link used": used}
 
 
 def all_reduce(m: Measured) -> Figures:
@@ -123,12 +133,12 @@ def messages(m: Measured) -> Figures:
 
 def strategy(m: Measured) -> Figures:
     over, S = [ddp.t / m.t for ddp in m.named("ddp")], m.most("gradient_bytes")
-    found = {"step": m.t, "over DDP": over[0] if over else None, "throughput": m.N * m.b / m.t}
-    return found | {"sent in an epoch": S and m.n * S, "peak memory": m.most("peak_memory_bytes")}
+    found = {"step": m.t, "over DDP": over[0] if over else None, "throughput": m.N * m.b / m.epoch_step}
+    return found | {"gradients per epoch": S and m.n * S, "peak memory": m.most("peak_memory_bytes")}
 
 
 def precision(m: Measured) -> Figures:
-    found = {"step": m.t, "throughput": m.b / m.t, "memory": m.most("peak_memory_bytes")}
+    found = {"step": m.t, "throughput": m.b / m.epoch_step, "memory": m.most("peak_memory_bytes")}
     over = {f"over {name}": m[name].t / m.t for name in m.stored["references"]}
     return found | over | {"loss": m.most("loss_after_5_steps")}
 
@@ -153,14 +163,15 @@ def parts(m: Measured, per_epoch: bool = False) -> Figures:
 def part_speedups(m: Measured) -> Rows:
     one, work = m["parts_on_one_device"], m.N if m.kind == "weak" else 1
     alone, together = parts_of(one, int(np.argmax(one.ranks(m.N)))), least_waiting(m["parts"])
+    batch = f"batch {m.b:,} per rank" if m.kind == "weak" else f"global batch {m.N * m.b:,}"
     least = [0.01 * sum(found.values()) for found in (alone, together)]  # shorter parts have no speedup
     for part in PARTS:
         t1, tN = alone.get(part), together.get(part)
         known = t1 and tN and t1 > least[0] and tN > least[1]
         figures = {"alone": t1, "together": tN, "speedup": work * t1 / tN if known and t1 and tN else None}
-        yield {"part": part.replace("_", " ")}, figures
+        yield {"part": part.replace("_", " "), "fraction": batch}, figures
     t1, tN = sum(alone.values()), sum(together.values())
-    yield {"part": "all parts"}, {"alone": t1, "together": tN, "speedup": work * t1 / tN}
+    yield {"part": "all parts", "fraction": batch}, {"alone": t1, "together": tN, "speedup": work * t1 / tN}
 
 
 def law(m: Measured) -> Rows:
@@ -178,7 +189,8 @@ def law(m: Measured) -> Rows:
         predicted, measured = found if N > 1 and 0 <= s <= 1 else None, S.get(N, 1.0 if N == 1 else None)
         figures: Figures = {"measured speedup": measured, "predicted speedup": predicted}
         if predicted or measured:
-            figures["epoch"] = m.n * m.t * S[m.N] / (measured or found[0])
+            steps = m.spec["epoch_images"] // m.b if weak else m.n  # of one device
+            figures["epoch"] = steps * t1 / (measured or found[0])
         if predicted:
             figures["error"] = found[0] / measured - 1 if measured else None
             figures["predicted efficiency"] = [S / N for S in found]
@@ -192,12 +204,14 @@ TWO = "perf/baselines/h100-80gb-hbm3x2/0005_core.json"
 SPLIT, BY_PARTS, ALL_REDUCE = (
     f"docs/runs/h100x2-{name}.json.gz" for name in ("split", "data_parallel", "all_reduce")
 )
+NEW = "docs/runs/h200x2-questions.json.gz"
 EPOCHS, SUITE = "docs/runs/h100x2-epochs.json.gz", "docs/runs/h200x4-suite.json.gz"
+ONE = "docs/runs/h200x1-questions.json.gz"
 PRECISION, RESNET50 = (f"docs/runs/h200x1-{name}.json.gz" for name in ("precision", "resnet50"))
 LAWS = "docs/runs/h100x4-laws.json.gz"
 SCALED = "Q2: time and speedup by batch size and devices, "
 ALL_REDUCES = (CPU_REPORT, TWO, ALL_REDUCE)
-SPLITS = (CPU, TWO, SPLIT, BY_PARTS)
+SPLITS = (CPU, TWO, SPLIT, BY_PARTS, NEW)
 STEPS = (CPU, CPU_REPORT, TWO, RESNET50)
 SIZE, BUFFER, ALL_STEPS = "devices, batch|", "devices, buffer|", "step_breakdown|epoch_breakdown"
 DATA_PARALLEL, FORMULA = (
@@ -206,24 +220,36 @@ DATA_PARALLEL, FORMULA = (
 )
 # the title, the tests, the rows and the columns, the figures, and the runs
 CASES: tuple[tuple[str, str, str, Callable[[Measured], Figures | Rows], Sequence[str]], ...] = (
-    ("Q1: time per epoch by batch size", "batch_size", "batch|input", epoch, (CPU, TWO)),
-    ("Q1: number of workers that load images", "loader_workers", "workers|batch", workers, (SUITE,)),
-    (f"{SCALED}weak scaling", "weak_scaling", "devices|batch", scaling, STEPS),
+    ("Q1: time per epoch by batch size", "batch_size", "batch|input", epoch, (CPU, TWO, SUITE, ONE)),
+    ("Q1: number of workers that load images", "loader_workers", "workers|batch", workers, (SUITE, ONE)),
+    (f"{SCALED}weak scaling", "weak_scaling", "devices|batch", scaling, (*STEPS, NEW)),
     (f"{SCALED}strong scaling", "strong_scaling", "devices|global batch", scaling, STEPS[:-1]),
     ("When is one device enough?", "\\w+_scaling", "devices|constant batch", enough, (*STEPS[:-1], EPOCHS)),
     ("Q3: computation and communication in an epoch", "(comm|data_parallel)_split", SIZE, split, SPLITS),
-    (f"Q3: {DATA_PARALLEL}", "data_parallel_split", SIZE, data_parallel, (BY_PARTS,)),
+    (f"Q3: {DATA_PARALLEL}", "data_parallel_split", SIZE, data_parallel, (BY_PARTS, NEW)),
     ("Q3: bytes and bandwidth while training", "comm_split", SIZE, bandwidth, SPLITS),
     (f"Q3: bandwidth while training by the {FORMULA}", "comm_split", SIZE, sent_at, SPLITS),
     (f"Q3: {FORMULA} compared with the measured all_reduce", "all_reduce", BUFFER, all_reduce, ALL_REDUCES),
-    ("Q6 and Q7: messages besides gradients", "messages", "strategy|batch", messages, (CPU, TWO)),
-    ("Q7: strategies", "strategies", "strategy|batch", strategy, (CPU, TWO)),
-    ("Parts of a step", ALL_STEPS, SIZE, parts, STEPS),
-    ("Parts of an epoch", ALL_STEPS, SIZE, partial(parts, per_epoch=True), STEPS),
-    ("Speedup of the parts of a step", "\\w+_speedup", "part|input, together", part_speedups, (CPU_REPORT,)),
+    ("Q6 and Q7: messages besides gradients", "messages", "strategy|batch", messages, (CPU, TWO, NEW)),
+    ("Q7: strategies", "strategies", "strategy|batch", strategy, (CPU, TWO, NEW)),
+    ("Parts of a step", ALL_STEPS, SIZE, parts, (*STEPS, NEW)),
+    ("Parts of an epoch", ALL_STEPS, SIZE, partial(parts, per_epoch=True), (*STEPS, NEW)),
+    (
+        "Speedup of the parts of a step",
+        "\\w+_speedup",
+        "part|input, together",
+        part_speedups,
+        (CPU_REPORT, NEW),
+    ),
     ("Laws of scaling", "amdahl|gustafson", "devices|constant batch", law, (CPU_REPORT, LAWS)),
     ("Cost of an epoch", "epoch_scaling", SIZE, cost_of_epoch, (CPU_REPORT, TWO, EPOCHS)),
-    ("Mixed precision: time of a step", "precision", "precision|batch", precision, (CPU, TWO, PRECISION)),
+    (
+        "Mixed precision: time of a step",
+        "precision",
+        "precision|batch",
+        precision,
+        (CPU, TWO, PRECISION, ONE),
+    ),
 )
 
 

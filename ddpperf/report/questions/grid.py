@@ -15,7 +15,6 @@ from ddpperf.report.questions.figures import devices_of
 from ddpperf.report.questions.question import BATCHES, DEVICES, Entry, Question
 from ddpperf.report.stored_cases import Case, in_words
 from ddpperf.report.terminal_tables import wrapped
-from ddpperf.specs import TrainingSpec
 
 WIDTH = 110  # characters of a line
 NOTHING = "-"
@@ -150,13 +149,10 @@ def _width(columns: Sequence[Column]) -> int:
 
 
 def _caption(setup: Setup, case: Case) -> str:
-    """Return what all cases of a grid have in common, their images, and the machine."""
-    options, environment = case.header["options"], case.header["environment"]
+    """Return what all cases of a grid have in common, and the machine."""
+    environment = case.header["environment"]
     words = [in_words(name, value) for name, value in setup if name != "kind"]
     kinds = [f"{value} scaling" for name, value in setup if name == "kind"]
-    data = options.get("data", {"name": "synthetic"})["name"]
-    is_training = isinstance(case.measured.spec, TrainingSpec) and "epoch_images" in options
-    images = f"{options['epoch_images']:,} {data} images an epoch" if is_training else ""
     gpus = Counter(gpu["name"] for gpu in environment.get("gpus", ()))
     machine = [f"{count} {name}" for name, count in gpus.items()]
     machine = machine or [f"{environment['cpu']}, {environment['cores']} cores"]
@@ -164,7 +160,7 @@ def _caption(setup: Setup, case: Case) -> str:
         rates_in_words(environment.get("links", ())),
         f"torch {environment.get('torch', '')}".rstrip(),
     ]
-    return ", ".join(filter(None, [*kinds, *words, images, *machine])) + "."
+    return ", ".join(filter(None, [*kinds, *words, *machine])) + "."
 
 
 def markdown_table(headings: Sequence[str], *rows: Sequence[str]) -> list[str]:

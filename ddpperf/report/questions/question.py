@@ -11,7 +11,7 @@ from typing import Any
 from ddpperf.report.questions import figures, sentences
 from ddpperf.report.stored_cases import Case, of_functions
 from ddpperf.results.metrics import find
-from ddpperf.specs import RunSpec
+from ddpperf.specs import RunSpec, TrainingSpec
 
 DEVICES = "devices"  # the axis of GPUs or ranks
 BATCHES = ("batch", "global batch")
@@ -75,6 +75,8 @@ def properties_of(case: Case) -> dict[str, str]:
         found |= dict.fromkeys(("recipe", "warm-up", "seeds", "seed", "batch"), "")
         found["global batch"] = f"{batch_size:,}"
         found["strategy"] = found["strategy"].partition("+accumulate")[0]
+    if isinstance(case.measured.spec, TrainingSpec) and (data := case.header["options"].get("data")):
+        found["images"] = f"{case.measured.spec.epoch_images:,} {data['name']} images an epoch"
     return found
 
 
