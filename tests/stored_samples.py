@@ -152,9 +152,10 @@ class Measured:
         devices = "GPUs" if self.header["options"]["device"] == "cuda" else "ranks"
         found = {devices: str(self.N), "devices": devices, "together": f"{self.N} {devices}"}
         found["kind"] = f"{self.kind} scaling" if self.kind else ""
-        get, recipe = self.spec.get, self.header.get("recipes", {}).get(self.name, "")
+        get: Callable[[str], Any] = self.spec.get
+        recipe = self.header.get("recipes", {}).get(self.name, "")
         found["buffer"] = next(
-            (f"{S >> 10 * p} {KIBI[p]}" for p in (3, 2, 1) if (S := get("nbytes", 0)) >> 10 * p), ""
+            (f"{S >> 10 * p} {KIBI[p]}" for p in (3, 2, 1) if (S := get("nbytes") or 0) >> 10 * p), ""
         )
         found["order"] = "set_epoch" if get("set_epoch") else "no_set_epoch"
         found["uneven end"] = "drop_last" if get("drop_last") else "padded"
