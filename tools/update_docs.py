@@ -3,35 +3,32 @@
     python -m tools.update_docs
 
 A generated table stands between the lines "<!-- made by tools/update_docs.py from the KIND in RUN -->"
-and "<!-- end -->". KIND is a name in `TABLES`, or titles of experiments as the summary of a run prints
-them. `PAGES` are made as a whole. tests/unit/test_docs.py checks that everything is current.
+and "<!-- end -->". KIND is a name in `TABLES`, a question of reports, or titles of experiments
+as the summary of a run prints them. `PAGES` are made as a whole.
+tests/unit/test_docs.py checks that everything is current.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from textwrap import fill
 
 from ddpperf.report.markdown_pages import results_page
 from ddpperf.report.plots import write_plots
+from ddpperf.report.questions import report_tables
+from ddpperf.report.questions.question import read_questions
 from ddpperf.report.summary import WIDTH, title, verdict_lines
 from ddpperf.report.tables import tables_of
 from ddpperf.report.terminal_tables import table_lines, wrapped
+from ddpperf.results import units
 from ddpperf.results.stored_runs import read_document
 from tools.markdown_tables import ROOT, markdown
-from tools.report_mistakes import (
-    busy_table,
-    clocks_table,
-    communications_table,
-    data_parallel_table,
-    laws_table,
-    mistakes_table,
-    precisions_table,
-    speedups_table,
-)
+from tools.report_mistakes import clocks_table, speedups_table
 
 MADE = re.compile(
     r"(<!-- made by tools/update_docs.py from the (.+?) in (\S+) -->\n).*?(<!-- end -->)", re.DOTALL
@@ -73,16 +70,36 @@ def experiments_block(run: str, titles: str) -> str:
     return "\n".join(["```text", *lines, "```", ""])
 
 
+def question_block(run: str, title: str) -> str:
+    """Return the tables that answer a question of reports, from a stored run, as --tables prints them."""
+    return report_tables(read_document(ROOT / run)).split(f"## {title}\n\n")[1].split("\n## ")[0]
+
+
+def commands_list(times: str) -> str:
+    """Return a list of the commands that answer questions, with the time that each takes.
+
+    times: a JSON file of the seconds of each test file on 2 CPU cores, from pytest's --junitxml.
+    """
+    seconds = json.loads((ROOT / times).read_text())
+    titles: dict[str, list[str]] = {}  # by the file of the tests
+    options: dict[str, str] = {}
+    for question in read_questions():
+        file, _, given = question.command.partition(" ")
+        titles.setdefault(file, []).append(question.title)
+        options[file] = " --data cifar10" if "--data" in given else options.get(file, "")
+    items = (
+        f"- `python -m pytest perf/{file} --tables{options[file]}` ({units.seconds(seconds[file])}): "
+        f"{'; '.join(found)}."
+        for file, found in titles.items()
+    )
+    return "\n".join(fill(item, 100, subsequent_indent="  ", break_on_hyphens=False) for item in items) + "\n"
+
+
 # The function that makes a table, by its name in a page; each takes the path of a stored run
 TABLES: dict[str, Callable[[str], str]] = {
     "baselines": baselines_table,  # a folder
+    "commands": commands_list,  # the times of the commands
     "speedups": speedups_table,
-    "laws": laws_table,
-    "busy GPUs": busy_table,
-    "communication": communications_table,
-    "DataParallel steps": data_parallel_table,
-    "precisions": precisions_table,
-    "changed trainings": mistakes_table,
     "clocks": clocks_table,  # a result of tools/plain_timing.py
 }
 
@@ -92,7 +109,12 @@ def updated(page: str) -> str:
 
     def made(found: re.Match[str]) -> str:
         begin, kind, source, end = found.groups()
-        table = TABLES[kind](source) if kind in TABLES else experiments_block(source, kind)
+        if kind in TABLES:
+            table = TABLES[kind](source)
+        elif any(question.title == kind for question in read_questions()):
+            table = question_block(source, kind)
+        else:
+            table = experiments_block(source, kind)
         return f"{begin}{table}{end}"
 
     return MADE.sub(made, page)

@@ -127,7 +127,7 @@ LONG, MUON, PRECISION, REMEDIES, REPORTS = (
 )
 LARGE_BATCH, LONG_TWO = "docs/runs/h200x2-large_batch.json.gz", "docs/runs/h200x2-long.json.gz"
 BY_RECIPE = "devices, training|global batch"
-RATES, REMEDY = (f"Q4: the plain loop with other {name}" for name in ("learning rates", "remedies"))
+RATES, REMEDY = ("Q4: other learning rates", "Q4: other remedies")
 # the title, the tests, the rows and the columns, the figures, and the runs
 CASES: tuple[tuple[str, str, str, Callable[[Measured], Figures | Rows], Sequence[str]], ...] = (
     (
@@ -141,21 +141,21 @@ CASES: tuple[tuple[str, str, str, Callable[[Measured], Figures | Rows], Sequence
     (RATES, "remedies", BY_RECIPE, with_other_rate, (REMEDIES,)),
     (REMEDY, "remedies", BY_RECIPE, with_other_remedy, (REMEDIES,)),
     (
-        "Q4: accuracy of the trainings of reports",
+        "Q4: trainings of reports",
         "report_training",
         "training, global batch|",
         report,
         (REPORTS,),
     ),
     (
-        "Q4: losses and accuracies beside those that reports state",
+        "Q4: trainings beside what reports state",
         "remedies|report_training",
         "training, figure|",
         beside,
         (REMEDIES, REPORTS),
     ),
     (
-        "Q4 and Q5: accuracy by devices, learning rate and set_epoch",
+        "Q5: accuracy by devices, rate and set_epoch",
         "same_result_on_more_devices",
         "change|global batch",
         changed,

@@ -209,27 +209,28 @@ EPOCHS, SUITE = "docs/runs/h100x2-epochs.json.gz", "docs/runs/h200x4-suite.json.
 ONE = "docs/runs/h200x1-questions.json.gz"
 PRECISION, RESNET50 = (f"docs/runs/h200x1-{name}.json.gz" for name in ("precision", "resnet50"))
 LAWS = "docs/runs/h100x4-laws.json.gz"
-SCALED = "Q2: time and speedup by batch size and devices, "
 ALL_REDUCES = (CPU_REPORT, TWO, ALL_REDUCE)
 SPLITS = (CPU, TWO, SPLIT, BY_PARTS, NEW)
 STEPS = (CPU, CPU_REPORT, TWO, RESNET50)
 SIZE, BUFFER, ALL_STEPS = "devices, batch|", "devices, buffer|", "step_breakdown|epoch_breakdown"
-DATA_PARALLEL, FORMULA = (
-    "communication of DataParallel compared with DDP's, in an epoch",
-    "formulas of reports",
-)
 # the title, the tests, the rows and the columns, the figures, and the runs
 CASES: tuple[tuple[str, str, str, Callable[[Measured], Figures | Rows], Sequence[str]], ...] = (
     ("Q1: time per epoch by batch size", "batch_size", "batch|input", epoch, (CPU, TWO, SUITE, ONE)),
-    ("Q1: number of workers that load images", "loader_workers", "workers|batch", workers, (SUITE, ONE)),
-    (f"{SCALED}weak scaling", "weak_scaling", "devices|batch", scaling, (*STEPS, NEW)),
-    (f"{SCALED}strong scaling", "strong_scaling", "devices|global batch", scaling, STEPS[:-1]),
+    ("Q1: workers that load images", "loader_workers", "workers|batch", workers, (SUITE, ONE)),
+    ("Q2: weak scaling", "weak_scaling", "devices|batch", scaling, (*STEPS, NEW)),
+    ("Q2: strong scaling", "strong_scaling", "devices|global batch", scaling, STEPS[:-1]),
     ("When is one device enough?", "\\w+_scaling", "devices|constant batch", enough, (*STEPS[:-1], EPOCHS)),
-    ("Q3: computation and communication in an epoch", "(comm|data_parallel)_split", SIZE, split, SPLITS),
-    (f"Q3: {DATA_PARALLEL}", "data_parallel_split", SIZE, data_parallel, (BY_PARTS, NEW)),
-    ("Q3: bytes and bandwidth while training", "comm_split", SIZE, bandwidth, SPLITS),
-    (f"Q3: bandwidth while training by the {FORMULA}", "comm_split", SIZE, sent_at, SPLITS),
-    (f"Q3: {FORMULA} compared with the measured all_reduce", "all_reduce", BUFFER, all_reduce, ALL_REDUCES),
+    ("Q3: computation and communication of an epoch", "(comm|data_parallel)_split", SIZE, split, SPLITS),
+    (
+        "Q3: DataParallel's communication in an epoch",
+        "data_parallel_split",
+        SIZE,
+        data_parallel,
+        (BY_PARTS, NEW),
+    ),
+    ("Q3: bandwidth while training", "comm_split", SIZE, bandwidth, SPLITS),
+    ("Q3: this bandwidth by reports' formulas", "comm_split", SIZE, sent_at, SPLITS),
+    ("Q3: an all_reduce by reports' formulas", "all_reduce", BUFFER, all_reduce, ALL_REDUCES),
     ("Q6 and Q7: messages besides gradients", "messages", "strategy|batch", messages, (CPU, TWO, NEW)),
     ("Q7: strategies", "strategies", "strategy|batch", strategy, (CPU, TWO, NEW)),
     ("Parts of a step", ALL_STEPS, SIZE, parts, (*STEPS, NEW)),

@@ -27,7 +27,7 @@ def amount(cell: str) -> float:
 
 
 def test_workers() -> None:
-    title = "Q1: number of workers that load images"
+    title = "Q1: workers that load images"
     found = {int(cell.labels["workers"]): amount(cell.shown) for cell in cells(SUITE, title)}
     assert len(found) == 5
     enough = [N for N in found if all(part < 0.05 for more, part in found.items() if more >= N)]
@@ -69,7 +69,7 @@ def test_precision(name: str) -> None:
 @pytest.mark.parametrize("name", [CPU_REPORT, TWO, ALL_REDUCE])
 def test_formulas(name: str) -> None:
     """The sentence is about the largest buffer in the first execution mode, with N = 2."""
-    title = "Q3: formulas of reports compared with the measured all_reduce"
+    title = "Q3: an all_reduce by reports' formulas"
     found: list[Measured] = [m for m in measured(name, "all_reduce") if m.spec["in_place"]]
     m = max((m for m in found if m.spec["algorithm"] == "backend"), key=lambda m: int(m.spec["nbytes"]))
     utilization = 2 * (m.N - 1) / m.N * m.spec["nbytes"] / (m.link() or 0) / m.t
