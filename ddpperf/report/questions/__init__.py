@@ -6,6 +6,7 @@ lists the questions that the run did not measure, with the commands that measure
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,12 +14,19 @@ from ddpperf.report.questions.grid import WIDTH, grid_lines
 from ddpperf.report.questions.question import read_questions
 from ddpperf.report.stored_cases import cases_of
 from ddpperf.report.terminal_tables import wrapped
+from ddpperf.results.units import counted
+
+INCOMPLETE = {"failed": "failed", "not run": "did not run"}  # kinds of outcomes
 
 
 def report_tables(document: Mapping[str, Any]) -> str:
     """Return all tables of a stored run as Markdown; of an A/B run, those of the candidate."""
     cases = cases_of(document)
-    parts: list[str] = []
+    kinds = Counter(outcome["kind"] for outcome in document["ddpperf"]["outcomes"].values())
+    incomplete = [
+        f"{counted(kinds[kind], 'test')} {what}" for kind, what in INCOMPLETE.items() if kinds[kind]
+    ]
+    parts = [f"Of this run, {' and '.join(incomplete)}. Their figures are missing.", ""] * bool(incomplete)
     missing: list[str] = []
     numbers: dict[str, int] = {}  # of warnings, by their texts
     for question in read_questions():

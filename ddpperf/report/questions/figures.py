@@ -18,6 +18,7 @@ from ddpperf.analysis.scaling import (
     weak_speedup,
 )
 from ddpperf.analysis.statistics import Estimate
+from ddpperf.errors import Refused
 from ddpperf.report.stored_cases import Case
 from ddpperf.results import units
 from ddpperf.results.metrics import MESSAGE_KINDS, find
@@ -75,6 +76,8 @@ def text_of(case: Case, name: str, *, per_epoch: bool = False) -> str:
         value = found(case)
         return value if isinstance(value, str) else "" if value is None else form(scale * value)
     metric = find(name)
+    if (unit := case.metrics.get(name, {}).get("unit")) not in (None, "", metric.unit):
+        raise Refused(f"{name} of {case.test} is stored in {unit}, not in {metric.unit}; measure it again")
     form = units.points if name.startswith("accuracy_") else metric.format
     scale = scale if metric.unit in ("s", "B") else 1
     if OF_IMAGES.fullmatch(name) and is_synthetic(case):
