@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from ddpperf.results.metrics import find
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import RunSpec, to_json
 from ddpperf.training.whole_training import TrainingRun
@@ -64,7 +65,7 @@ def test_reports_are_trained_on_gpus_only(read: Read) -> None:
     assert specs_of(trainings(read(), kind="report")) == []
     specs = specs_of(trainings(read(gpus=4), kind="report"))
     batches = {spec.global_batch_size for spec in specs if spec.epochs == 5}
-    assert batches == {32, 64, 128, 256, 512, 1024, 2048}
+    assert batches == {32, 64, 128, 256, 512, 1024, 2048, 8192}
     assert {(spec.epochs, spec.world_size) for spec in specs} == {(5, 1), (10, 1), (50, 1)}
     named = specs_of(trainings(read("--model", "resnet18", gpus=1), kind="report"))
     assert "resnet50_cifar" in {spec.model for spec in named}
@@ -266,8 +267,8 @@ def assert_compared(name: str, stored: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("name", "metrics"),
     [
-        ("128, as it is", {"reported_train_accuracy_A": 0.849, "reported_train_accuracy_B": 0.8222}),
-        ("ResNet-18, 50 epochs", {"reported_test_accuracy_C": 0.8755}),
+        ("8192, as it is", {"reported_train_accuracy_A": 0.739, "reported_train_loss_A": 0.742}),
+        ("ResNet-18, 50 epochs", {"reported_best_test_accuracy_C": 0.8755}),
     ],
 )
 def test_accuracies_of_reports_are_stored(read: Read, name: str, metrics: dict[str, float]) -> None:
@@ -280,3 +281,4 @@ def test_accuracies_of_reports_are_stored(read: Read, name: str, metrics: dict[s
     real = dataclasses.replace(synthetic.spec, data="imagefolder", digest="0" * 12)
     accuracies_of_reports(measure, recipe, [dataclasses.replace(synthetic, spec=real)])  # type: ignore[arg-type]
     assert measure.metrics == {metric: {"A1": value} for metric, value in metrics.items()}
+    assert {find(metric).unit for metric in metrics} == {"1"}
