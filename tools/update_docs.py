@@ -25,7 +25,6 @@ from ddpperf.report.questions.question import read_questions
 from ddpperf.report.summary import WIDTH, title, verdict_lines
 from ddpperf.report.tables import tables_of
 from ddpperf.report.terminal_tables import table_lines, wrapped
-from ddpperf.results import units
 from ddpperf.results.stored_runs import read_document
 from tools.markdown_tables import ROOT, markdown
 from tools.report_mistakes import clocks_table, speedups_table
@@ -78,7 +77,7 @@ def question_block(run: str, title: str) -> str:
 def commands_list(times: str) -> str:
     """Return a list of the commands that answer questions, with the time that each takes.
 
-    times: a JSON file of the seconds of each test file on 2 CPU cores, from pytest's --junitxml.
+    times: a JSON file of the seconds of each file of tests, from pytest's --junitxml.
     """
     seconds = json.loads((ROOT / times).read_text())
     titles: dict[str, list[str]] = {}  # by the file of the tests
@@ -88,8 +87,8 @@ def commands_list(times: str) -> str:
         titles.setdefault(file, []).append(question.title)
         options[file] = " --data cifar10" if "--data" in given else options.get(file, "")
     items = (
-        f"- `python -m pytest perf/{file} --tables{options[file]}` ({units.seconds(seconds[file])}): "
-        f"{'; '.join(found)}."
+        f"- `python -m pytest perf/{file} --tables{options[file]}`"
+        f"{f' ({seconds[file]:.0f} s)' if file in seconds else ''}: {'; '.join(found)}."
         for file, found in titles.items()
     )
     return "\n".join(fill(item, 100, subsequent_indent="  ", break_on_hyphens=False) for item in items) + "\n"

@@ -204,22 +204,30 @@ TWO = "perf/baselines/h100-80gb-hbm3x2/0005_core.json"
 SPLIT, BY_PARTS, ALL_REDUCE = (
     f"docs/runs/h100x2-{name}.json.gz" for name in ("split", "data_parallel", "all_reduce")
 )
-NEW = "docs/runs/h200x2-questions.json.gz"
+NEW, NEW_CPU = "docs/runs/h200x2-questions.json.gz", "docs/runs/cpu2-questions.json.gz"
 EPOCHS, SUITE = "docs/runs/h100x2-epochs.json.gz", "docs/runs/h200x4-suite.json.gz"
 ONE = "docs/runs/h200x1-questions.json.gz"
 PRECISION, RESNET50 = (f"docs/runs/h200x1-{name}.json.gz" for name in ("precision", "resnet50"))
 LAWS = "docs/runs/h100x4-laws.json.gz"
 ALL_REDUCES = (CPU_REPORT, TWO, ALL_REDUCE)
-SPLITS = (CPU, TWO, SPLIT, BY_PARTS, NEW)
+SPLITS = (CPU, TWO, SPLIT, BY_PARTS, NEW, NEW_CPU)
 STEPS = (CPU, CPU_REPORT, TWO, RESNET50)
+NEWEST = (TWO, NEW, NEW_CPU)
+SCALED = (*STEPS[:-1], NEW, NEW_CPU)
 SIZE, BUFFER, ALL_STEPS = "devices, batch|", "devices, buffer|", "step_breakdown|epoch_breakdown"
 # the title, the tests, the rows and the columns, the figures, and the runs
 CASES: tuple[tuple[str, str, str, Callable[[Measured], Figures | Rows], Sequence[str]], ...] = (
-    ("Q1: time per epoch by batch size", "batch_size", "batch|input", epoch, (CPU, TWO, SUITE, ONE)),
-    ("Q1: workers that load images", "loader_workers", "workers|batch", workers, (SUITE, ONE)),
-    ("Q2: weak scaling", "weak_scaling", "devices|batch", scaling, (*STEPS, NEW)),
-    ("Q2: strong scaling", "strong_scaling", "devices|global batch", scaling, STEPS[:-1]),
-    ("When is one device enough?", "\\w+_scaling", "devices|constant batch", enough, (*STEPS[:-1], EPOCHS)),
+    ("Q1: time per epoch by batch size", "batch_size", "batch|input", epoch, (CPU, TWO, SUITE, ONE, NEW_CPU)),
+    ("Q1: workers that load images", "loader_workers", "workers|batch", workers, (SUITE, ONE, NEW_CPU)),
+    ("Q2: weak scaling", "weak_scaling", "devices|batch", scaling, (*STEPS, NEW, NEW_CPU)),
+    ("Q2: strong scaling", "strong_scaling", "devices|global batch", scaling, SCALED),
+    (
+        "When is one device enough?",
+        "\\w+_scaling",
+        "devices|constant batch",
+        enough,
+        (*STEPS[:-1], EPOCHS, NEW, NEW_CPU),
+    ),
     ("Q3: computation and communication of an epoch", "(comm|data_parallel)_split", SIZE, split, SPLITS),
     (
         "Q3: DataParallel's communication in an epoch",
@@ -231,19 +239,25 @@ CASES: tuple[tuple[str, str, str, Callable[[Measured], Figures | Rows], Sequence
     ("Q3: bandwidth while training", "comm_split", SIZE, bandwidth, SPLITS),
     ("Q3: this bandwidth by reports' formulas", "comm_split", SIZE, sent_at, SPLITS),
     ("Q3: an all_reduce by reports' formulas", "all_reduce", BUFFER, all_reduce, ALL_REDUCES),
-    ("Q6 and Q7: messages besides gradients", "messages", "strategy|batch", messages, (CPU, TWO, NEW)),
-    ("Q7: strategies", "strategies", "strategy|batch", strategy, (CPU, TWO, NEW)),
-    ("Parts of a step", ALL_STEPS, SIZE, parts, (*STEPS, NEW)),
-    ("Parts of an epoch", ALL_STEPS, SIZE, partial(parts, per_epoch=True), (*STEPS, NEW)),
+    (
+        "Q6 and Q7: messages besides gradients",
+        "messages",
+        "strategy|batch",
+        messages,
+        (CPU, TWO, NEW, NEW_CPU),
+    ),
+    ("Q7: strategies", "strategies", "strategy|batch", strategy, (CPU, *NEWEST)),
+    ("Parts of a step", ALL_STEPS, SIZE, parts, (*STEPS, NEW, NEW_CPU)),
+    ("Parts of an epoch", ALL_STEPS, SIZE, partial(parts, per_epoch=True), (*STEPS, NEW, NEW_CPU)),
     (
         "Speedup of the parts of a step",
         "\\w+_speedup",
         "part|input, together",
         part_speedups,
-        (CPU_REPORT, NEW),
+        (CPU_REPORT, NEW, NEW_CPU),
     ),
     ("Laws of scaling", "amdahl|gustafson", "devices|constant batch", law, (CPU_REPORT, LAWS)),
-    ("Cost of an epoch", "epoch_scaling", SIZE, cost_of_epoch, (CPU_REPORT, TWO, EPOCHS)),
+    ("Cost of an epoch", "epoch_scaling", SIZE, cost_of_epoch, (CPU_REPORT, TWO, EPOCHS, NEW, NEW_CPU)),
     (
         "Mixed precision: time of a step",
         "precision",
