@@ -215,7 +215,11 @@ def expected(
         )
         for changed, by_heading in [({}, found)] if isinstance(found, dict) else found:
             of = properties | changed
-            shared = {of.get(name, "") for name in CAPTION if name.split()[0] not in (*rows, *columns)} - {""}
+            shared = {
+                of.get(name, "")
+                for name in CAPTION
+                if name not in columns and name.split()[0] not in (*rows, *columns)
+            } - {""}
             labels = {name: of[name] for name in rows if of.get(name)}
             for heading, values in by_heading.items():
                 if values is not None:

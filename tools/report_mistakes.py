@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from statistics import median
 
 from ddpperf.report.questions.figures import training_of
 from ddpperf.report.stored_cases import Case, of_functions
@@ -16,28 +15,19 @@ BATCH = 128  # the batch size of the tables that show one batch size
 CAPTURED = {"execution": "graph", "model": "resnet18_cifar", "strategy": "ddp"}
 
 
-def single_device_seconds(case: Case) -> float:
-    """Return t(1) of the case: the step time of the slowest device alone."""
-    return median(case.references["one_device"].slowest_device_seconds(training_of(case).world_size).values())
-
-
-def world_sizes(found: Sequence[Case], test: str) -> list[int]:
-    """Return the world sizes above 1 that a test measured."""
-    return sorted({case.measured.spec.world_size for case in of_functions(found, test)} - {1})
-
-
 # --- speedup
 
 
 def speedups_table(run: str) -> str:
     """Return a Markdown table of the speedups that common formulas give for the same step times."""
     found = cases(run)
-    sizes = world_sizes(found, "test_weak_scaling")
+    sizes = sorted({case.measured.spec.world_size for case in of_functions(found, "test_weak_scaling")} - {1})
     columns = [speedups(found, N) for N in sizes]
     rows = []
     for place, (formula, kept, name) in enumerate(SPEEDUPS):
-        values = [column[place] for column in columns]
-        rows.append((formula, kept, *map(units.factor, values), name.format(*against(columns[-1], place))))
+        values, most = [column[place] for column in columns], columns[-1]
+        against = (most[place] / most[0], most[place] / most[4])
+        rows.append((formula, kept, *map(units.factor, values), name.format(*against)))
     return markdown(("formula", "constant", *(f"{N} GPUs" for N in sizes), "what it is"), rows)
 
 
@@ -61,15 +51,9 @@ def speedups(found: Sequence[Case], N: int) -> list[float]:
     """Return the value of each formula of SPEEDUPS on N devices."""
     weak = one(found, "test_weak_scaling", world_size=N, per_rank_batch_size=BATCH, **CAPTURED)
     strong = one(found, "test_strong_scaling", world_size=N, global_batch_size=BATCH, **CAPTURED)
-    t1, tN = single_device_seconds(weak), weak.seconds
-    spec = training_of(weak)
-    epochs = spec.one_device().steps_per_epoch * t1 / (spec.steps_per_epoch * tN)
-    return [N * t1 / tN, t1 / tN, epochs, N * epochs, single_device_seconds(strong) / strong.seconds, epochs]
-
-
-def against(values: Sequence[float], place: int) -> tuple[float, float]:
-    """Return a value divided by the weak-scaling speedup, and by the strong-scaling speedup."""
-    return values[place] / values[0], values[place] / values[4]
+    S, spec = weak.metrics["speedup"]["value"], training_of(weak)
+    epochs = S / N * spec.one_device().steps_per_epoch / spec.steps_per_epoch
+    return [S, S / N, epochs, N * epochs, strong.metrics["speedup"]["value"], epochs]
 
 
 # --- clocks

@@ -11,6 +11,7 @@ tests/unit/test_docs.py checks that everything is current.
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import tempfile
@@ -83,12 +84,13 @@ def commands_list(times: str) -> str:
     titles: dict[str, list[str]] = {}  # by the file of the tests
     options: dict[str, str] = {}
     for question in read_questions():
-        file, _, given = question.command.partition(" ")
-        titles.setdefault(file, []).append(question.title)
-        options[file] = " --data cifar10" if "--data" in given else options.get(file, "")
+        file = question.tests[0].partition("::")[0]
+        needs = f" (with `{question.options}`)" if question.options.removeprefix("--data cifar10") else ""
+        titles.setdefault(file, []).append(f"{question.title}{needs}")
+        options[file] = " --data cifar10" if "--data" in question.options else options.get(file, "")
     items = (
         f"- `python -m pytest perf/{file} --tables{options[file]}`"
-        f"{f' ({seconds[file]:.0f} s)' if file in seconds else ''}: {'; '.join(found)}."
+        f"{f' ({math.ceil(seconds[file])} s)' if file in seconds else ''}: {'; '.join(found)}."
         for file, found in titles.items()
     )
     return "\n".join(fill(item, 100, subsequent_indent="  ", break_on_hyphens=False) for item in items) + "\n"

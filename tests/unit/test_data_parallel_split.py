@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -17,7 +16,6 @@ from tests.command_line import specs_of
 from tests.fake_measure import FakeMeasure
 from tools.default_suite import options_on
 
-STORED = Path(__file__).parents[2] / "docs" / "runs" / "h100x2-data_parallel.json.gz"
 SPEC = TrainingSpec(world_size=2, per_rank_batch_size=32, strategy="data_parallel", epoch_images=640)
 STEPS = 10  # of an epoch
 

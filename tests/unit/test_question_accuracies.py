@@ -42,8 +42,9 @@ def trained(m: Measured) -> Figures:
         sum(max(one.of(f"train_seconds_{epoch + 1}")) for epoch in range(m.spec["epochs"])) for one in runs
     )
     time = fmean(seconds)
+    known: Figures = {"time": time, "seeds": len(runs)}
     if m.spec["data"] == "synthetic":
-        return {"time": time}
+        return known
     found: Figures = {
         name.replace("_", " "): fmean(last(runs, name)) for name in ("train_loss", "train_accuracy")
     }
@@ -53,12 +54,15 @@ def trained(m: Measured) -> Figures:
         half = stats.t.ppf(0.975, len(runs) - 1) * np.std(accuracies, ddof=1) / len(runs) ** 0.5
         ends += [max(0, ends[0] - half), min(1, ends[0] + half)]
     best = fmean(max(by_epoch(one, "test_accuracy")) for one in runs)
-    return found | {
-        "test loss": fmean(last(runs, "test_loss")),
-        "test accuracy": ends,
-        "best": best,
-        "time": time,
-    }
+    return (
+        known
+        | found
+        | {
+            "test loss": fmean(last(runs, "test_loss")),
+            "test accuracy": ends,
+            "best": best,
+        }
+    )
 
 
 def large_batch(m: Measured) -> Figures:
@@ -95,14 +99,14 @@ def beside(m: Measured) -> Rows:
     """Yield only what is measured here; what reports state is in the recipe."""
     for name in ("train_loss", "train_accuracy", "test_loss", "test_accuracy"):
         if any(key.startswith(f"reported_{name}_") for key in m.stored["metrics"]):
-            place = {"training": m.properties()["recipe"], "figure": name.replace("_", " "), "model": ""}
-            yield place, {"here": fmean(last([m, *m.named("seed=")], name))}
+            place = {"training": m.properties()["recipe"], "figure": name.replace("_", " ")}
+            yield place, {"ddpperf": fmean(last([m, *m.named("seed=")], name))}
 
 
 def changed(m: Measured) -> Rows:
-    yield {"change": "all devices instead of one"}, {"points of test accuracy": over(m, "one_device, ")}
+    yield {"change": "N devices instead of one"}, {"points of test accuracy": over(m, "one_device, ")}
     changes = {
-        "the learning rate of one device's batch": "unscaled_rate, ",
+        "without scaling the learning rate": "unscaled_rate, ",
         "without set_epoch": "without_set_epoch, ",
     }
     for change, name in changes.items():
@@ -141,14 +145,14 @@ CASES: tuple[tuple[str, str, str, Callable[[Measured], Figures | Rows], Sequence
     (RATES, "remedies", BY_RECIPE, with_other_rate, (REMEDIES,)),
     (REMEDY, "remedies", BY_RECIPE, with_other_remedy, (REMEDIES,)),
     (
-        "Q4: trainings of reports",
+        "Q4: the reports' trainings",
         "report_training",
         "training, global batch|",
         report,
         (REPORTS,),
     ),
     (
-        "Q4: trainings beside what reports state",
+        "Q4: the reports' accuracies",
         "remedies|report_training",
         "training, figure|",
         beside,

@@ -56,7 +56,7 @@ def scaling(m: Measured) -> Figures:
 
 def enough(m: Measured) -> Figures:
     S = speedup(m)
-    return {"efficiency": S / m.N, "extra time": m.N / S - 1} if S else {}
+    return {"efficiency": S / m.N, "extra device time": m.N / S - 1} if S else {}
 
 
 def cost(N: int, t: float, alone: float | None) -> Figures:
@@ -80,7 +80,7 @@ def split(m: Measured) -> Figures:
     exposed = trace.of("exposed_comm_seconds") or trace.counters["exposed_comm_seconds"]
     rank, waits = exposed.index(max(exposed)), np.subtract(whole.ranks(m.N), m["no_sync"].ranks(m.N))
     found = {"compute": trace.of("compute_seconds")[rank], "communication": sending(trace)}
-    found |= {"with waiting": trace.of("comm_seconds")[rank], "exposed": max(exposed)}
+    found |= {"with waiting": trace.of("comm_seconds")[rank], "exposed (trace)": max(exposed)}
     return {name: m.n * t for name, t in found.items()} | {"exposed (difference)": m.n * max(waits)}
 
 
@@ -92,13 +92,13 @@ def sending(trace: Measured) -> float:
 def data_parallel(m: Measured) -> Figures:
     found = {part: f"{part}_seconds" for part in ("replicate", "scatter", "gather", "reduce")}
     seconds = {
-        name: m.n * m["trace"].of(counter)[0] for name, counter in (found | {"all": "comm_seconds"}).items()
+        name: m.n * m["trace"].of(counter)[0] for name, counter in (found | {"sum": "comm_seconds"}).items()
     }
     ddp = m["ddp_trace"]
     if not ddp.of("comm_without_waiting_seconds"):  # an older run
         return seconds
     ddp_seconds = m.n * sending(ddp)
-    return seconds | {"DDP's": ddp_seconds, "over DDP's": seconds["all"] / ddp_seconds}
+    return seconds | {"DDP": ddp_seconds, "over DDP": seconds["sum"] / ddp_seconds}
 
 
 def sent_at(m: Measured) -> Figures:
@@ -111,7 +111,7 @@ def bandwidth(m: Measured) -> Figures:
     busbw, part = sent_at(m)["2 (N-1) S / N"], sending(m["trace"]) / m.t
     sent, link = m.n * m["replay"].of("gradient_bytes")[0], m.link()
     used = busbw / link if link else None
-    return {"gradients per epoch": sent, "part of the time": part, "busbw": busbw, "link used": used}
+    return {"gradients per epoch": sent, "part of the step": part, "busbw": busbw, "link used": used}
 
 
 def all_reduce(m: Measured) -> Figures:
@@ -132,15 +132,20 @@ def messages(m: Measured) -> Figures:
 
 
 def strategy(m: Measured) -> Figures:
-    over, S = [ddp.t / m.t for ddp in m.named("ddp")], m.most("gradient_bytes")
-    found = {"step": m.t, "over DDP": over[0] if over else None, "throughput": m.N * m.b / m.epoch_step}
+    (ddp,), S = [*(one.t for one in m.named("ddp")), None][:1], m.most("gradient_bytes")
+    found = {
+        "step": m.t,
+        "DDP's step": ddp,
+        "over DDP": ddp and ddp / m.t,
+        "throughput": m.N * m.b / m.epoch_step,
+    }
     return found | {"gradients per epoch": S and m.n * S, "peak memory": m.most("peak_memory_bytes")}
 
 
 def precision(m: Measured) -> Figures:
     found = {"step": m.t, "throughput": m.b / m.epoch_step, "memory": m.most("peak_memory_bytes")}
     over = {f"over {name}": m[name].t / m.t for name in m.stored["references"]}
-    return found | over | {"loss": m.most("loss_after_5_steps")}
+    return found | over | {"loss after 5 steps": m.most("loss_after_5_steps")}
 
 
 def parts_of(m: Measured, rank: int) -> dict[str, float]:
@@ -186,14 +191,15 @@ def law(m: Measured) -> Rows:
     for N in (1, 2, 4, 8, 16, 32):
         bounds = [min(max(bound, 0), 1) for bound in (s, s + half, s - half)]
         found = [N - bound * (N - 1) if weak else 1 / (bound + (1 - bound) / N) for bound in bounds]
-        predicted, measured = found if N > 1 and 0 <= s <= 1 else None, S.get(N, 1.0 if N == 1 else None)
-        figures: Figures = {"measured speedup": measured, "predicted speedup": predicted}
-        if predicted or measured:
-            steps = m.spec["epoch_images"] // m.b if weak else m.n  # of one device
-            figures["epoch"] = steps * t1 / (measured or found[0])
+        predicted, measured = N > 1 and 0 <= s <= 1, S.get(N, 1.0 if N == 1 else None)
+        steps = m.spec["epoch_images"] // m.b if weak else m.n  # of one device
+        figures: Figures = {}
+        if measured:
+            figures |= {"speedup": measured, "epoch": steps * t1 / measured}
         if predicted:
-            figures["error"] = found[0] / measured - 1 if measured else None
-            figures["predicted efficiency"] = [S / N for S in found]
+            figures |= {"predicted speedup": found, "predicted epoch": steps * t1 / found[0]}
+        if predicted and measured:
+            figures["error of the speedup"] = found[0] / measured - 1
         fraction = f"a serial fraction of {s:.1%} ({s - half:.1%} to {s + half:.1%})"
         devices = m.properties()["devices"]
         yield {devices: str(N), "fraction": fraction}, figures
@@ -201,9 +207,8 @@ def law(m: Measured) -> Rows:
 
 CPU, CPU_REPORT = "perf/baselines/cpu2-epyc-25-17-1/0014_core.json", "docs/runs/cpu2-report.json.gz"
 TWO = "perf/baselines/h100-80gb-hbm3x2/0005_core.json"
-SPLIT, BY_PARTS, ALL_REDUCE = (
-    f"docs/runs/h100x2-{name}.json.gz" for name in ("split", "data_parallel", "all_reduce")
-)
+SPLIT, ALL_REDUCE = (f"docs/runs/h100x2-{name}.json.gz" for name in ("split", "all_reduce"))
+BY_PARTS = "docs/runs/h200x2-data_parallel.json.gz"
 NEW, NEW_CPU = "docs/runs/h200x2-questions.json.gz", "docs/runs/cpu2-questions.json.gz"
 EPOCHS, SUITE = "docs/runs/h100x2-epochs.json.gz", "docs/runs/h200x4-suite.json.gz"
 ONE = "docs/runs/h200x1-questions.json.gz"
@@ -213,11 +218,18 @@ ALL_REDUCES = (CPU_REPORT, TWO, ALL_REDUCE)
 SPLITS = (CPU, TWO, SPLIT, BY_PARTS, NEW, NEW_CPU)
 STEPS = (CPU, CPU_REPORT, TWO, RESNET50)
 NEWEST = (TWO, NEW, NEW_CPU)
+LOADED = (CPU, TWO, SUITE, ONE, NEW_CPU)
 SCALED = (*STEPS[:-1], NEW, NEW_CPU)
 SIZE, BUFFER, ALL_STEPS = "devices, batch|", "devices, buffer|", "step_breakdown|epoch_breakdown"
 # the title, the tests, the rows and the columns, the figures, and the runs
 CASES: tuple[tuple[str, str, str, Callable[[Measured], Figures | Rows], Sequence[str]], ...] = (
-    ("Q1: time per epoch by batch size", "batch_size", "batch|input", epoch, (CPU, TWO, SUITE, ONE, NEW_CPU)),
+    (
+        "Q1: time per epoch by batch size",
+        "batch_size",
+        "batch|input in words",
+        epoch,
+        (CPU, TWO, SUITE, ONE, NEW_CPU),
+    ),
     ("Q1: workers that load images", "loader_workers", "workers|batch", workers, (SUITE, ONE, NEW_CPU)),
     ("Q2: weak scaling", "weak_scaling", "devices|batch", scaling, (*STEPS, NEW, NEW_CPU)),
     ("Q2: strong scaling", "strong_scaling", "devices|global batch", scaling, SCALED),
@@ -237,8 +249,8 @@ CASES: tuple[tuple[str, str, str, Callable[[Measured], Figures | Rows], Sequence
         (BY_PARTS, NEW),
     ),
     ("Q3: bandwidth while training", "comm_split", SIZE, bandwidth, SPLITS),
-    ("Q3: this bandwidth by reports' formulas", "comm_split", SIZE, sent_at, SPLITS),
-    ("Q3: an all_reduce by reports' formulas", "all_reduce", BUFFER, all_reduce, ALL_REDUCES),
+    ("Q3: bandwidth while training, by the reports' formulas", "comm_split", SIZE, sent_at, SPLITS),
+    ("Q3: an all_reduce, by the reports' formulas", "all_reduce", BUFFER, all_reduce, ALL_REDUCES),
     (
         "Q6 and Q7: messages besides gradients",
         "messages",
@@ -252,7 +264,7 @@ CASES: tuple[tuple[str, str, str, Callable[[Measured], Figures | Rows], Sequence
     (
         "Speedup of the parts of a step",
         "\\w+_speedup",
-        "part|input, together",
+        "part|input in words, together",
         part_speedups,
         (CPU_REPORT, NEW, NEW_CPU),
     ),

@@ -6,12 +6,12 @@ import re
 
 import pytest
 
-from tests.stored_samples import Measured, cells, measured, sections
+from tests.stored_samples import cells, measured, sections
 
 CPU, CPU_REPORT = "perf/baselines/cpu2-epyc-25-17-1/0014_core.json", "docs/runs/cpu2-report.json.gz"
 TWO, SUITE = "perf/baselines/h100-80gb-hbm3x2/0005_core.json", "docs/runs/h200x4-suite.json.gz"
 ALL_REDUCE, EPOCHS = (f"docs/runs/h100x2-{name}.json.gz" for name in ("all_reduce", "epochs"))
-LARGEST, PRECISION = (f"docs/runs/h200x1-{name}.json.gz" for name in ("largest", "precision"))
+LARGEST = "docs/runs/h200x1-questions.json.gz"
 OWN_DDP, LAWS = "docs/runs/h200x4-own_ddp.json.gz", "docs/runs/h100x4-laws.json.gz"
 
 
@@ -45,39 +45,11 @@ def test_largest_batch() -> None:
     assert [*rows] == ["32", "128", "512", "2,048", "8,192", "32,768", "57,344"]
     for batch, row in rows.items():
         assert row["throughput"] == pytest.approx(amount(batch) / row["step"], rel=6e-4)
-        steps = max(1, 50_000 // int(amount(batch)))  # an epoch is never less than one step
-        assert row["epoch"] == pytest.approx(steps * row["step"], rel=6e-4)
+        if "epoch" in row:
+            assert row["epoch"] == pytest.approx(50_000 / row["throughput"], rel=6e-4)
+        assert ("epoch" in row) is (amount(batch) <= 50_000)
     (first,) = measured(LARGEST, "largest_batch")
     assert rows["32"]["peak memory"] == pytest.approx(first.most("peak_memory_bytes"), rel=5e-4)
-
-
-@pytest.mark.parametrize("name", [CPU, TWO, PRECISION])
-def test_precision(name: str) -> None:
-    """Each speedup of the 16-bit format that is fastest in the table follows from the rounds."""
-    t = {(str(m.b), m.spec["precision"]): m.t for m in measured(name, "precision")}
-    half = "fp16" if "fp16" in {precision for _, precision in t} else "bf16"
-    expected = {
-        f"At batch {batch} {half} is {t[batch, base] / t[batch, half]:.2f} times as fast as {base}"
-        for batch, base in t
-        if base in ("fp32", "tf32")
-    }
-    assert {
-        *re.findall(r"At batch .*?(?=\.(?: |$))", text(name, "Mixed precision: time of a step"))
-    } == expected
-
-
-@pytest.mark.parametrize("name", [CPU_REPORT, TWO, ALL_REDUCE])
-def test_formulas(name: str) -> None:
-    """The sentence is about the largest buffer in the first execution mode, with N = 2."""
-    title = "Q3: an all_reduce by reports' formulas"
-    found: list[Measured] = [m for m in measured(name, "all_reduce") if m.spec["in_place"]]
-    m = max((m for m in found if m.spec["algorithm"] == "backend"), key=lambda m: int(m.spec["nbytes"]))
-    utilization = 2 * (m.N - 1) / m.N * m.spec["nbytes"] / (m.link() or 0) / m.t
-    devices, execution = m.properties()["together"], m.spec["execution"]
-    assert f"{utilization:.1%} with {devices}, {execution} and {m.properties()['buffer']}." in text(
-        name, title
-    )
-    assert "(S / B) log2 N is 1.00 times as long, and 2 (N-1) S is 2 times as long" in text(name, title)
 
 
 @pytest.mark.parametrize("name", [CPU, TWO])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from statistics import median
 
 from ddpperf.analysis.cost_models import REPORT_FORMULAS, ReportFormula
 from ddpperf.analysis.scaling import (
@@ -18,7 +19,6 @@ from ddpperf.analysis.scaling import (
     weak_speedup,
 )
 from ddpperf.analysis.statistics import Estimate
-from ddpperf.errors import Refused
 from ddpperf.report.stored_cases import Case
 from ddpperf.results import units
 from ddpperf.results.metrics import MESSAGE_KINDS, find
@@ -45,8 +45,8 @@ def without_batch(recipe: str, batch_size: int) -> str:
 
 
 def is_of_the_library(case: Case) -> bool:
-    spec = case.measured.spec
-    return isinstance(spec, AllReduceSpec) and spec.algorithm == "backend" and spec.in_place
+    spec, known = case.measured.spec, "link_utilization" in case.metrics
+    return known and isinstance(spec, AllReduceSpec) and spec.algorithm == "backend" and spec.in_place
 
 
 def has_other_rate(case: Case) -> bool:
@@ -58,6 +58,10 @@ def has_other_rate(case: Case) -> bool:
 
 def has_other_remedy(case: Case) -> bool:
     return "as it is" in case.recipe or not has_other_rate(case)
+
+
+def has_nodes(case: Case) -> bool:
+    return "between_bytes_per_second" in case.metrics
 
 
 def is_synthetic(case: Case) -> bool:
@@ -76,8 +80,6 @@ def text_of(case: Case, name: str, *, per_epoch: bool = False) -> str:
         value = found(case)
         return value if isinstance(value, str) else "" if value is None else form(scale * value)
     metric = find(name)
-    if (unit := case.metrics.get(name, {}).get("unit")) not in (None, "", metric.unit):
-        raise Refused(f"{name} of {case.test} is stored in {unit}, not in {metric.unit}; measure it again")
     form = units.points if name.startswith("accuracy_") else metric.format
     scale = scale if metric.unit in ("s", "B") else 1
     if OF_IMAGES.fullmatch(name) and is_synthetic(case):
@@ -139,6 +141,12 @@ def _training_time(case: Case) -> float | None:
     return spec.images / rate if isinstance(spec, RunSpec) and rate else None
 
 
+def _ddp_step(case: Case) -> float | None:
+    """Return the seconds of a DDP step with the same execution and memory format."""
+    ddp = case.references.get("ddp")
+    return None if ddp is None else median(ddp.median_step_seconds().values())
+
+
 def _over_ddp(case: Case) -> str:
     """Return DataParallel's communication over DDP's; older runs divided by the time of a rank that waits."""
     known, over = case.value("ddp_comm_without_waiting_seconds"), case.value("comm_over_ddp")
@@ -156,16 +164,11 @@ def _fraction_of_step(case: Case) -> float | None:
 
 
 def _sent_at(formula: ReportFormula) -> Callable[[Case], float | None]:
-    """Return a function for the bandwidth of the gradients by a formula of the reports."""
+    """Return a function for the bandwidth of the gradients by a formula; busbw is that of the first one."""
 
     def bandwidth(case: Case) -> float | None:
-        spec, gradients = training_of(case), case.value("communicated_bytes_per_epoch")
-        busbw = case.value("gradient_busbw_bytes_per_second")
-        if not busbw or gradients is None:
-            return None
-        N, S = spec.world_size, gradients / spec.steps_per_epoch
-        sending = 2 * (N - 1) / N * S / busbw  # seconds, by the definition of the bus bandwidth
-        return formula.seconds(N, S, 1.0) / sending
+        N, busbw = case.measured.spec.world_size, case.value("gradient_busbw_bytes_per_second")
+        return busbw and busbw * formula.seconds(N, 1.0, 1.0) / REPORT_FORMULAS[0].seconds(N, 1.0, 1.0)
 
     return bandwidth
 
@@ -174,8 +177,9 @@ def _predicted(formula: ReportFormula) -> Callable[[Case], str]:
     """Return a function for the time of an all_reduce by a formula, and this time over the measured one."""
 
     def text(case: Case) -> str:
-        N, link = case.measured.spec.world_size, case.link_bytes_per_second
-        seconds = formula.seconds(N, nbytes_of(case), link or math.inf)
+        if not (link := case.link_bytes_per_second):
+            return ""
+        seconds = formula.seconds(case.measured.spec.world_size, nbytes_of(case), link)
         return f"{units.seconds(seconds)} ({units.factor(seconds / case.seconds)})"
 
     return text
@@ -204,13 +208,14 @@ def _accuracy_after(epoch: int) -> Callable[[Case], float | None]:
 
 COMPUTED: Mapping[str, tuple[Callable[[Case], Value], Callable[[float], str]]] = {
     "time": (lambda case: case.seconds, units.seconds),
-    "training_time": (_training_time, units.seconds),
+    "ddp_step": (_ddp_step, units.seconds),
     "seeds": (lambda case: str(len(case.seeds)), str),
+    "training_time": (_training_time, units.seconds),
     "whole_step": (whole_step, units.seconds),
     "rest_of_step": (_rest_of_step, units.seconds),
     "extra_device_time": (_extra_device_time, units.change),
     "saved_fraction": (_saved_fraction, units.percent),
-    "device_minutes": (lambda case: (_cost(case, "device") or 0.0) / 60, "{:.4f}".format),
+    "device_minutes": (lambda case: _cost(case, "device"), lambda seconds: f"{seconds / 60:.4f}"),
     "saved": (lambda case: _cost(case, "saved"), units.seconds),
     "extra_device": (lambda case: _cost(case, "extra_device"), units.seconds),
     "price": (lambda case: _price(case, "device"), units.money),
@@ -219,10 +224,10 @@ COMPUTED: Mapping[str, tuple[Callable[[Case], Value], Callable[[float], str]]] =
     "over_ddp": (_over_ddp, str),
     "sending": (_sending, units.seconds),
     "fraction_of_step": (_fraction_of_step, units.percent),
-    **{f"accuracy of epoch {epoch}": (_accuracy_after(epoch), units.percent) for epoch in (1, 2)},
+    **{f"epoch {epoch}": (_accuracy_after(epoch), units.percent) for epoch in (1, 2)},
     **{f"sent by {found.formula}": (_sent_at(found), units.bandwidth) for found in REPORT_FORMULAS},
     **{f"time by {found.formula}": (_predicted(found), str) for found in REPORT_FORMULAS},
-    **{f"messages of {kind}": (_messages(kind), str) for kind in MESSAGE_KINDS},
+    **{kind: (_messages(kind), str) for kind in MESSAGE_KINDS},
 }
 
 # --- cases of several rows: each row has properties, which are its place, and figures by heading
@@ -239,20 +244,14 @@ def batches_tried(case: Case) -> Rows:
     found = [name.removeprefix("step_seconds_at_") for name in case.metrics if "step_seconds_at_" in name]
     failed = [int(size) for size in re.findall(r"a batch of (\d+) does not fit", " ".join(case.notes))]
     images = case.header["options"]["epoch_images"]
+    names = {"throughput": "images_per_second", "peak memory": "peak_memory_bytes"}
     for size in sorted(map(int, found)):
-        step, rate, memory = (
-            case.value(f"{name}_at_{size}")
-            for name in ("step_seconds", "images_per_second", "peak_memory_bytes")
-        )
-        yield (
-            {"batch": f"{size:,}"},
-            {
-                "step": units.seconds(step or 0.0),
-                "epoch": units.seconds(max(1, images // size) * (step or 0.0)),
-                "throughput": units.rate(rate or 0.0),
-                "peak memory": units.nbytes(memory) if memory else "",
-            },
-        )
+        step = case.value(f"step_seconds_at_{size}") or 0.0
+        times = {"step": units.seconds(step)}
+        if size <= images:
+            times["epoch"] = units.seconds(images / size * step)
+        others = {heading: text_of(case, f"{name}_at_{size}") for heading, name in names.items()}
+        yield {"batch": f"{size:,}"}, times | others
     if failed:
         yield {"batch": f"{min(failed):,}"}, {"step": "does not fit"}
 
@@ -267,8 +266,8 @@ def workers_tried(case: Case) -> Rows:
 def changed_trainings(case: Case) -> Rows:
     """Yield the effect of more devices and of two mistakes on the test accuracy."""
     changes = {
-        "all devices instead of one": "accuracy_over_one_device",
-        "the learning rate of one device's batch": "accuracy_unscaled_rate",
+        "N devices instead of one": "accuracy_over_one_device",
+        "without scaling the learning rate": "accuracy_unscaled_rate",
         "without set_epoch": "accuracy_without_set_epoch",
     }
     for change, name in changes.items():
@@ -283,8 +282,8 @@ def beside_reports(case: Case) -> Rows:
         stated.setdefault(found[1], {})[f"report {found[2]}"] = _as_stated(case, found[0])
     for name, reports in stated.items():
         place = {"figure": find(name).heading, "training": case.recipe}
-        place |= dict.fromkeys(("global batch", "model", "epochs", "GPUs"), "")
-        yield place, {"here": text_of(case, name), **reports}
+        place |= dict.fromkeys(("global batch", devices_of(case)), "")
+        yield place, {"ddpperf": text_of(case, name), **reports}
 
 
 def _as_stated(case: Case, name: str) -> str:
@@ -307,6 +306,8 @@ def part_speedups_of(case: Case) -> Rows:
             found = {**texts, "speedup": text_of(case, f"{part}_speedup")}
             yield place | {"part": part.replace("_", " ")}, found
         alone, together = alone + (one or 0.0), together + (many or 0.0)
+    if not alone or not together:  # the test failed before its parts were known
+        return
     speedup = units.factor(law(alone, together, training_of(case).world_size))
     texts = {"alone": units.seconds(alone), "together": units.seconds(together), "speedup": speedup}
     yield place | {"part": "all parts"}, texts
@@ -331,13 +332,11 @@ def predicted_by(case: Case, N: float) -> Estimate | None:
     return predicted_speedup(SPEEDUP_BY[case.experiment.title], fraction, N)
 
 
-def _estimate(found: Estimate | None, form: Callable[[float], str], scale: float = 1.0) -> str:
+def _estimate(found: Estimate, form: Callable[[float], str]) -> str:
     """Return a value with its 95% interval as text."""
-    if found is None:
-        return ""
     known = math.isfinite(found.low) and math.isfinite(found.high)
-    interval = f"{form(scale * found.low)} to {form(scale * found.high)}" if known else "interval not known"
-    return f"{form(scale * found.value)} ({interval})"
+    interval = f"{form(found.low)} to {form(found.high)}" if known else "interval not known"
+    return f"{form(found.value)} ({interval})"
 
 
 def measured_speedups(case: Case) -> dict[int, float]:
@@ -352,30 +351,25 @@ def law_rows(case: Case) -> Rows:
 
     On one device, an epoch takes as long as the measured one on N devices times its speedup.
     """
+    if "serial_fraction" not in case.metrics:
+        return
     law, spec = case.experiment.title, training_of(case)
-    place = {
-        "kind": "",
-        "law": law,
-        "fraction": f"a serial fraction of {_estimate(fitted(case), units.percent)}",
-    }
+    fraction = f"a serial fraction of {_estimate(fitted(case), units.percent)}"
+    place = {"kind": "", "law": law, "fraction": fraction}
     measured = {1: 1.0} | measured_speedups(case)
     N = spec.world_size
     steps = spec.steps_per_epoch if case.experiment.global_batch else spec.one_device().steps_per_epoch / N
     alone = steps * case.seconds * measured.get(N, math.nan)
     for N in sorted({*measured, *PREDICTED_DEVICES}):
-        predicted = predicted_by(case, N) if N > 1 else None
-        speedup = measured.get(N) or (predicted.value if predicted else math.nan)
-        error = predicted.value / measured[N] - 1 if predicted and N in measured else None
-        yield (
-            place | {devices_of(case): str(N)},
-            {
-                "epoch": units.seconds(alone / speedup) if math.isfinite(alone / speedup) else "",
-                "measured speedup": units.factor(measured[N]) if N in measured else "",
-                "predicted speedup": _estimate(predicted, units.factor),
-                "error": "" if error is None else units.change(error),
-                "predicted efficiency": _estimate(predicted, units.percent, 1 / N),
-            },
-        )
+        figures: Texts = {}
+        if N in measured:
+            figures |= {"epoch": units.seconds(alone / measured[N]), "speedup": units.factor(measured[N])}
+        if N > 1 and (predicted := predicted_by(case, N)) is not None:
+            figures["predicted speedup"] = _estimate(predicted, units.factor)
+            figures["predicted epoch"] = units.seconds(alone / predicted.value)
+            if N in measured:
+                figures["error of the speedup"] = units.change(predicted.value / measured[N] - 1)
+        yield place | {devices_of(case): str(N)}, figures
 
 
 def projected(case: Case) -> Rows:

@@ -1,8 +1,7 @@
 """Grids as reports print them: devices as rows, batch sizes as groups of columns, one grid for each setup.
 
-A setup is everything that a grid's cases have in common, such as the model and the strategy. It stands
-in the caption, with the machine. A step on one device has no strategy, so it is in the grids of all
-strategies.
+A setup is what all cases of a grid share, such as the model. It is the caption. A step on one device has
+no strategy, so the grid of each strategy repeats it.
 """
 
 from __future__ import annotations
@@ -21,13 +20,12 @@ NOTHING = "-"
 Numbers = dict[str, int]  # of warnings, by their texts
 
 
-def grid_lines(cases: Sequence[Case], question: Question, numbers: Numbers) -> list[str]:
+def grid_lines(entries: Sequence[Entry], question: Question, numbers: Numbers) -> list[str]:
     """Return the lines of all grids of these cases, each with its caption and its warnings.
 
     A grid that is wider than a line continues below. A warning keeps its number in all grids.
     """
-    entries = [entry for case in cases for entry in question.entries(case)]
-    devices = devices_of(cases[0])
+    devices = devices_of(entries[0].case)
     rows, groups = (
         [devices if name == DEVICES else name for name in names] for names in (question.rows, question.groups)
     )
@@ -42,14 +40,20 @@ def grid_lines(cases: Sequence[Case], question: Question, numbers: Numbers) -> l
         parts: list[Part] = []
         for group in _in_order(_values(entry, groups) for entry in found):
             of_group = {_values(entry, rows): entry for entry in found if _values(entry, groups) == group}
-            columns = _columns([of_group.get(place) for place in places], numbers)
-            parts += [(", ".join(value for value in group if value != NOTHING), columns)] if columns else []
+            entries_of_rows = [of_group.get(place) for place in places]
+            if columns := _columns(entries_of_rows):
+                words = (
+                    in_words(*pair) if pair[0] == "input" else pair[1]
+                    for pair in zip(groups, group, strict=True)
+                )
+                marks = [_marks(entry, numbers) for entry in entries_of_rows]
+                parts.append((", ".join(word for word in words if word != NOTHING), columns, marks))
         batch = next((name for name in groups if name in BATCHES and found[0].properties.get(name)), "")
         for table in _tables(labels, parts, batch):
             by_row = list(zip(*table, strict=True))
             shown = [row for row in by_row if {*row[len(labels) :]} != {NOTHING}]
             lines += [*markdown_table(*shown), ""]
-        warnings = {numbers[warning]: warning for entry in found for warning in entry.case.warnings}
+        warnings = {numbers[text]: text for entry in found for text in entry.warnings if text in numbers}
         for number, warning in sorted(warnings.items()):
             lines += wrapped(f"- !{number} {warning}", WIDTH)
         lines += [""] * bool(warnings)
@@ -58,7 +62,7 @@ def grid_lines(cases: Sequence[Case], question: Question, numbers: Numbers) -> l
 
 Setup = tuple[tuple[str, str], ...]
 Column = tuple[str, ...]  # the heading, and a cell for each row
-Part = tuple[str, list[Column]]  # the name of a group, and its columns
+Part = tuple[str, list[Column], list[str]]  # the name of a group, its columns, and a mark for each row
 
 
 def _values(entry: Entry, names: Sequence[str]) -> tuple[str, ...]:
@@ -77,16 +81,12 @@ def _setups(entries: Sequence[Entry], axes: Sequence[str]) -> dict[Setup, list[E
         places.add((setup, place))
         found.setdefault(setup, []).append(entry)
     for setup in [setup for setup in found if "strategy" not in dict(setup)]:
-        same = [other for other in found if other != setup and _without_strategy(other) == setup]
+        others = [other for other in found if other != setup]
+        same = [other for other in others if tuple(pair for pair in other if pair[0] != "strategy") == setup]
+        alone = found.pop(setup) if same else []
         for other in same:
-            found[other] = [*found[setup], *found[other]]
-        if same:
-            del found[setup]
+            found[other] = [*alone, *found[other]]
     return found
-
-
-def _without_strategy(setup: Setup) -> Setup:
-    return tuple((name, value) for name, value in setup if name != "strategy")
 
 
 def _in_order(values: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
@@ -99,22 +99,19 @@ def _number(value: str) -> int:
     return int(digits) if digits.isdecimal() else 0
 
 
-def _columns(row: Sequence[Entry | None], numbers: Numbers) -> list[Column]:
-    """Return the columns of a group that have a figure; the first one has the marks of the warnings."""
-    columns: list[Column] = []
-    for heading in dict.fromkeys(heading for entry in row if entry for heading in entry.figures):
-        texts = [entry.figures.get(heading, "") if entry else "" for entry in row]
-        if any(texts) and not columns:
-            pairs = zip(texts, row, strict=True)
-            texts = [_marked(text, entry.case, numbers) if entry else "" for text, entry in pairs]
-        if any(texts):
-            columns.append((heading, *(text or NOTHING for text in texts)))
-    return columns
+def _columns(row: Sequence[Entry | None]) -> list[Column]:
+    """Return the columns of a group that have a figure."""
+    headings = dict.fromkeys(heading for entry in row if entry for heading in entry.figures)
+    columns = [
+        (heading, *((entry and entry.figures.get(heading)) or NOTHING for entry in row))
+        for heading in headings
+    ]
+    return [column for column in columns if {*column[1:]} != {NOTHING}]
 
 
-def _marked(text: str, case: Case, numbers: Numbers) -> str:
-    marks = [numbers.setdefault(warning, len(numbers) + 1) for warning in case.warnings]
-    return f"{text} !{','.join(map(str, sorted(marks)))}" if marks and text else text
+def _marks(entry: Entry | None, numbers: Numbers) -> str:
+    found = [numbers.setdefault(text, len(numbers) + 1) for text in (entry.warnings if entry else ())]
+    return f" !{','.join(map(str, sorted(found)))}" if found else ""
 
 
 def _tables(labels: list[Column], parts: Iterable[Part], batch: str) -> list[list[Column]]:
@@ -124,24 +121,30 @@ def _tables(labels: list[Column], parts: Iterable[Part], batch: str) -> list[lis
     is, "batch" or "global batch".
     """
     tables: list[list[Column]] = []
-    for name, columns in parts:
-        first = _named(f"{batch} {name}".lstrip(), columns)
-        if tables and _width([*tables[-1], *_named(name, columns)]) <= WIDTH:
-            tables[-1] += _named(name, columns)
-        elif _width([*labels, *first]) <= WIDTH:
+    for name, columns, marks in parts:
+        first, next_one = (_named(words, columns, marks) for words in (f"{batch} {name}".lstrip(), name))
+        if tables and _width([*tables[-1], *next_one]) <= WIDTH:
+            tables[-1] += next_one
+        elif len(columns) == 1 or _width([*labels, *first]) <= WIDTH:
             tables.append([*labels, *first])
         else:
-            fitting = max(
-                n for n in range(1, len(columns)) if n == 1 or _width([*labels, *first[:n]]) <= WIDTH
-            )
-            tables += _tables(labels, [(name, columns[:fitting])], batch)
-            tables += _tables(labels, [(name, columns[fitting:])], batch)
+            sizes = range(2, len(columns))
+            fitting = max((n for n in sizes if _width([*labels, *first[:n]]) <= WIDTH), default=1)
+            tables += _tables(labels, [(name, columns[:fitting], marks)], batch)
+            tables += _tables(labels, [(name, columns[fitting:], marks)], batch)
     return tables
 
 
-def _named(name: str, columns: list[Column]) -> list[Column]:
-    (heading, *cells), *others = columns
-    return [(f"{name}: {heading}" if name else heading, *cells), *others]
+def _named(name: str, columns: list[Column], marks: list[str]) -> list[Column]:
+    """Return the columns of a group with its name and, in the first figure of each row, its marks."""
+    rows = [list(cells) for cells in zip(*(column[1:] for column in columns), strict=True)]
+    for row, mark in zip(rows, marks, strict=True):
+        place = next((place for place, cell in enumerate(row) if cell != NOTHING), None)
+        if place is not None:
+            row[place] += mark
+    headings = [column[0] for column in columns]
+    headings[0] = f"{name}: {headings[0]}" if name else headings[0]
+    return [tuple(column) for column in zip(headings, *rows, strict=True)]
 
 
 def _width(columns: Sequence[Column]) -> int:
@@ -156,6 +159,8 @@ def _caption(setup: Setup, case: Case) -> str:
     gpus = Counter(gpu["name"] for gpu in environment.get("gpus", ()))
     machine = [f"{count} {name}" for name, count in gpus.items()]
     machine = machine or [f"{environment['cpu']}, {environment['cores']} cores"]
+    nodes = len(environment.get("nodes", ()))
+    machine[0] = f"{nodes} nodes, each with {machine[0]}" if nodes > 1 else machine[0]
     machine += [
         rates_in_words(environment.get("links", ())),
         f"torch {environment.get('torch', '')}".rstrip(),
@@ -165,5 +170,6 @@ def _caption(setup: Setup, case: Case) -> str:
 
 def markdown_table(headings: Sequence[str], *rows: Sequence[str]) -> list[str]:
     """Return the lines of a table in Markdown."""
-    head, *body = [f"| {' | '.join(cells)} |" for cells in (headings, *rows)]
+    escaped = ([cell.replace("|", r"\|") for cell in cells] for cells in (headings, *rows))
+    head, *body = [f"| {' | '.join(cells)} |" for cells in escaped]
     return [head, "|---" * len(headings) + "|", *body]

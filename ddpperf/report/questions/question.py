@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ddpperf.errors import Refused, first_line
 from ddpperf.report.questions import figures, sentences
 from ddpperf.report.stored_cases import Case, of_functions
 from ddpperf.results.metrics import find
-from ddpperf.specs import RunSpec, TrainingSpec
+from ddpperf.specs import EpochSpec, RunSpec, TrainingSpec
 
 DEVICES = "devices"  # the axis of GPUs or ranks
 BATCHES = ("batch", "global batch")
@@ -20,38 +21,48 @@ FILE = Path(__file__).parent / "questions.toml"
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A question of a report; questions.toml explains the fields. columns: names by their headings."""
+    """A question of a report; questions.toml explains the fields."""
 
     title: str
     tests: tuple[str, ...]
-    command: str
-    needs: str
-    chosen: Callable[[Case], bool]
-    rows: tuple[str, ...]
+    columns: Mapping[str, str]  # names by their headings
     groups: tuple[str, ...]
-    columns: Mapping[str, str]
+    options: str = ""
+    rows: tuple[str, ...] = (DEVICES,)
     per_epoch: bool = False
+    chosen: Callable[[Case], bool] = lambda case: True
     rows_of: Callable[[Case], figures.Rows] | None = None
     sentence: Callable[[Sequence[Case]], str] = lambda cases: ""
 
-    def answered_by(self, cases: Sequence[Case]) -> list[Case]:
-        """Return the cases that have the figures of this question."""
-        found = [case for case in of_functions(cases, *self.tests) if self.chosen(case)]
-        return [case for case in found if any(entry.figures for entry in self.entries(case))]
+    @property
+    def command(self) -> str:
+        tests = " ".join(f"perf/{test}" for test in self.tests)
+        return f"python -m pytest {tests} {self.options}".rstrip()
 
-    def entries(self, case: Case) -> Iterator[Entry]:
-        """Yield the rows of a case; none, if the case does not have what the question needs."""
-        if self.needs not in case.metrics:
-            return
-        if self.rows_of is not None:
-            for place, texts in self.rows_of(case):
-                yield Entry(case=case, properties=properties_of(case) | place, figures=texts)
-        else:
-            texts = {
+    def answered_by(self, cases: Sequence[Case]) -> list[Entry]:
+        """Return the rows of all cases that have figures; a test that failed early has no metrics."""
+        functions = [test.rpartition("::")[2] for test in self.tests]
+        found = [case for case in of_functions(cases, *functions) if case.metrics and self.chosen(case)]
+        for case in found:
+            for name, metric in case.metrics.items():
+                if metric["unit"] not in ("", unit := find(name).unit):
+                    stored = f"{name} of {case.test} is stored in {metric['unit']}, not in {unit}"
+                    raise Refused(f"{stored}; measure it again")
+        return [
+            Entry(case=case, properties=properties_of(case) | place, figures=texts)
+            for case in found
+            for place, texts in (self.rows_of or self._row)(case)
+            if any(texts.values())
+        ]
+
+    def _row(self, case: Case) -> figures.Rows:
+        yield (
+            {},
+            {
                 heading: figures.text_of(case, name, per_epoch=self.per_epoch)
                 for heading, name in self.columns.items()
-            }
-            yield Entry(case=case, properties=properties_of(case), figures=texts)
+            },
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,21 +73,32 @@ class Entry:
     properties: Mapping[str, str]
     figures: Mapping[str, str]
 
+    @property
+    def warnings(self) -> list[str]:
+        """The warnings of the case, and the reason if its test failed."""
+        outcome = self.case.header["outcomes"][self.case.test]
+        failed = [f"the test failed: {first_line(outcome['reason'])}"] * (outcome["kind"] == "failed")
+        return [*failed, *self.case.warnings]
+
 
 def properties_of(case: Case) -> dict[str, str]:
     """Return the properties of a case, with the batch size that all numbers of devices share.
 
-    The name of a recipe says its warm-up and accumulation.
+    Warm-up and accumulation are left out, because the name of the recipe has them.
     """
     found = case.properties | case.constant_batch
     if isinstance(case.measured.spec, RunSpec):
         batch_size = case.measured.spec.global_batch_size
         found["training"] = figures.without_batch(found["recipe"], batch_size)
-        found |= dict.fromkeys(("recipe", "warm-up", "seeds", "seed", "batch"), "")
+        found |= dict.fromkeys(
+            ("recipe", "seeds", "seed", "batch", *(("warm-up",) if case.recipe else ())), ""
+        )
         found["global batch"] = f"{batch_size:,}"
         found["strategy"] = found["strategy"].partition("+accumulate")[0]
     if isinstance(case.measured.spec, TrainingSpec) and (data := case.header["options"].get("data")):
         found["images"] = f"{case.measured.spec.epoch_images:,} {data['name']} images an epoch"
+    if isinstance(case.measured.spec, EpochSpec):
+        found["work"] = "whole epochs"
     return found
 
 
@@ -95,11 +117,10 @@ def _question(title: str, fields: dict[str, Any], shared: Mapping[str, list[str]
             heading = heading or (name if name in figures.COMPUTED else find(name).heading)
             assert heading not in columns, f"two columns of {title!r} are called {heading!r}"
             columns[heading] = name
-    metrics = (name for name in columns.values() if name not in figures.COMPUTED)
     functions = {
         name: getattr(module, fields[name])
         for name, module in (("chosen", figures), ("rows_of", figures), ("sentence", sentences))
         if name in fields
     }
-    usual = {"needs": next(metrics, ""), "chosen": lambda case: True, "rows": (DEVICES,), "groups": BATCHES}
-    return Question(title=title, **{**usual, **fields, **functions, "columns": columns})
+    groups = [name for name in BATCHES if name not in fields.get("rows", ())]
+    return Question(title=title, **{"groups": groups, **fields, **functions, "columns": columns})

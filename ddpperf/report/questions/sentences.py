@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddpperf.analysis.batch_size import LEAST_FRACTION
-from ddpperf.analysis.cost_models import REPORT_FORMULAS
 from ddpperf.analysis.scaling import not_predictable
-from ddpperf.report.questions.figures import fitted, is_synthetic, nbytes_of, training_of
+from ddpperf.report.questions.figures import fitted, training_of
 from ddpperf.report.stored_cases import Case
 from ddpperf.results import units
 from ddpperf.results.metrics import MESSAGE_KINDS
 
-SYNTHETIC = (
-    "Synthetic images: accuracies mean nothing, so none are shown. Pass --data cifar10 or imagefolder:DIR."
-)
 # More devices are worth it up to such an efficiency; one at 50% takes twice the device time of one device.
 EFFICIENCY_LIMITS = (0.8, 0.5)
 
 
-def about_images(cases: Sequence[Case]) -> str:
-    return SYNTHETIC if any(map(is_synthetic, cases)) else ""
+def about_speedup(cases: Sequence[Case]) -> str:
+    return (
+        "t(1) of a speedup is that of the slowest device, measured in the same processes. It may differ from "
+        "the row of one device."
+    )
 
 
 def about_workers(cases: Sequence[Case]) -> str:
@@ -31,36 +30,11 @@ def about_workers(cases: Sequence[Case]) -> str:
     return f"With {units.counted(int(enough), 'worker')}, loading takes less than {limit}."
 
 
-def about_precision(cases: Sequence[Case]) -> str:
-    """State the speedups of a 16-bit format over fp32 and tf32, which older runs did not store."""
-    seconds: dict[str, dict[str, float]] = {}  # by batch size and precision, of the first case's training
-    for case in cases:
-        others = {"batch": "", "precision": ""}
-        if {**case.properties, **others} == {**cases[0].properties, **others}:
-            by_precision = seconds.setdefault(case.properties["batch"], {})
-            by_precision[case.properties["precision"]] = case.seconds
-    name = "fp16" if any("fp16" in found for found in seconds.values()) else "bf16"
-    return " ".join(
-        f"At batch {batch} {name} is {found[base] / found[name]:.2f} times as fast as {base}."
-        for base in ("fp32", "tf32")
-        for batch, found in seconds.items()
-        if base in found and name in found
-    )
-
-
 def about_formulas(cases: Sequence[Case]) -> str:
-    """Relate the formulas to each other and to the link utilization of the largest all_reduce."""
-    case = max(cases, key=lambda case: (case.measured.spec.world_size, nbytes_of(case)))
-    N = case.measured.spec.world_size
-    ring, doubling, aggregate = (formula.seconds(N, 1.0, 1.0) for formula in REPORT_FORMULAS)
     return (
-        f"Bytes are divided by the rate of the link, {units.bandwidth(case.link_bytes_per_second or 0.0)}. "
-        "For 2 (N-1) S / N, predicted over measured is the link utilization: "
-        f"{units.percent(case.value('link_utilization') or 0.0)} with {case.described()} and "
-        f"{case.properties['buffer']}. There, (S / B) log2 N is {doubling / ring:.2f} times as long, and "
-        f"2 (N-1) S is {aggregate / ring:.0f} times as long, because it adds up the times of links "
-        "that send at the same time. No formula includes latency, so all times are too short for small "
-        "buffers."
+        "Predicted over measured is in parentheses; for 2 (N-1) S / N it is the link utilization. 2 (N-1) S "
+        "adds up the times of links that send at the same time. No formula includes latency, so all times "
+        "are too short for small buffers."
     )
 
 
@@ -105,8 +79,9 @@ def about_enough(cases: Sequence[Case]) -> str:
 
 def about_laws(cases: Sequence[Case]) -> str:
     """Return why a law predicts nothing."""
-    return " ".join(
+    found = {
         f"{case.experiment.title}, {case.described()}: {reason}, so nothing is predicted."
         for case in cases
         if (reason := not_predictable(fitted(case).value))
-    )
+    }
+    return " ".join(sorted(found))
