@@ -128,8 +128,9 @@ class RunOutputs:
         self._save(session, document)
         width = self._width()
         tables = report_tables(document).splitlines() if self._config.getoption("tables") else []
-        last = verdict_lines(document["ddpperf"], width=width)
-        self._lines = [*summary_lines(document, width=width), *tables, *self._lines, *last]
+        form: dict[str, Any] = {"width": width, "verbose": self._config.getoption("verbose") > 0}
+        last = verdict_lines(document["ddpperf"], **form)
+        self._lines = [*summary_lines(document, **form), *tables, *self._lines, *last]
 
     def _needs_verdict(self, session: Session, exitstatus: int) -> bool:
         """Return whether the run needs a verdict, and report as a problem if it ended early.

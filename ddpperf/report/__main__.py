@@ -87,6 +87,7 @@ def main() -> int:
     for option, metavar, what in PATHS:
         parser.add_argument(*option.split(), type=Path, metavar=metavar, help=what)
     parser.add_argument("--tables", action="store_true", help="print Markdown tables for a written report")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show all tests of a comparison")
     price = "price of an hour of one device, in any currency; replaces the price of the run"
     parser.add_argument("--gpu-hour-price", type=hour_price, metavar="PRICE", help=price)
     given = parser.parse_args()
@@ -128,7 +129,9 @@ def _made(given: argparse.Namespace) -> list[str]:
             lines.append(f"saved {write_atomically(path, text())}")
     if given.plots is not None:
         lines.append(f"saved {write_plots(given.plots, document, kept())}")
-    return lines or [*summary_lines(document), *verdict_lines(document["ddpperf"])]
+    verbose = given.verbose
+    last = verdict_lines(document["ddpperf"], verbose=verbose)
+    return lines or [*summary_lines(document, verbose=verbose), *last]
 
 
 if __name__ == "__main__":

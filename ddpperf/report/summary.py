@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from statistics import median
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from ddpperf.analysis.comm_split import AGREEMENT
 from ddpperf.analysis.run_drift import DRIFT_RUNS
 from ddpperf.machine.links import rates_in_words
+from ddpperf.report.comparison import comparison_lines, headline, sides
 from ddpperf.report.stored_cases import (
     Case,
     cases_of,
@@ -33,21 +34,58 @@ from ddpperf.verdict.thresholds import WORDS_OF_BOUNDS, BoundKind
 WIDTH = 110  # characters of a line, unless the output is a terminal
 MOST_NAMED = 3  # tests that one line names
 MOST_REASONS = 8  # of a verdict
+WORSE = " is worse: "  # in a reason that names a measurement
 FEW_TABLES = 3  # with at most so many tables, the explanations of results are shown, too
 MARKUP = {Status.PASS: "green", Status.FAIL: "red", Status.NO_VERDICT: "yellow"}
 LABEL = 12  # characters, of a line's first word such as "skipped"
 
 
-def summary_lines(document: Mapping[str, Any], *, width: int = WIDTH) -> list[str]:
-    """Return the tables of a stored run, and what is worth knowing about the run, as lines of text."""
-    tables = tables_of(document)
+def summary_lines(document: Mapping[str, Any], *, width: int = WIDTH, verbose: bool = True) -> list[str]:
+    """Return the tables of a stored run, and what is worth knowing about the run, as lines of text.
+
+    verbose: whether a comparison shows the tables of all tests. Otherwise it shows what changed.
+    """
     lines = wrapped(title(document), width)
+    if not verbose and "judged" in document["ddpperf"]:
+        return [*lines, *_changes(document, width)]
+    tables = tables_of(document)
     for table in tables:
         lines += ["", *table_lines(table, width, notes=len(tables) <= FEW_TABLES)]
     lines.append("")
     for sentence in highlights(document):
         lines += wrapped(sentence, width)
-    for label, sentences in summary_facts(document):
+    return [*lines, *_labelled(summary_facts(document), width)]
+
+
+def _changes(document: Mapping[str, Any], width: int) -> list[str]:
+    """Return the lines of a comparison: its verdict, what changed, and what else a reader must know."""
+    header = document["ddpperf"]
+    status, (reason, *_) = header["verdict"]["status"], header["verdict"]["reasons"]
+    first = headline(document) or (reason.partition(": ")[0] if status == Status.PASS else reason)
+    lines = wrapped(f"{status}: {first}", width, indent=len(status) + 2)
+    lines += comparison_lines(document, width)
+    control = [row for row in judged_rows(header) if row["control"] == "delayed step"]
+    checks = header.get("thresholds", {}).get("checks", ())
+    skipped = sum(OutcomeKind(outcome["kind"]).skipped for outcome in header["outcomes"].values())
+    left_out = sum(header.get("left_out", {}).values())
+    not_run = [f"{left_out} tests of --full"] * bool(left_out)
+    not_run += [f"{skipped} skipped (-rs says why)"] * bool(skipped)
+    delayed = "a delayed step took {:.3f} times as long ({})"
+    facts = dict(summary_facts(document))
+    shown = [
+        ("compared", facts["compared"][:1]),
+        ("self-test", [delayed.format(row["ratio"], interval(row)) for row in control]),
+        *((name, facts[name]) for name in ("idle load", "nodes", "machine")),
+        ("thresholds", facts["thresholds"] if not all(check["held"] for check in checks) else []),
+        ("not run", [", ".join(not_run)] if not_run else []),
+        ("time", facts["time"]),
+    ]
+    return [*lines, *_labelled(shown, width)]
+
+
+def _labelled(facts: Iterable[tuple[str, Sequence[str]]], width: int) -> list[str]:
+    lines: list[str] = []
+    for label, sentences in facts:
         for number, sentence in enumerate(sentences):
             first = ("" if number else label).ljust(LABEL)
             lines += wrapped(sentence, width, first=first, indent=LABEL)
@@ -126,10 +164,17 @@ def _scaling(cases: Sequence[Case]) -> Iterator[str]:
             )
 
 
-def verdict_lines(header: Mapping[str, Any], *, width: int = WIDTH) -> list[str]:
-    """Return the verdict of a stored run, its first reasons, and the command to run next."""
+def verdict_lines(header: Mapping[str, Any], *, width: int = WIDTH, verbose: bool = True) -> list[str]:
+    """Return the verdict of a stored run, its first reasons, and the command to run next.
+
+    verbose: whether each worse measurement is a reason; otherwise, a table above has them.
+    """
     status = header["verdict"]["status"]
     reasons = [*header["verdict"]["reasons"]]
+    worse = [reason for reason in reasons if WORSE in reason]
+    if worse and not verbose and "judged" in header:
+        count = f"{units.counted(len(worse), 'measurement')} {'are' if len(worse) > 1 else 'is'} worse"
+        reasons = [count, *(reason for reason in reasons if WORSE not in reason)]
     if (left := len(reasons) - MOST_REASONS) > 1:
         more = f"{left} more reasons: python -m ddpperf.report RUN.json -o report.html lists them all"
         reasons[-left:] = [more]
@@ -157,9 +202,15 @@ def next_step(header: Mapping[str, Any]) -> str:
         case Status.FAIL:
             failed = [test for test, outcome in header["outcomes"].items() if outcome["kind"] == "failed"]
             worse = [row for row in judged_rows(header) if row["finding"] == "worse" and row["tests"]]
-            worse.sort(key=lambda row: -abs(math.log(row["ratio"])))
+            worse.sort(key=lambda row: (row["metric"] != "time", -row["ratio"]))
+            worse.sort(key=lambda row: "repeat" not in row["stages"])
             for test in [*failed, *(row["tests"][0] for row in worse)]:
-                return f"run only this test, with the same options: python -m pytest '{test}'"
+                given = re.sub(
+                    r" ?--benchmark-(json|save)[ =]\S+", "", header.get("options", {}).get("command_line", "")
+                )
+                options = given.removeprefix("perf/") if given.startswith("perf/ ") else ""
+                again = "see it again" if options else "run only this test, with the same options"
+                return f"{again}: python -m pytest '{test}'{options}"
             return "find the thread or process that is busy between the rounds"
     if advice := header["verdict"].get("advice"):  # runs of schema 2 have none
         return str(advice)
@@ -186,7 +237,7 @@ def title(document: Mapping[str, Any]) -> str:
         "not pinned" if environment.get("gpus") and isinstance(environment.get("pinning"), str) else "",
         "NVLS off" if environment.get("nvls") == "0" else "",
         rates_in_words(environment.get("links", [])),
-        f"commit {environment['commit']}" if environment["commit"] != "nogit" else "",
+        sides(header) or (f"commit {environment['commit']}" if environment["commit"] != "nogit" else ""),
         *(usual[name] for name in ("model", "precision", "execution") if name in usual.keys() & named),
         f"{data['name']} images" if data["name"] != "synthetic" else "",
         units.counted(header["options"]["rounds"], "round"),

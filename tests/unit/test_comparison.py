@@ -1,0 +1,173 @@
+"""What a comparison shows by default: what changed, what the changes have in common, and counts."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from ddpperf.report.comparison import comparison_lines, headline, sides
+from ddpperf.report.summary import next_step, summary_lines, verdict_lines
+from ddpperf.specs import TrainingSpec
+from tests.unit.test_summary import SIDE, Json, found, judged, only_stored, passed, stored
+
+SAME = {"finding": "not worse", "suspicious": False, "ratio": 1.001, "low": 0.99, "high": 1.01, "steps": 40}
+AGAIN = {"stages": ["first", "repeat"], "steps": 120}
+
+
+def step(world_size: int, batch: int, **fields: Any) -> TrainingSpec:
+    return TrainingSpec(world_size=world_size, per_rank_batch_size=batch, strategy="ddp", **fields)
+
+
+def steps(*, without: int = 24) -> Json:
+    """Two steps without buffer synchronization, and others with it."""
+    slow = {f"test_weak_scaling[slow-{b}]": stored(0.1, spec=step(2, b, buffer_sync=False)) for b in (32, 64)}
+    others = {f"test_weak_scaling[{b}]": stored(0.1, spec=step(2, b)) for b in range(2, 2 + without)}
+    run = passed(**slow | others)
+    run["ddpperf"]["options"] |= {"model": "resnet18", "precision": "fp32", "executions": ["eager"]}
+    return run
+
+
+def compared(*, status: str = "FAIL", without: int = 24, **fields: Any) -> Json:
+    """A comparison in which the steps without buffer synchronization are slower."""
+    slow = [
+        found(f"test_weak_scaling[slow-{batch}]", ratio=ratio, base=0.1, candidate=0.1 * ratio, **AGAIN)
+        for batch, ratio in ((32, 1.03), (64, 1.02))
+    ]
+    others = [found(f"test_weak_scaling[{b}]", **SAME) for b in range(2, 2 + without)]
+    run = judged(steps(without=without), *slow, *others, compared_with="0001_x.json", **fields)
+    run["ddpperf"]["judged"]["rows"] = [*run["ddpperf"]["judged"]["rows"]]
+    names = [f"perf/test_it.py::test_weak_scaling[slow-{batch}] is worse: its time" for batch in (32, 64)]
+    run["ddpperf"]["verdict"] = {"status": status, "reasons": names if status == "FAIL" else ["why"]}
+    return run
+
+
+def short(run: Json) -> str:
+    return "\n".join([*summary_lines(run, verbose=False), *verdict_lines(run["ddpperf"], verbose=False)])
+
+
+def test_worse_measurements_have_both_times_both_changes_and_the_interval() -> None:
+    head, larger, smaller, *_ = [line for line in comparison_lines(compared(), 110) if line]
+    assert re.split(r" {2,}", head) == [
+        "WORSE",
+        "2 of 26 measurements",
+        "base",
+        "candidate",
+        "change",
+        "interval",
+    ]
+    name = "weak scaling, 2 GPUs, batch {}, ddp+no_buffer_sync"
+    changes = ["100.0 ms", "103.0 ms", "+3.000 ms", "+3.0%", "+5.0% to +15.0%"]
+    assert re.split(r" {2,}", larger.strip()) == [name.format(32), *changes]
+    assert re.split(r" {2,}", smaller.strip())[:4] == [name.format(64), "100.0 ms", "102.0 ms", "+2.000 ms"]
+    assert headline(compared()) == "2 measurements are worse, by +2.0% (+2.000 ms) to +3.0% (+3.000 ms)"
+
+
+def test_verdict_is_the_second_and_the_last_but_one_line() -> None:
+    lines = short(compared()).splitlines()
+    assert "0001_x.json /other -> 0a1b2c3d4+" not in lines[0]
+    assert lines[1].startswith("FAIL: 2 measurements are worse, by +2.0%")
+    assert lines[-3] == "FAIL: 2 measurements are worse"
+    assert lines[-2].startswith("      next: run only this test")
+    assert not any("is worse: its time" in line for line in lines)
+    verbose = "\n".join(summary_lines(compared()))
+    assert "SCALING" in verbose
+    assert "SCALING" not in short(compared())
+
+
+def test_what_slower_measurements_have_in_common_is_said_if_it_separates_them() -> None:
+    common = "2 of the 2 have no_buffer_sync; of 24 measurements without it, none is slower"
+    assert f"COMMON    {common}" in short(compared())
+    run = compared()
+    for row in run["ddpperf"]["judged"]["rows"][2:8]:
+        row |= {"finding": "worse", **AGAIN}
+    assert "COMMON" not in short(run), "six steps without it are slower, too"
+
+
+def test_slower_measurements_within_the_tolerance_are_named() -> None:
+    run = compared()
+    run["ddpperf"]["judged"]["rows"][2] |= {"low": 1.001, "ratio": 1.012, "candidate": 0.1012, "base": 0.1}
+    assert (
+        "slower, too, within the tolerance: weak scaling, 2 GPUs, batch 2, ddp (+1.200 ms, +1.2%)"
+        in short(run)
+    )
+    assert "slower, too" not in short(compared())
+
+
+def test_what_was_excluded_is_said_without_a_pass() -> None:
+    said = "EXCLUDED  half of the 24 others exclude a slow-down of 1.0%, 9 of 10 one of 1.0% (in"
+    assert said in short(compared())
+    assert "EXCLUDED" not in short(compared(status="PASS"))
+
+
+def test_undecided_measurements_are_a_table_unless_something_is_worse() -> None:
+    run = judged(
+        steps(), found("test_weak_scaling[slow-32]", finding="undecided"), compared_with="0001_x.json"
+    )
+    run["ddpperf"]["verdict"] = {"status": "NO VERDICT", "reasons": ["why"]}
+    assert "UNDECIDED 1 of 1 measurement" in short(run)
+    both = compared()
+    both["ddpperf"]["judged"]["rows"][3] |= {"finding": "undecided", "ratio": 1.01}
+    assert "UNDECIDED weak scaling, 2 GPUs, batch 3, ddp (+10.00 ms, +1.0%)" in short(both)
+
+
+def test_bytes_that_changed_are_named_by_their_metric() -> None:
+    exact = {"metric": "buffers_bytes", "base": 0.0, "candidate": 38560.0, "ratio": float("inf"), "low": None}
+    run = compared()
+    run["ddpperf"]["judged"]["rows"].append(found("test_weak_scaling[24]", **exact))
+    (line,) = [line for line in short(run).splitlines() if ": buffers" in line]
+    assert re.split(r" {2,}", line.strip()) == [
+        "weak scaling, 2 GPUs, batch 24, ddp: buffers",
+        "0 B",
+        "38.56 KB",
+        "+38.56 KB",
+    ]
+
+
+def test_nothing_that_got_worse_is_a_few_lines() -> None:
+    """The counts stand for the tables of all tests."""
+    run = compared(status="PASS")
+    for row in run["ddpperf"]["judged"]["rows"]:
+        row |= SAME
+    run["ddpperf"]["verdict"]["reasons"] = ["26 tests measured, nothing got slower: half of them exclude 1%"]
+    lines = short(run).splitlines()
+    assert lines[1] == "PASS: 26 tests measured, nothing got slower"
+    assert len(lines) <= 8
+    assert lines[-2] == "PASS: 26 tests measured, nothing got slower: half of them exclude 1%"
+
+
+@pytest.mark.parametrize(
+    ("base", "candidate", "shown"),
+    [
+        ({"root": "/p/.ddpperf/base/abc/0a1b2c3d4"}, {}, "0001_x.json 0a1b2c3d4 -> 0a1b2c3d4+"),
+        ({"root": "/p/.ddpperf/base/abc/0a1b2c3d4+"}, {}, "0001_x.json 0a1b2c3d4+ -> 0a1b2c3d4+ (A/A)"),
+        ({"root": None}, {"environment": {"X": "1"}}, "0001_x.json -> 0a1b2c3d4+ X=1"),
+    ],
+)
+def test_both_sides_stand_in_the_first_line(base: Json, candidate: Json, shown: str) -> None:
+    run = compared(sides={"base": SIDE | base, "candidate": SIDE | candidate})
+    assert sides(run["ddpperf"]) == shown
+    assert shown in short(run).splitlines()[0]
+
+
+def test_next_command_has_the_options_of_the_run() -> None:
+    run = compared()
+    run["ddpperf"]["options"]["command_line"] = "perf/ --benchmark-compare --benchmark-json=x.json"
+    test = "perf/test_it.py::test_weak_scaling[slow-32]"
+    assert next_step(run["ddpperf"]) == f"see it again: python -m pytest '{test}' --benchmark-compare"
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_no_figure_is_cut_on_a_narrow_terminal(width: int) -> None:
+    text = "\n".join(comparison_lines(compared(), width))
+    assert text.count("+5.0% to +15.0%") == 2
+    assert text.count("no_buffer_sync") >= 2
+
+
+def test_a_run_whose_rows_are_older_is_shown() -> None:
+    """Rows of schema 2 have neither `open` nor `steps`."""
+    row = only_stored("test_weak_scaling[slow-32]", finding="undecided")
+    run = judged(steps(), row, compared_with="0001_x.json")
+    run["ddpperf"]["verdict"] = {"status": "NO VERDICT", "reasons": ["why"]}
+    assert "UNDECIDED 1 of 1 measurement" in short(run)
