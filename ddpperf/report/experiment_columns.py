@@ -110,18 +110,21 @@ EXPERIMENTS = {
             "peak_memory_bytes",
         ),
     ),
-    "test_messages": Experiment(
-        title="messages of a step",
+    "test_execution": Experiment(
+        title="execution modes",
         metrics=(
-            "gradients_bytes",
-            "parameters_bytes",
-            "buffers_bytes",
-            "model_bytes",
-            "metrics_bytes",
-            "gradients_over_parameters",
-            "start_initial_state_bytes",
+            "speedup_over_eager",
+            "images_per_second",
+            "cpu_seconds",
+            "launch_bound",
+            "peak_memory_bytes",
+            "compile_seconds",
+            "capture_seconds",
         ),
-        timed=False,
+    ),
+    "test_precision": Experiment(
+        title="precision",
+        metrics=("speedup_over_*", "images_per_second", "loss_after_5_steps", "peak_memory_bytes"),
     ),
     "test_all_reduce": Experiment(title="collectives", metrics=CALLS),
     "test_collective": Experiment(title="collectives", metrics=CALLS),
@@ -149,22 +152,6 @@ EXPERIMENTS = {
             "inside_*",
             "between_*",
         ),
-    ),
-    "test_execution": Experiment(
-        title="execution modes",
-        metrics=(
-            "speedup_over_eager",
-            "images_per_second",
-            "cpu_seconds",
-            "launch_bound",
-            "peak_memory_bytes",
-            "compile_seconds",
-            "capture_seconds",
-        ),
-    ),
-    "test_precision": Experiment(
-        title="precision",
-        metrics=("speedup_over_*", "images_per_second", "loss_after_5_steps", "peak_memory_bytes"),
     ),
     "test_precision_accuracy": Experiment(
         title="precision of whole trainings",
@@ -201,9 +188,24 @@ EXPERIMENTS = {
     "test_same_result_on_more_devices": Experiment(
         title="the same training on more devices", metrics=TRAINING, time_last=True
     ),
+    "test_messages": Experiment(
+        title="messages of a step",
+        metrics=(
+            "gradients_bytes",
+            "parameters_bytes",
+            "buffers_bytes",
+            "model_bytes",
+            "metrics_bytes",
+            "gradients_over_parameters",
+            "start_initial_state_bytes",
+        ),
+        timed=False,
+    ),
     "test_shards_are_disjoint_and_cover_the_data": Experiment(title="sampler", metrics=SAMPLER, timed=False),
     "test_without_set_epoch_the_epochs_repeat": Experiment(title="sampler", metrics=SAMPLER, timed=False),
 }  # fmt: skip
+# Tables that a run of many experiments leaves out: exact counts, and what other tables imply
+DETAILS = ("messages of a step", "sampler", "fastest all_reduce", "all_reduce model", "all_reduce cost model")
 WHOLE_TRAININGS = tuple(name for name, experiment in EXPERIMENTS.items() if experiment.metrics is TRAINING)
 
 

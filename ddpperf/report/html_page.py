@@ -7,13 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddpperf.io.terminal_text import printable
+from ddpperf.report.comparison import comparison_lines
 from ddpperf.report.plots import pictures_of
 from ddpperf.report.plots.over_time import History
 from ddpperf.report.plots.picture import Picture
 from ddpperf.report.stored_cases import all_metrics
-from ddpperf.report.summary import highlights, next_step, summary_facts, title
+from ddpperf.report.summary import WIDTH, highlights, next_step, summary_facts, title
 from ddpperf.report.tables import tables_of
 
+FIRST, FIRST_OF_COMPARED = "scaling", "ab"  # the picture below the verdict
+MOST_ROWS = 12  # of a table that is not folded
 PAGE_BEGINS = b"<!doctype html>\n<!-- made by ddpperf -->\n"
 
 
@@ -24,11 +27,15 @@ def page(document: Mapping[str, Any], history: History = ()) -> str:
     """
     header = document["ddpperf"]
     pictures = pictures_of(document, history)
+    first = FIRST_OF_COMPARED if "judged" in header else FIRST
+    on_top = next((picture for picture in pictures if picture.name == first), None)
+    others = [picture for picture in pictures if picture is not on_top]
     sections = [
         {
             "table": table,
             "columns": [*table.properties, *table.figures],
-            "pictures": [_embedded(picture) for picture in pictures if picture.experiment == table.title],
+            "pictures": [_embedded(picture) for picture in others if picture.experiment == table.title],
+            "folded": len(table.tests) > MOST_ROWS,
         }
         for table in tables_of(document)
     ]
@@ -46,8 +53,10 @@ def page(document: Mapping[str, Any], history: History = ()) -> str:
         verdict=header["verdict"],
         next_step=next_step(header),
         sentences=highlights(document),
+        changes=comparison_lines(document, WIDTH) if "judged" in header else [],
+        on_top=None if on_top is None else _embedded(on_top),
         sections=sections,
-        pictures={picture.name: _embedded(picture) for picture in pictures if not picture.experiment},
+        pictures={picture.name: _embedded(picture) for picture in others if not picture.experiment},
         facts=[(label, sentences) for label, sentences in summary_facts(document) if sentences],
         metrics=all_metrics(document),
         environment=sorted((name, str(value)) for name, value in header["environment"].items()),

@@ -13,6 +13,7 @@ from ddpperf.analysis.comm_split import AGREEMENT
 from ddpperf.analysis.run_drift import DRIFT_RUNS
 from ddpperf.machine.links import rates_in_words
 from ddpperf.report.comparison import comparison_lines, headline, sides
+from ddpperf.report.experiment_columns import DETAILS
 from ddpperf.report.stored_cases import (
     Case,
     cases_of,
@@ -33,6 +34,7 @@ from ddpperf.verdict.thresholds import WORDS_OF_BOUNDS, BoundKind
 
 WIDTH = 110  # characters of a line, unless the output is a terminal
 MOST_NAMED = 3  # tests that one line names
+MOST_ROWS = {"collectives": 6}  # of tables in a run of many tables
 MOST_REASONS = 8  # of a verdict
 WORSE = " is worse: "  # in a reason that names a measurement
 FEW_TABLES = 3  # with at most so many tables, the explanations of results are shown, too
@@ -43,18 +45,36 @@ LABEL = 12  # characters, of a line's first word such as "skipped"
 def summary_lines(document: Mapping[str, Any], *, width: int = WIDTH, verbose: bool = True) -> list[str]:
     """Return the tables of a stored run, and what is worth knowing about the run, as lines of text.
 
-    verbose: whether a comparison shows the tables of all tests. Otherwise it shows what changed.
+    verbose: whether all tests are shown. Otherwise, a comparison shows what changed, and another run
+    shows the first rows of a table, and names the tables of details.
     """
     lines = wrapped(title(document), width)
     if not verbose and "judged" in document["ddpperf"]:
         return [*lines, *_changes(document, width)]
     tables = tables_of(document)
+    few = len(tables) <= FEW_TABLES
+    hidden: list[str] = []
     for table in tables:
-        lines += ["", *table_lines(table, width, notes=len(tables) <= FEW_TABLES)]
-    lines.append("")
+        count = len(table.tests)
+        if verbose or few:
+            lines += ["", *table_lines(table, width, notes=few)]
+        elif table.title in DETAILS:
+            hidden.append(f"{table.title} ({units.counted(count, 'test')})")
+        else:
+            most = MOST_ROWS.get(table.title, count)
+            lines += table_lines(table.first(most), width, notes=False)
+            lines += [f"  and {count - most} more: -v shows them"] * (count > most)
+    lines += wrapped(f"Also measured: {', '.join(hidden)}; -v shows them.", width) if hidden else [""]
     for sentence in highlights(document):
         lines += wrapped(sentence, width)
-    return [*lines, *_labelled(summary_facts(document), width)]
+    facts = dict(summary_facts(document))
+    if not (verbose or few):
+        advised = [line for line in facts["skipped"] if "--" in line]
+        others = len(facts["skipped"]) - len(advised)
+        facts["skipped"] = advised + [f"for {units.counted(others, 'other reason')}: -rs says why"] * bool(
+            others
+        )
+    return [*lines, *_labelled(facts.items(), width)]
 
 
 def _changes(document: Mapping[str, Any], width: int) -> list[str]:

@@ -7,10 +7,11 @@ its comparison, and the metrics of the experiment.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+from ddpperf.report.experiment_columns import EXPERIMENTS
 from ddpperf.report.round_warnings import spread
 from ddpperf.report.stored_cases import Case, in_words, rows_of, usual_properties
 from ddpperf.results.metrics import column as column_format
@@ -57,17 +58,35 @@ class Table:
     warnings: Mapping[int, str]
     notes: tuple[str, ...]
 
+    def first(self, count: int) -> Table:
+        """Return this table with its first rows only."""
+
+        def cut(columns: tuple[Column, ...]) -> tuple[Column, ...]:
+            return tuple(replace(column, cells=column.cells[:count]) for column in columns)
+
+        marks = self.marks[:count]
+        shown = {number for numbers in marks for number in numbers}
+        return replace(
+            self,
+            properties=cut(self.properties),
+            figures=cut(self.figures),
+            tests=self.tests[:count],
+            marks=marks,
+            warnings={number: text for number, text in self.warnings.items() if number in shown},
+        )
+
 
 def tables_of(document: Mapping[str, Any]) -> list[Table]:
-    """Return a table for each experiment of a stored run.
+    """Return a table for each experiment of a stored run, in the order of EXPERIMENTS; others follow.
 
     A warning has the same number in all tables.
     """
-    by_title: dict[str, list[Case]] = {}
+    known = dict.fromkeys(experiment.title for experiment in EXPERIMENTS.values())
+    by_title: dict[str, list[Case]] = {title: [] for title in known}
     for case in rows_of(document):
         by_title.setdefault(case.experiment.title, []).append(case)
     numbers: dict[str, int] = {}
-    return [_table(cases, numbers) for cases in by_title.values()]
+    return [_table(cases, numbers) for cases in by_title.values() if cases]
 
 
 def _table(cases: Sequence[Case], numbers: dict[str, int]) -> Table:

@@ -22,6 +22,8 @@ def table_lines(table: Table, width: int, *, notes: bool) -> list[str]:
     notes: whether explanations follow.
     """
     marks = tuple(f"!{','.join(map(str, numbers))}" if numbers else "" for numbers in table.marks)
+    if len(table.tests) == 1:
+        return _single_row(table, marks[0], width) + _below(table, [], width, notes=notes)
     last = (Column(heading="", cells=marks, is_text=True),) if any(marks) else ()
     properties: Sequence[Column] = table.properties
     meanings: list[str] = []
@@ -40,9 +42,26 @@ def table_lines(table: Table, width: int, *, notes: bool) -> list[str]:
         lines[0] = title + lines[0][len(title) :]
     else:
         lines = [*wrapped(title, width), *lines]
+    return lines + _below(table, meanings, width, notes=notes)
+
+
+def _below(table: Table, meanings: Sequence[str], width: int, *, notes: bool) -> list[str]:
+    """Return what stands below a table: the meanings of abbreviations, warnings and notes."""
     warnings = [f"!{number} {warning}" for number, warning in table.warnings.items()]
     below = [*meanings, *warnings, *(table.notes if notes else ())]
-    return lines + [line for text in below for line in wrapped(text, width, first="  ", indent=4)]
+    return [line for text in below for line in wrapped(text, width, first="  ", indent=4)]
+
+
+def _single_row(table: Table, mark: str, width: int) -> list[str]:
+    """Return the lines of a table with one row: its title, and each figure behind its heading."""
+    title = GAP.join(filter(None, (table.title.upper(), ", ".join(table.common))))
+    columns = (*table.properties, *table.figures)
+    figures = [
+        " ".join(filter(None, (column.heading, column.cells[0], column.unit)))
+        for column in columns
+        if column.cells[0] != "-"
+    ]
+    return [*wrapped(title, width), *wrapped(f"{', '.join(figures)} {mark}".rstrip(), width, first="  ")]
 
 
 def aligned(rows: Sequence[tuple[str, ...]], figures: Collection[int]) -> list[str]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddpperf.analysis.bandwidth import all_reduce_busbw
 from ddpperf.analysis.scaling import PREDICTED_DEVICES
 from ddpperf.analysis.statistics import mean_interval
-from ddpperf.report.plots.picture import label, legend, line_frame, line_look
+from ddpperf.report.plots.picture import label, legend, line_frame, line_look, new_figure
 from ddpperf.report.questions.figures import measured_speedups, predicted_by
 from ddpperf.report.stored_cases import Case, of_functions
 from ddpperf.specs import AllReduceSpec
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+MOST_LINES = 6  # of a panel with speedups
 Points = list[tuple[float, float, Case]]  # x, y, and the case that was measured
 
 
@@ -38,19 +39,41 @@ def _series(cases: Sequence[Case], y: str, without: Sequence[str]) -> dict[str, 
 
 
 def scaling(cases: Sequence[Case]) -> Figure | None:
+    """Draw speedups, in panels for weak and for strong scaling, each with at most MOST_LINES lines."""
     header = cases[0].header
     x = "GPUs" if header["options"].get("device") == "cuda" else "ranks"
-    series = _series(cases, "speedup", [x])
-    if not series:
+    panels: list[tuple[str, dict[str, Points]]] = []
+    for kind in dict.fromkeys(case.experiment.kind for case in cases):
+        series = _series([case for case in cases if case.experiment.kind == kind], "speedup", [x, "kind"])
+        lines = list(series.items())
+        count = -(-len(lines) // MOST_LINES)  # of panels with about the same number of lines
+        parts = (
+            lines[len(lines) * part // count : len(lines) * (part + 1) // count] for part in range(count)
+        )
+        panels += [(f"{kind} scaling" if kind else "", dict(part)) for part in parts]
+    if not panels:
         return None
-    figure, axes = line_frame(lines=len(series))
-    ticks = sorted({1.0, *(at for points in series.values() for at, _, _ in points)})
-    axes.plot([1, ticks[-1]], [1, ticks[-1]], color="gray", linestyle="--", label="ideal")
     floors = {
         check["test"]: check["bound"]
         for check in header.get("thresholds", {}).get("checks", ())
         if check["metric"] == "efficiency"
     }
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = new_figure(4.2 * rows)
+    grid = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes, (title, series) in zip(grid, panels, strict=False):
+        _speedups(axes, series, floors)
+        axes.set(title=title, ylabel="speedup", xlabel=f"{x} (black bars: thresholds)" if floors else x)
+    for axes in grid[len(panels) :]:
+        axes.remove()
+    return figure
+
+
+def _speedups(axes: Axes, series: Mapping[str, Points], floors: Mapping[str, float]) -> None:
+    """Draw a line for each series, the ideal line, and the thresholds of efficiency as speedups."""
+    ticks = sorted({1.0, *(at for points in series.values() for at, _, _ in points)})
+    axes.plot([1, ticks[-1]], [1, ticks[-1]], color="gray", linestyle="--", label="ideal")
     for number, (name, points) in enumerate(series.items()):
         at, speedups, measured = zip((1.0, 1.0, None), *points, strict=True)
         errors = [0.0 if case is None else _half_width(case) for case in measured]
@@ -59,9 +82,11 @@ def scaling(cases: Sequence[Case]) -> Figure | None:
         if bounds:
             counts, values = zip(*bounds, strict=True)
             axes.scatter(counts, values, marker="_", s=150, color="black")
-    axes.set(xlabel=f"{x} (black bars: thresholds)" if floors else x, ylabel="speedup", xticks=ticks)
-    legend(figure, axes)
-    return figure
+    axes.set_xticks(ticks)
+    axes.legend(loc="upper left")
+    axes.set_ylim(
+        top=1.35 * max(ticks[-1], *(speedup for points in series.values() for _, speedup, _ in points))
+    )
 
 
 def _half_width(case: Case) -> float:

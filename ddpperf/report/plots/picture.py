@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#F0E442")
 MARKERS = "osD^vPX*"
 LINES = ("-", "--", ":", "-.")
-WIDTH, ROW_HEIGHT, LEGEND_HEIGHT, LEAST_HEIGHT = 7.5, 0.32, 0.16, 2.6  # inches
+WIDTH, ROW_HEIGHT, LEGEND_HEIGHT, LEAST_HEIGHT = 10.0, 0.32, 0.16, 2.6  # inches
 NOT_IN_LABELS = ("epochs", "seed", "seeds", "memory format")
 STYLE: dict[Any, Any] = {
     **{"svg.fonttype": "none", "svg.hashsalt": "ddpperf", "font.size": 9},
