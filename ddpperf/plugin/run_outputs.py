@@ -128,7 +128,7 @@ class RunOutputs:
         self._save(session, document)
         width = self._width()
         tables = report_tables(document).splitlines() if self._config.getoption("tables") else []
-        form: dict[str, Any] = {"width": width, "verbose": self._config.getoption("verbose") > 0}
+        form: dict[str, Any] = {"width": width, "verbose": self._config.getoption("verbose", 0) > 0}
         last = verdict_lines(document["ddpperf"], **form)
         self._lines = [*summary_lines(document, **form), *tables, *self._lines, *last]
 

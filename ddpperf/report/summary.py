@@ -90,14 +90,20 @@ def _changes(document: Mapping[str, Any], width: int) -> list[str]:
     left_out = sum(header.get("left_out", {}).values())
     not_run = [f"{left_out} tests of --full"] * bool(left_out)
     not_run += [f"{skipped} skipped (-rs says why)"] * bool(skipped)
+    outcomes = header["outcomes"].items()
+    cannot = [
+        f"{without_file(test)}: {found['reason']}"
+        for test, found in outcomes
+        if found["kind"] == OutcomeKind.CANDIDATE_CANNOT
+    ]
     delayed = "a delayed step took {:.3f} times as long ({})"
     facts = dict(summary_facts(document))
     shown = [
-        ("compared", facts["compared"][:1]),
+        ("compared", [line for line in facts["compared"] if not re.match(r"\d", line)]),
         ("self-test", [delayed.format(row["ratio"], interval(row)) for row in control]),
         *((name, facts[name]) for name in ("idle load", "nodes", "machine")),
         ("thresholds", facts["thresholds"] if not all(check["held"] for check in checks) else []),
-        ("not run", [", ".join(not_run)] if not_run else []),
+        ("not run", [*([", ".join(not_run)] if not_run else []), *cannot]),
         ("time", facts["time"]),
     ]
     return [*lines, *_labelled(shown, width)]
@@ -187,14 +193,15 @@ def _scaling(cases: Sequence[Case]) -> Iterator[str]:
 def verdict_lines(header: Mapping[str, Any], *, width: int = WIDTH, verbose: bool = True) -> list[str]:
     """Return the verdict of a stored run, its first reasons, and the command to run next.
 
-    verbose: whether each worse measurement is a reason; otherwise, a table above has them.
+    verbose: whether each worse measurement is a reason, not only the first one.
     """
     status = header["verdict"]["status"]
     reasons = [*header["verdict"]["reasons"]]
     worse = [reason for reason in reasons if WORSE in reason]
-    if worse and not verbose and "judged" in header:
-        count = f"{units.counted(len(worse), 'measurement')} {'are' if len(worse) > 1 else 'is'} worse"
-        reasons = [count, *(reason for reason in reasons if WORSE not in reason)]
+    if worse[1:] and not verbose and "judged" in header:
+        count = units.counted(len(worse) - 1, "more measurement")
+        others = [reason for reason in reasons if WORSE not in reason]
+        reasons = [worse[0], f"{count} {'are' if worse[2:] else 'is'} worse, see above", *others]
     if (left := len(reasons) - MOST_REASONS) > 1:
         more = f"{left} more reasons: python -m ddpperf.report RUN.json -o report.html lists them all"
         reasons[-left:] = [more]

@@ -56,11 +56,13 @@ def _single_row(table: Table, mark: str, width: int) -> list[str]:
     """Return the lines of a table with one row: its title, and each figure behind its heading."""
     title = GAP.join(filter(None, (table.title.upper(), ", ".join(table.common))))
     columns = (*table.properties, *table.figures)
-    figures = [
-        " ".join(filter(None, (column.heading, column.cells[0], column.unit)))
-        for column in columns
-        if column.cells[0] != "-"
-    ]
+    figures = []
+    for column in columns:
+        value, _, interval = column.cells[0].partition(" (")
+        unit = column.unit if value[-1:].isdigit() else ""
+        ends = f"({interval}" if interval else ""
+        figures.append(" ".join(filter(None, (column.heading, value, unit, ends))) if value != "-" else "")
+    figures = [figure for figure in figures if figure]
     return [*wrapped(title, width), *wrapped(f"{', '.join(figures)} {mark}".rstrip(), width, first="  ")]
 
 

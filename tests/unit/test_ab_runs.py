@@ -235,8 +235,9 @@ def test_run_that_has_failed_ends_in_time(project: CannedSuite) -> None:
     project.canned.seconds = first_slower(1.6, 1.6)
     finished = run(project, *WITH_BF16, *NO_TIME)
     finished.assert_one_sentence(1, "FAIL: perf/test_it.py::test_step[16] is worse: its time is 1.")
-    finished.assert_one_sentence(1, "test_step[8] is worse: its time is 1.")
-    assert project.rows()["test_step[8]", "time"]["stages"] == ["first"], "certain by the other's repeat"
+    finished.assert_one_sentence(1, "1 more measurement is worse, see above")
+    other = project.rows()["test_step[8]", "time"]
+    assert (other["finding"], other["stages"]) == ("worse", ["first"]), "certain by the other's repeat"
 
 
 def test_second_repeat_does_not_begin_too_late(project: CannedSuite) -> None:

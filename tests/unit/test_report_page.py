@@ -101,8 +101,10 @@ def test_pictures_are_those_of_the_measured_experiments(path: Path, names: set[s
 
 
 def test_scaling_picture_shows_the_stored_speedups() -> None:
-    (axes,) = drawn(GPU, "scaling").axes
-    points = {point for line in points_of(axes) for point in line}
+    """In panels with at most six lines, besides the ideal one."""
+    panels = drawn(GPU, "scaling").axes
+    points = {point for axes in panels for line in points_of(axes) for point in line}
+    assert max(len(axes.get_legend().get_texts()) for axes in panels) <= 7
     for test in stored(GPU)["benchmarks"]:
         found = test["extra_info"]["ddpperf"]
         if test["name"].startswith(("test_weak", "test_strong")) and "speedup" in found["metrics"]:

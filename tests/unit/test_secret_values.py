@@ -49,7 +49,7 @@ def test_run_stores_and_prints_no_secret(canned_suite: CannedSuite) -> None:
     run = canned_suite.run("perf", *written, *secrets, "--candidate", "OMP_DYNAMIC=true")
     assert run.status in (0, 125), run
     assert VALUE not in run.output
-    assert "HF_TOKEN=***, DB_PASSWORD=***, OMP_DYNAMIC=true" in re.sub(r"\s+", " ", run.output)
+    assert "HF_TOKEN=*** DB_PASSWORD=*** OMP_DYNAMIC=true" in re.sub(r"\s+", " ", run.output)
     files = [
         path for path in canned_suite.root.rglob("*") if path.is_file() and path != canned_suite.experiment
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -173,7 +172,6 @@ def test_failure_after_measuring_fails_the_run(
         1, "perf/test_it.py::test_partly failed: rank 1 of set A1 was killed by SIGKILL (at sample)"
     )
     assert "test_partly" in project.measured(), "what was measured is kept"
-    assert re.search(r"PARTLY  2 ranks, 2 KiB.*\n.*\n *failed ", run.output)
     found = Storage(root=project.root, hardware_key=hardware_key("cpu", [])).find(True)
     assert found.name.startswith("0001_")
 
