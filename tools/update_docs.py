@@ -23,7 +23,7 @@ from ddpperf.report.markdown_pages import results_page
 from ddpperf.report.plots import write_plots
 from ddpperf.report.questions import report_tables
 from ddpperf.report.questions.question import read_questions
-from ddpperf.report.summary import WIDTH, title, verdict_lines
+from ddpperf.report.summary import WIDTH, summary_lines, title, verdict_lines
 from ddpperf.report.tables import tables_of
 from ddpperf.report.terminal_tables import table_lines, wrapped
 from ddpperf.results.stored_runs import read_document
@@ -70,6 +70,13 @@ def experiments_block(run: str, titles: str) -> str:
     return "\n".join(["```text", *lines, "```", ""])
 
 
+def output_block(run: str) -> str:
+    """Return what a stored run prints without -v."""
+    document = read_document(ROOT / run)
+    last = verdict_lines(document["ddpperf"], verbose=False)
+    return "\n".join(["```text", *summary_lines(document, verbose=False), *last, "```", ""])
+
+
 def question_block(run: str, title: str) -> str:
     """Return the tables that answer a question of reports, from a stored run, as --tables prints them."""
     return report_tables(read_document(ROOT / run)).split(f"## {title}\n\n")[1].split("\n## ")[0]
@@ -99,6 +106,7 @@ def commands_list(times: str) -> str:
 # The function that makes a table, by its name in a page; each takes the path of a stored run
 TABLES: dict[str, Callable[[str], str]] = {
     "baselines": baselines_table,  # a folder
+    "output": output_block,
     "commands": commands_list,  # the times of the commands
     "speedups": speedups_table,
     "clocks": clocks_table,  # a result of tools/plain_timing.py
