@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from ddpperf.results.notes import NoteKind
 from ddpperf.results.samples import CANDIDATE, Measured
 from ddpperf.results.stored_runs import is_ab_run
 from ddpperf.specs import (
+    PARTS,
     RETIRED_FIELDS,
     AllReduceSpec,
     CustomStepSpec,
@@ -145,6 +147,16 @@ class Case:
     def seconds(self) -> float:
         """The time of a step, call, epoch or training: the median over process sets."""
         return median(self.measured.median_step_seconds().values())
+
+    @property
+    def step_seconds(self) -> float:
+        """The time of a step, also if the test times an epoch."""
+        return self.value("step_seconds") or self.seconds
+
+    @property
+    def other_seconds(self) -> float:
+        """The time of a step that is in none of its parts; negative if the parts overlap."""
+        return self.step_seconds - math.fsum(self.value(f"{part}_seconds") or 0.0 for part in PARTS)
 
     @property
     def timed_work(self) -> str:

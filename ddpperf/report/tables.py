@@ -28,15 +28,14 @@ NO_USE = 10.0  # an interval whose ends differ by this factor says nothing
 class Column:
     """A column of a table: its heading, its unit or "", and a text for each row.
 
-    is_text: whether the cells are no numbers. is_name: whether the cells are names, which are never
-    abbreviated.
+    is_text: whether the cells are no numbers. usual: the cell of what the run does by default.
     """
 
     heading: str
     unit: str = ""
     cells: tuple[str, ...]
     is_text: bool = False
-    is_name: bool = False
+    usual: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +130,7 @@ def distinguished(cases: Sequence[Case]) -> tuple[dict[str, str], tuple[Column, 
     """
     rows = [case.properties for case in cases]
     names = dict.fromkeys(name for row in rows for name, value in row.items() if value)
+    usual = usual_properties(cases[0].header)
     common: dict[str, str] = {}
     columns: list[Column] = []
     for name in names:
@@ -141,11 +141,8 @@ def distinguished(cases: Sequence[Case]) -> tuple[dict[str, str], tuple[Column, 
             continue
         cells = tuple(value or "-" for value in values)
         numeric = all(cell.replace(",", "").isdigit() for cell in cells)
-        heading, is_name = (
-            "" if name == "kind" else name,
-            name == "recipe" and all(case.recipe for case in cases),
-        )
-        columns.append(Column(heading=heading, cells=cells, is_text=not numeric, is_name=is_name))
+        heading = "" if name == "kind" else name
+        columns.append(Column(heading=heading, cells=cells, is_text=not numeric, usual=usual.get(name, "")))
     if len({case.row["metric"] for case in cases if case.row}) > 1:
         found = tuple(case.row["metric"] if case.row else "-" for case in cases)
         columns.append(Column(heading="metric", cells=found, is_text=True))
@@ -198,7 +195,18 @@ def _metrics(cases: Sequence[Case]) -> list[Column]:
     ends = {f"{name}_{end}" for name in known for end in ("low", "high")}
     patterns = dict.fromkeys(pattern for case in cases for pattern in case.experiment.metrics or case.metrics)
     names = [name for pattern in patterns for name in known if fnmatchcase(name, pattern)]
-    return [_metric(cases, name) for name in dict.fromkeys(names) if name not in ends]
+    columns = [_metric(cases, name) for name in dict.fromkeys(names) if name not in ends]
+    if "optimizer_seconds" not in names:
+        return columns
+    after = names.index("optimizer_seconds") + 1  # the last part of a step
+    return [*columns[:after], _other(cases), *columns[after:]]
+
+
+def _other(cases: Sequence[Case]) -> Column:
+    """Return the column of what is left of a step without its parts."""
+    values = [case.other_seconds for case in cases]
+    heading, unit, text = column_format("other_seconds", values, "s")
+    return Column(heading=heading, unit=unit, cells=tuple(map(text, values)))
 
 
 def _metric(cases: Sequence[Case], name: str) -> Column:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Collection, Sequence
-from dataclasses import replace
-from string import ascii_lowercase
 
 from ddpperf.report.tables import Column, Table
 
 GAP = "  "  # between two columns
 WIDEST_HEADING = 16  # characters; a longer heading takes several lines
-ENOUGH_FIGURES = 5  # columns; if fewer fit, long texts in other columns are abbreviated
-LONGEST_TEXT = 14  # characters of a text that is never abbreviated
+ENOUGH_FIGURES = 5  # columns; if fewer fit, the texts of other columns are joined
 
 
 def table_lines(table: Table, width: int, *, notes: bool) -> list[str]:
@@ -23,13 +19,12 @@ def table_lines(table: Table, width: int, *, notes: bool) -> list[str]:
     """
     marks = tuple(f"!{','.join(map(str, numbers))}" if numbers else "" for numbers in table.marks)
     if len(table.tests) == 1:
-        return _single_row(table, marks[0], width) + _below(table, [], width, notes=notes)
+        return _single_row(table, marks[0], width) + _below(table, width, notes=notes)
     last = (Column(heading="", cells=marks, is_text=True),) if any(marks) else ()
     properties: Sequence[Column] = table.properties
-    meanings: list[str] = []
     figures = _fitting(properties, table.figures, last, width)
     if len(figures) < min(ENOUGH_FIGURES, len(table.figures)):
-        properties, meanings = _abbreviated(properties)
+        properties = _joined(properties)
         figures = _fitting(properties, table.figures, last, width)
     columns = [*properties, *figures, *last]
     headings = [_heading(column) for column in columns]
@@ -42,13 +37,13 @@ def table_lines(table: Table, width: int, *, notes: bool) -> list[str]:
         lines[0] = title + lines[0][len(title) :]
     else:
         lines = [*wrapped(title, width), *lines]
-    return lines + _below(table, meanings, width, notes=notes)
+    return lines + _below(table, width, notes=notes)
 
 
-def _below(table: Table, meanings: Sequence[str], width: int, *, notes: bool) -> list[str]:
-    """Return what stands below a table: the meanings of abbreviations, warnings and notes."""
+def _below(table: Table, width: int, *, notes: bool) -> list[str]:
+    """Return what stands below a table: warnings and notes."""
     warnings = [f"!{number} {warning}" for number, warning in table.warnings.items()]
-    below = [*meanings, *warnings, *(table.notes if notes else ())]
+    below = [*warnings, *(table.notes if notes else ())]
     return [line for text in below for line in wrapped(text, width, first="  ", indent=4)]
 
 
@@ -81,17 +76,17 @@ def aligned(rows: Sequence[tuple[str, ...]], figures: Collection[int]) -> list[s
     ]
 
 
-def _abbreviated(properties: Sequence[Column]) -> tuple[list[Column], list[str]]:
-    """Return columns whose long texts are abbreviated, and what the abbreviations mean."""
-    short: dict[str, str] = {}
-    columns = []
-    for column in properties:
-        for cell in column.cells if column.is_text and not column.is_name else ():
-            first = f"{re.split('[-+:_ ]', cell)[0]}[{ascii_lowercase[len(short) % 26]}]"
-            if len(first) < len(cell) > LONGEST_TEXT and cell not in short:
-                short[cell] = first
-        columns.append(replace(column, cells=tuple(short.get(cell, cell) for cell in column.cells)))
-    return columns, [f"{abbreviation} {text}" for text, abbreviation in short.items()]
+def _joined(properties: Sequence[Column]) -> list[Column]:
+    """Return the columns with all texts in one column, without those that are usual."""
+    texts = [column for column in properties if column.is_text and column.heading]
+    cells = zip(*(column.cells for column in texts), strict=True)
+    usual = ["-", *(column.usual for column in texts)]
+    joined = tuple(", ".join(cell for cell in row if cell not in usual) or "-" for row in cells)
+    heading = ", ".join(column.heading for column in texts)
+    return [
+        *(column for column in properties if column not in texts),
+        *([Column(heading=heading, cells=joined, is_text=True)] if texts else []),
+    ]
 
 
 def wrapped(text: str, width: int, *, indent: int = 2, first: str = "") -> list[str]:

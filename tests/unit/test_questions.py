@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 
 from ddpperf.report.questions import report_tables
+from ddpperf.report.questions.figures import text_of
 from ddpperf.report.questions.grid import WIDTH
 from ddpperf.report.questions.question import read_questions
+from ddpperf.report.stored_cases import cases_of
 from ddpperf.results.stored_runs import read_document
 
 ROOT = Path(__file__).parents[2]
 CPU = ROOT / "perf" / "baselines" / "cpu2-epyc-25-17-1" / "0014_core.json"
 CPU_REPORT = ROOT / "docs" / "runs" / "cpu2-report.json.gz"
+TWO = ROOT / "docs" / "runs" / "h200x2-questions.json.gz"
 SUITE = ROOT / "docs" / "runs" / "h200x4-suite.json.gz"
 REPORTS = ROOT / "docs" / "runs" / "h200x1-reports.json.gz"
 REMEDIES = ROOT / "docs" / "runs" / "h200x1-remedies.json.gz"
@@ -159,3 +162,14 @@ def test_a_stored_run_has_each_column_of_each_question() -> None:
         assert missing <= {"price", "extra price", "price of a saved hour", "model", "control"}, (
             question.title
         )
+
+
+def test_factors_and_fractions_are_those_of_a_step_in_a_table_of_epochs() -> None:
+    case = next(
+        case
+        for case in cases_of(run(TWO))
+        if "link_utilization" in case.metrics and "comm_split" in case.test
+    )
+    for name in ("link_utilization", "overlap_fraction"):
+        assert text_of(case, name, per_epoch=True) == text_of(case, name) != ""
+    assert text_of(case, "compute_seconds", per_epoch=True) != text_of(case, "compute_seconds")

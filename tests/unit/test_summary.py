@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 from ddpperf.report.summary import summary_lines, verdict_lines
+from ddpperf.report.tables import tables_of
 from ddpperf.results.metrics import find_or_plain
 from ddpperf.results.samples import Measured, Sample
+from ddpperf.results.stored_runs import read_document
 from ddpperf.specs import AllReduceSpec, Spec, TrainingSpec
+from tests.project import REPOSITORY
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
 FILE = "perf/test_it.py::"
@@ -319,3 +322,37 @@ def test_verdict_ends_with_the_next_command(status: str, header: Json, command: 
     assert lines[0] == f"{status}: why"
     assert lines[1].startswith(" " * (len(status) + 2) + "next: ")
     assert command in lines[1]
+
+
+# --- wide tables
+
+
+def baseline(name: str) -> Json:
+    found: Json = read_document(REPOSITORY / "perf" / "baselines" / name)
+    return found
+
+
+def test_wide_table_joins_its_texts_and_keeps_the_efficiency() -> None:
+    """What a run does by default stands in its first line, not in each row."""
+    lines = summary_lines(baseline("h100-80gb-hbm3x4/0005_core.json"))
+    start = next(place for place, line in enumerate(lines) if line.startswith("SCALING "))
+    table = lines[start : lines.index("", start)]
+    assert any("efficiency" in line for line in table[:3])
+    assert any("torchvision:vit_b_16, ddp+avg+view+no_buffer_sync" in line for line in table)
+    assert not any(re.search(r"\[[a-z]\]", line) or "resnet18_cifar" in line for line in table)
+
+
+def test_parts_of_a_step_and_other_add_up() -> None:
+    (table,) = (
+        table
+        for table in tables_of(baseline("cpu2-epyc-25-17-1/0014_core.json"))
+        if table.title == "step breakdown"
+    )
+    scale = {"us": 1e-3, "ms": 1.0}
+    names = ("data", "forward", "backward", "gradient sync", "optimizer", "other")
+    for place in range(len(table.tests)):
+        cells = {column.heading: (column.cells[place], column.unit) for column in table.figures}
+        parts = [
+            float(text) * scale[unit] for name, (text, unit) in cells.items() if name in names and text != "-"
+        ]
+        assert sum(parts) == pytest.approx(float(cells["step"][0]), rel=1e-3)

@@ -96,15 +96,6 @@ ENDS = ("mean", "peak")
 # --- what is computed from metrics
 
 
-def _rest_of_step(case: Case) -> float:
-    """Return the seconds of a step that are in none of its parts; negative if the parts overlap."""
-    return whole_step(case) - math.fsum(case.value(f"{part}_seconds") or 0.0 for part in PARTS)
-
-
-def whole_step(case: Case) -> float:
-    return case.value("step_seconds") or case.seconds
-
-
 def _extra_device_time(case: Case) -> float | None:
     efficiency = case.value("efficiency")
     return 1 / efficiency - 1 if efficiency else None
@@ -211,8 +202,8 @@ COMPUTED: Mapping[str, tuple[Callable[[Case], Value], Callable[[float], str]]] =
     "ddp_step": (_ddp_step, units.seconds),
     "seeds": (lambda case: str(len(case.seeds)), str),
     "training_time": (_training_time, units.seconds),
-    "whole_step": (whole_step, units.seconds),
-    "rest_of_step": (_rest_of_step, units.seconds),
+    "whole_step": (lambda case: case.step_seconds, units.seconds),
+    "other_seconds": (lambda case: case.other_seconds, units.seconds),
     "extra_device_time": (_extra_device_time, units.change),
     "saved_fraction": (_saved_fraction, units.percent),
     "device_minutes": (lambda case: _cost(case, "device"), lambda seconds: f"{seconds / 60:.4f}"),
