@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from ddpperf.errors import Refused
 from ddpperf.report.questions import report_tables
 from ddpperf.report.questions.figures import text_of
 from ddpperf.report.questions.grid import WIDTH
 from ddpperf.report.questions.question import read_questions
-from ddpperf.report.stored_cases import cases_of
+from ddpperf.report.stored_cases import cases_of, of_functions
 from ddpperf.results.stored_runs import read_document
 
 ROOT = Path(__file__).parents[2]
@@ -165,11 +166,25 @@ def test_a_stored_run_has_each_column_of_each_question() -> None:
 
 
 def test_factors_and_fractions_are_those_of_a_step_in_a_table_of_epochs() -> None:
-    case = next(
-        case
-        for case in cases_of(run(TWO))
-        if "link_utilization" in case.metrics and "comm_split" in case.test
-    )
+    (case, *_) = of_functions(cases_of(run(TWO)), "test_comm_split")
     for name in ("link_utilization", "overlap_fraction"):
         assert text_of(case, name, per_epoch=True) == text_of(case, name) != ""
     assert text_of(case, "compute_seconds", per_epoch=True) != text_of(case, "compute_seconds")
+
+
+def test_metric_of_another_unit_is_refused_in_one_sentence() -> None:
+    document = copy.deepcopy(run(TWO))
+    test = next(test for test in document["benchmarks"] if test["name"].startswith("test_comm_split"))
+    test["extra_info"]["ddpperf"]["metrics"]["exposed_comm_seconds"]["unit"] = "ms"
+    with pytest.raises(Refused, match=r"exposed_comm_seconds of .* is stored in ms, not in s; measure it"):
+        report_tables(document)
+
+
+def test_tests_that_failed_or_did_not_run_are_counted_first() -> None:
+    assert report_tables(run(TWO)).startswith("Of this run, 55 tests did not run, so figures are missing.")
+    document = copy.deepcopy(run(SUITE))
+    scaling = next(name for name in document["ddpperf"]["outcomes"] if "test_weak_scaling" in name)
+    document["ddpperf"]["outcomes"][scaling] |= {"kind": "failed", "reason": "too slow"}
+    text = report_tables(document)
+    assert text.startswith("Of this run, 1 test failed, so figures are missing.")
+    assert "the test failed: too slow" in text

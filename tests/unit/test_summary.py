@@ -352,7 +352,7 @@ def test_parts_of_a_step_and_other_add_up() -> None:
     names = ("data", "forward", "backward", "gradient sync", "optimizer", "other")
     for place in range(len(table.tests)):
         cells = {column.heading: (column.cells[place], column.unit) for column in table.figures}
-        parts = [
-            float(text) * scale[unit] for name, (text, unit) in cells.items() if name in names and text != "-"
-        ]
-        assert sum(parts) == pytest.approx(float(cells["step"][0]), rel=1e-3)
+        parts = [found for name, found in cells.items() if name in names and found[0] != "-"]
+        assert sum(float(text) * scale[unit] for text, unit in parts) == pytest.approx(
+            float(cells["step"][0]), rel=1e-3
+        )
