@@ -15,10 +15,12 @@ from ddpperf.results import units
 from ddpperf.results.metrics import find_or_plain
 from ddpperf.results.outcomes import Status
 
-MOST_ROWS = 12  # of undecided measurements
+MOST_ROWS = 20  # of a table
+LEAST_ROOM = 30  # characters, of a name beside its figures
+ALIKE = 0.005  # the least relative change that is named
 MOST_NAMED = 3  # measurements that one line names
 LABEL = 10  # characters, of a line's first word
-FEW = 0.05  # the largest fraction of slower measurements without what the others have in common
+FEW = 0.05  # of the measurements without what the slower ones share: so many may be slower, too
 UNNAMED = ("kind", "memory format", "seed", "seeds", "warm-up")  # properties
 Row = Mapping[str, Any]  # a row of a stored comparison
 
@@ -42,6 +44,14 @@ class Measurement:
     def seconds(self) -> float:
         """How much longer the candidate takes."""
         return float(self.row["candidate"] - self.row["base"])
+
+    @property
+    def improved(self) -> bool:
+        """Whether the time is shorter than any noise explains, or an exact metric is smaller."""
+        row = self.row
+        if row["low"] is None or row["metric"].endswith("_bytes"):
+            return bool(row["candidate"] < row["base"]) and row["metric"] != "time"
+        return row["metric"] == "time" and row["ratio"] < 1 - 2 * ALIKE and (row["high"] or 1) < 1
 
     def is_(self, finding: str, metric: str = "") -> bool:
         return self.row["finding"] == finding and metric in ("", self.row["metric"])
@@ -106,14 +116,16 @@ def comparison_lines(document: Mapping[str, Any], width: int) -> list[str]:
     undecided = certain_first(one for one in found if one.is_("undecided") and one.row.get("open", True))
     lines: list[str] = []
     if worse:
-        lines += ["", *_table("WORSE", worse, len(worse), len(found), width)]
+        lines += ["", *_table("WORSE", worse, len(found), width)]
     elif undecided:
-        lines += ["", *_table("UNDECIDED", undecided[:MOST_ROWS], len(undecided), len(found), width)]
+        lines += ["", *_table("UNDECIDED", undecided, len(found), width)]
     passed = document["ddpperf"]["verdict"]["status"] == Status.PASS  # its reason says what was excluded
+    facet, common = _common(worse, found)
     facts = {
-        "": _moved_alike(found) if worse else "",
-        "COMMON": _common(worse, found),
-        "UNDECIDED": _named(undecided) if worse and undecided else "",
+        "ALSO": _moved_alike(worse, found, facet),
+        "COMMON": common,
+        "FASTER": _named([one for one in found if one.improved]),
+        "UNDECIDED": _named(undecided) if worse else "",
         "EXCLUDED": "" if passed else _excluded(found),
     }
     for label, text in facts.items():
@@ -121,53 +133,73 @@ def comparison_lines(document: Mapping[str, Any], width: int) -> list[str]:
     return lines
 
 
-def _table(label: str, shown: Sequence[Measurement], count: int, of: int, width: int) -> list[str]:
+def _table(label: str, found: Sequence[Measurement], of: int, width: int) -> list[str]:
     """Return a table of measurements. A long name has lines of its own above its figures."""
+    shown = found[:MOST_ROWS]
     head, *texts = aligned(
         [("base", "candidate", "change", "", "interval"), *(one.cells() for one in shown)], range(5)
     )
-    room = max(width - max(map(len, (head, *texts))) - len(GAP), LABEL)
-    names = [f"{label.ljust(LABEL)}{count} of {units.counted(of, 'measurement')}"]
+    room = width - max(map(len, (head, *texts))) - len(GAP)
+    names = [f"{label.ljust(LABEL)}{len(found)} of {units.counted(of, 'measurement')}"]
     names += [f"  {one.name()}" for one in shown]
     lines: list[str] = []
     for name, figures in zip(names, (head, *texts), strict=True):
-        *above, last = wrapped(name.strip(), room, first=" " * (len(name) - len(name.lstrip())), indent=4)
-        lines += [*above, f"{last.ljust(room)}{GAP}{figures}".rstrip()]
-    return [*lines, f"  and {count - len(shown)} more: -v shows them"] if count > len(shown) else lines
+        first = " " * (len(name) - len(name.lstrip()))
+        if room < LEAST_ROOM:  # of a narrow terminal
+            lines += [*wrapped(name.strip(), width, first=first, indent=4), f"    {figures.strip()}"]
+        else:
+            *above, last = wrapped(name.strip(), room, first=first, indent=4)
+            lines += [*above, f"{last.ljust(room)}{GAP}{figures}".rstrip()]
+    return [*lines, f"  and {len(found) - len(shown)} more: -v shows them"] if found[MOST_ROWS:] else lines
 
 
 def headline(document: Mapping[str, Any]) -> str:
-    """Return how many measurements are worse, and by how much; "" if none is."""
-    worse = [one for one in measurements_of(document) if one.is_("worse")]
-    text = f"{units.counted(len(worse), 'measurement')} {'are' if len(worse) > 1 else 'is'} worse"
-    times = [one for one in worse if one.is_("worse", "time")]
-    if not times:
-        return text if worse else ""
-    ratios, seconds = sorted(one.row["ratio"] - 1 for one in times), sorted(one.seconds for one in times)
-    ends = [f"{ratios[end]:+.1%} ({signed(units.seconds, seconds[end])})" for end in (0, -1)]
-    return f"{text}, by {' to '.join(dict.fromkeys(ends))}"
+    """Return how many measurements are worse, and by how much the certain ones; "" if none is."""
+    found = measurements_of(document)
+    worse = certain_first(one for one in found if one.is_("worse"))
+    if not worse:
+        return ""
+    times = [one for one in worse if one.is_("worse", "time") and one.row["base"]]
+    times = [one for one in times if "repeat" in one.row["stages"]] or times
+    text = f"{len(worse)} of {units.counted(len(found), 'measurement')} {'are' if worse[1:] else 'is'} worse"
+    times.sort(key=lambda one: one.row["ratio"])
+    ends = [f"{one.cells()[3]} ({one.cells()[2]})" for one in (times[:1] + times[-1:])]
+    return f"{text}, by {' to '.join(dict.fromkeys(ends))}" if ends else text
 
 
 def sides(header: Mapping[str, Any]) -> str:
-    """Return the base and the candidate of a comparison in a few words, with "A/A" if they are equal."""
+    """Return what a comparison compares in a few words, with "A/A" if nothing differs."""
     if (judged := header.get("judged")) is None:
         return ""
     both = judged.get("sides") or {}
-    base, candidate = both.get("base") or {}, both.get("candidate") or {}
-    root = Path(base.get("root") or "")
-    commit = root.name if root.parent.parent.name == "base" else ""  # of .ddpperf/base
-    then = [header.get("compared_with", ""), commit or str(base.get("root") or "")]
-    fields = [*candidate.get("environment", {}).items(), *candidate.get("spec", {}).items()]
-    now = [header["environment"]["commit"], *(f"{name}={value}" for name, value in fields)]
-    equal = " (A/A)" if now == [commit] else ""
-    return f"{' '.join(filter(None, then)) or 'the same code'} -> {' '.join(now)}{equal}"
+    base, candidate = ({**_fields(both.get(side) or {})} for side in ("base", "candidate"))
+    root, commit = base.pop("root", ""), header["environment"]["commit"]
+    same = commit if root in ("", candidate.pop("root", "")) else root  # the folder of a commit has its name
+    then = [header.get("compared_with", ""), "" if header.get("compared_with") and not root else same]
+    then += [f"{name}={base[name]}" for name in base if base[name] != candidate.get(name)]
+    now = [commit, *(f"{name}={value}" for name, value in candidate.items() if value != base.get(name))]
+    equal = " (A/A)" if now == [commit] and then[1:] == [commit] else ""
+    return f"{' '.join(filter(None, then))} -> {' '.join(now)}{equal}"
 
 
-def _moved_alike(found: Sequence[Measurement]) -> str:
-    """Name the measurements that got slower, too, but by less than their tolerance."""
-    today = [one for one in found if one.is_("not worse", "time") and one.row["stages"] != ["stored run"]]
-    moved = certain_first(one for one in today if (one.row["low"] or 0) > 1)
-    return f"slower, too, within the tolerance: {_named(moved)}" if moved else ""
+def _fields(side: Mapping[str, Any]) -> dict[str, str]:
+    """Return what describes a side of a comparison: its code, its torch, and what options set."""
+    root = Path(side.get("root") or "")
+    found = {"root": root.name if ".ddpperf" in root.parts else str(side.get("root") or "")}
+    found |= {"torch": str(side["torch"])} if side.get("torch") else {}
+    return found | {**side.get("environment", {}), **side.get("spec", {})}
+
+
+def _moved_alike(worse: Sequence[Measurement], found: Sequence[Measurement], facet: str) -> str:
+    """Name measurements with the same facet that got slower by about as much, but too little to fail."""
+    seconds = [one.seconds for one in worse if one.is_("worse", "time")]
+    moved = [
+        one
+        for one in found
+        if seconds and one.is_("not worse", "time") and one.row["ratio"] - 1 > ALIKE
+        if one.seconds > min(seconds) / 2 and (facet in _facets(one) if facet else (one.row["low"] or 0) > 1)
+    ]
+    return f"slower, too, but too little to fail: {_named(certain_first(moved))}" if moved else ""
 
 
 def _named(found: Sequence[Measurement]) -> str:
@@ -185,38 +217,30 @@ def _facets(one: Measurement) -> set[str]:
     return words - {""} | {"several devices" if one.case.measured.spec.world_size > 1 else "one device"}
 
 
-def _common(worse: Sequence[Measurement], found: Sequence[Measurement]) -> str:
-    """Return what the slower measurements have in common, if few others without it are slower."""
+def _common(worse: Sequence[Measurement], found: Sequence[Measurement]) -> tuple[str, str]:
+    """Return the word that most slower measurements share and few others, and a sentence on it, or ""."""
     slower = [one for one in worse if one.is_("worse", "time")]
     certain = [one for one in slower if "repeat" in one.row["stages"]] or slower
-    if len(certain) < 2:
-        return ""
-    best: tuple[float, str, int, int] | None = None
-    for facet in sorted(set.intersection(*map(_facets, certain))):
-        having = [one for one in found if facet in _facets(one)]
-        with_it = sum(facet in _facets(one) for one in slower)
-        others, slower_others = len(found) - len(having), len(slower) - with_it
-        share = with_it / len(having)
-        if others and slower_others <= FEW * others and (best is None or share > best[0]):
-            best = share, facet, slower_others, others
-    if best is None:
-        return ""
-    _, facet, count, others = best
-    are, without = "are" if count > 1 else "is", units.counted(others, "measurement")
-    having_it = f"{len(slower) - count} of the {len(slower)} have {facet}"
-    return f"{having_it}; of {without} without it, {count or 'none'} {are} slower"
+    timed = [one for one in found if any(one.is_(finding, "time") for finding in ("worse", "not worse"))]
+    best: tuple[float, str, str] = (0.5, "", "")  # at least half of those with it are slower
+    for facet in sorted(set.intersection(*map(_facets, certain)) if certain[1:] else ()):
+        having = [one for one in timed if facet in _facets(one)]
+        others = [one for one in timed if one not in having]
+        counts = [sum(one in slower for one in some) for some in (having, others)]
+        if others and counts[1] <= max(1, FEW * len(others)) and counts[0] / len(having) >= best[0]:
+            without = f"{counts[1] or 'none'} of {len(others)} without it"
+            sentence = f"{facet}: {counts[0]} of {len(having)} with it are slower, {without}"
+            best = counts[0] / len(having), facet, sentence
+    return best[1:]
 
 
 def _excluded(found: Sequence[Measurement]) -> str:
-    """Return which slow-downs of the other measurements are excluded."""
+    """Return which slow-downs of the other measurements are excluded, rounded up."""
     times = [row for one in found for row in one.rows if row["metric"] == "time"]
-    clear = [row for row in times if row["finding"] == "not worse" and row["high"] is not None]
+    clear = [row["high"] - 1 for row in times if row["finding"] == "not worse" and row["high"] is not None]
     if not clear:
         return ""
-    ends, steps = sorted(row["high"] - 1 for row in clear), median(row.get("steps", 0) for row in clear)
-    most = ends[math.ceil(0.9 * len(ends)) - 1]
-    share = f"half of the {len(ends)} others exclude a slow-down of {median(ends):.1%}"
-    known = (
-        f" (in the median {units.counted(round(steps), 'step')} a side)" if steps else ""
-    )  # not in old runs
-    return f"{share}, 9 of 10 one of {most:.1%}{known}"
+    ends = sorted(math.ceil(round(1000 * max(0.0, end), 6)) / 1000 for end in clear)
+    half, most = median(ends), ends[math.ceil(0.9 * len(ends)) - 1]
+    unchanged = units.counted(len(ends), "unchanged time")
+    return f"of {unchanged}, half exclude a slow-down above {half:.1%}, 9 of 10 above {most:.1%}"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -36,7 +38,10 @@ WIDTH = 110  # characters of a line, unless the output is a terminal
 MOST_NAMED = 3  # tests that one line names
 MOST_ROWS = {"collectives": 6}  # of tables in a run of many tables
 MOST_REASONS = 8  # of a verdict
-WORSE = " is worse: "  # in a reason that names a measurement
+NOT_AGAIN = (  # options that only choose tests, or write files
+    *("--benchmark-json", "--benchmark-save", "--report", "--verdict", "--junitxml", "--full", "--tables"),
+    *("--deselect", "--ignore", "--lf", "--last-failed", "--durations", "--worker-logs", "--traces", "--csv"),
+)
 FEW_TABLES = 3  # with at most so many tables, the explanations of results are shown, too
 MARKUP = {Status.PASS: "green", Status.FAIL: "red", Status.NO_VERDICT: "yellow"}
 LABEL = 12  # characters, of a line's first word such as "skipped"
@@ -48,9 +53,9 @@ def summary_lines(document: Mapping[str, Any], *, width: int = WIDTH, verbose: b
     verbose: whether all tests are shown. Otherwise, a comparison shows what changed, and another run
     shows the first rows of a table, and names the tables of details.
     """
-    lines = wrapped(title(document), width)
     if not verbose and "judged" in document["ddpperf"]:
-        return [*lines, *_changes(document, width)]
+        return _changes(document, width)
+    lines = wrapped(title(document), width)
     tables = tables_of(document)
     few = len(tables) <= FEW_TABLES
     hidden: list[str] = []
@@ -81,8 +86,11 @@ def _changes(document: Mapping[str, Any], width: int) -> list[str]:
     """Return the lines of a comparison: its verdict, what changed, and what else a reader must know."""
     header = document["ddpperf"]
     status, (reason, *_) = header["verdict"]["status"], header["verdict"]["reasons"]
-    first = headline(document) or (reason.partition(": ")[0] if status == Status.PASS else reason)
+    first = reason.partition(": half of")[0] if status == Status.PASS else reason
+    if _is_worse(reason):
+        first = headline(document) or reason
     lines = wrapped(f"{status}: {first}", width, indent=len(status) + 2)
+    lines += wrapped(title(document), width)
     lines += comparison_lines(document, width)
     control = [row for row in judged_rows(header) if row["control"] == "delayed step"]
     checks = header.get("thresholds", {}).get("checks", ())
@@ -96,11 +104,14 @@ def _changes(document: Mapping[str, Any], width: int) -> list[str]:
         for test, found in outcomes
         if found["kind"] == OutcomeKind.CANDIDATE_CANNOT
     ]
-    delayed = "a delayed step took {:.3f} times as long ({})"
+    delayed = "a step that was delayed on purpose took {:.3f} times as long ({})"
     facts = dict(summary_facts(document))
     shown = [
         ("compared", [line for line in facts["compared"] if not re.match(r"\d", line)]),
-        ("self-test", [delayed.format(row["ratio"], interval(row)) for row in control]),
+        (
+            "self-test",
+            [delayed.format(row["ratio"], interval(row) or "interval not known") for row in control],
+        ),
         *((name, facts[name]) for name in ("idle load", "nodes", "machine")),
         ("thresholds", facts["thresholds"] if not all(check["held"] for check in checks) else []),
         ("not run", [*([", ".join(not_run)] if not_run else []), *cannot]),
@@ -197,11 +208,13 @@ def verdict_lines(header: Mapping[str, Any], *, width: int = WIDTH, verbose: boo
     """
     status = header["verdict"]["status"]
     reasons = [*header["verdict"]["reasons"]]
-    worse = [reason for reason in reasons if WORSE in reason]
+    worse = list(filter(_is_worse, reasons))
     if worse[1:] and not verbose and "judged" in header:
+        named = next((reason for reason in worse if reason.startswith(f"{_worst(header)} ")), worse[0])
         count = units.counted(len(worse) - 1, "more measurement")
-        others = [reason for reason in reasons if WORSE not in reason]
-        reasons = [worse[0], f"{count} {'are' if worse[2:] else 'is'} worse, see above", *others]
+        place = reasons.index(worse[0])
+        reasons = [reason for reason in reasons if not _is_worse(reason)]
+        reasons[place:place] = [named, f"{count} {'are' if worse[2:] else 'is'} worse, see above"]
     if (left := len(reasons) - MOST_REASONS) > 1:
         more = f"{left} more reasons: python -m ddpperf.report RUN.json -o report.html lists them all"
         reasons[-left:] = [more]
@@ -211,6 +224,31 @@ def verdict_lines(header: Mapping[str, Any], *, width: int = WIDTH, verbose: boo
     for reason in others:
         lines += wrapped(reason, width, first=" " * indent, indent=indent)
     return [*lines, *wrapped(f"next: {next_step(header)}", width, first=" " * indent, indent=indent)]
+
+
+def _is_worse(reason: str) -> bool:
+    """Return whether a reason of a verdict says that a test got worse; a test's own message may do so."""
+    who, found, _ = reason.partition(" is worse: ")
+    return bool(found) and ": " not in who
+
+
+def _worst(header: Mapping[str, Any]) -> str:
+    """Return a test that got worse for certain, with the largest change; "" if none got worse."""
+    worse = [row for row in judged_rows(header) if row["finding"] == "worse" and row["tests"]]
+    worse.sort(key=lambda row: ("repeat" not in row["stages"], row["metric"] != "time", -row["ratio"]))
+    return worse[0]["tests"][0] if worse else ""
+
+
+def _again(header: Mapping[str, Any]) -> str:
+    """Return the options of a run that measure and compare, as words of a command line."""
+    words = shlex.split(header.get("options", {}).get("command_line", ""))
+    kept: list[str] = []
+    for word, following in pairwise([*words, "-"]):
+        name = word.partition("=")[0]
+        if word.startswith("--") and name not in NOT_AGAIN:
+            is_path = following.startswith(("-", "perf", "tests")) or "::" in following
+            kept += [word] if "=" in word or is_path else [word, following]
+    return "".join(f" {shlex.quote(word)}" for word in kept)
 
 
 def next_step(header: Mapping[str, Any]) -> str:
@@ -228,16 +266,8 @@ def next_step(header: Mapping[str, Any]) -> str:
             return f"commit, change the code, then compare: {command} --benchmark-compare"
         case Status.FAIL:
             failed = [test for test, outcome in header["outcomes"].items() if outcome["kind"] == "failed"]
-            worse = [row for row in judged_rows(header) if row["finding"] == "worse" and row["tests"]]
-            worse.sort(key=lambda row: (row["metric"] != "time", -row["ratio"]))
-            worse.sort(key=lambda row: "repeat" not in row["stages"])
-            for test in [*failed, *(row["tests"][0] for row in worse)]:
-                given = re.sub(
-                    r" ?--benchmark-(json|save)[ =]\S+", "", header.get("options", {}).get("command_line", "")
-                )
-                options = given.removeprefix("perf/") if given.startswith("perf/ ") else ""
-                again = "see it again" if options else "run only this test, with the same options"
-                return f"{again}: python -m pytest '{test}'{options}"
+            for test in filter(None, [*failed, _worst(header)]):
+                return f"see it again: python -m pytest '{test}'{_again(header)}"
             return "find the thread or process that is busy between the rounds"
     if advice := header["verdict"].get("advice"):  # runs of schema 2 have none
         return str(advice)

@@ -216,7 +216,7 @@ def _ab_row(entries: Sequence[Estimates], noise: Noise, level: float) -> Row:
     suspicious = newest.lower(SUSPICIOUS_P[stage]) > margin
     return _row(
         entries,
-        _means(entries),
+        _means(fresh if certain else entries),
         (newest if certain else together).ratios(CLEAR_P[stage]),
         cleared=together.upper(CLEAR_P[stage]) < tolerance and (bool(fresh) or not suspicious),
         certain=certain,

@@ -73,7 +73,7 @@ def test_impossible_cases_are_skipped_with_a_reason(run: Run) -> None:
     }
     one_process = "strategy data_parallel drives several GPUs from one process; this runs on the CPU"
     assert skipped["test_weak_scaling[2rank-b8-data_parallel]"] == one_process
-    assert f"{one_process}: 3 tests" in run.output
+    assert "-rs says why" in run.output
 
 
 @pytest.mark.parametrize(("kind", "batch_size", "factor"), [("weak", 8, 2), ("strong", 16, 1)])
