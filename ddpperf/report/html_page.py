@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddpperf.io.terminal_text import printable
-from ddpperf.report.comparison import comparison_lines
+from ddpperf.report.comparison import comparison_lines, headline
 from ddpperf.report.plots import pictures_of
 from ddpperf.report.plots.over_time import History
 from ddpperf.report.plots.picture import Picture
@@ -53,6 +53,7 @@ def page(document: Mapping[str, Any], history: History = ()) -> str:
         verdict=header["verdict"],
         next_step=next_step(header),
         sentences=highlights(document),
+        headline=headline(document) if "judged" in header else "",
         changes=comparison_lines(document, WIDTH) if "judged" in header else [],
         on_top=None if on_top is None else _embedded(on_top),
         sections=sections,

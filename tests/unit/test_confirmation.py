@@ -332,7 +332,7 @@ def test_bytes_stored_after_a_reference_can_fail(suite: CannedSuite) -> None:
 
 def test_margin_comes_from_the_command_line(suite: CannedSuite) -> None:
     suite.canned.seconds = paced(first=1.5, candidate=1.5)
-    compare(suite, "--benchmark-compare-fail=median:20%").assert_one_sentence(1, f"{SMALL} is worse")
+    compare(suite, "--benchmark-compare-fail=median:20%").assert_one_sentence(1, "is worse: its time is 1.")
     wide = compare(suite, "--benchmark-compare-fail=median:60%")
     wide.assert_one_sentence(0, "(tolerance 120%) exclude a slow-down of 5")
 
