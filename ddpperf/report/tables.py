@@ -170,7 +170,7 @@ def _compared(cases: Sequence[Case]) -> list[Column]:
     if "judged" not in cases[0].header:
         return []
     rows = list(map(_texts, cases))
-    names = ("ratio", "interval", "finding", *(("base", "candidate") if is_ab_run(cases[0].header) else ()))
+    names = ("finding", "ratio", "interval", *(("base", "candidate") if is_ab_run(cases[0].header) else ()))
     cells = {name: tuple(row.get(name, "-") for row in rows) for name in names}
     return [Column(heading=name, cells=of, is_text=name in COMPARISON_TEXTS) for name, of in cells.items()]
 

@@ -218,6 +218,13 @@ def test_level_is_divided_by_the_tested_rows() -> None:
     ]
 
 
+def test_both_values_of_a_certain_row_give_its_ratio() -> None:
+    """They are those of the repeat. The first measurement, which chose the row, shows a larger change."""
+    (row,) = rows([estimate(1, 1.5), estimate(1, 1.03, stage=Stage.REPEAT)], GPU, {key(1)})
+    assert row.certain
+    assert row.candidate / row.base == pytest.approx(row.ratio) == pytest.approx(1.03, abs=1e-4)
+
+
 def test_each_of_two_repeats_has_half_of_the_level() -> None:
     """Without a change, 1% of the runs may fail: 0.5% by the first repeat, and 0.5% by the second."""
     (row,) = rows([estimate(1, 1.5), estimate(1, 1.0066, stage=Stage.REPEAT)], GPU, {key(1)})
