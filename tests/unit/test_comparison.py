@@ -80,6 +80,12 @@ def test_verdict_is_the_first_and_one_of_the_last_lines() -> None:
     assert "SCALING" not in short(compared())
 
 
+def test_range_is_that_of_measurements_that_were_measured_again() -> None:
+    run = compared()
+    run["ddpperf"]["judged"]["rows"][2] |= {"finding": "worse", "ratio": 1.5, "stages": ["first"]}
+    assert headline(run) == "3 of 26 measurements are worse, by +2.0% (+2.000 ms) to +3.0% (+3.000 ms)"
+
+
 def test_what_slower_measurements_have_in_common_is_said_if_it_separates_them() -> None:
     common = "no_buffer_sync: 2 of 2 with it are slower, none of 24 without it"
     assert f"COMMON    {common}" in short(compared())
