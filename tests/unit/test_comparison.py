@@ -108,6 +108,11 @@ def test_what_was_excluded_is_said_without_a_pass() -> None:
     said = "EXCLUDED  of 24 unchanged times, half exclude a slow-down above 1.0%, 9 of 10 above 1.0%"
     assert said in short(compared())
     assert "EXCLUDED" not in short(compared(status="PASS"))
+    run = compared()
+    for row in run["ddpperf"]["judged"]["rows"][2:]:
+        row["high"] = 1.01021
+    run["ddpperf"]["judged"]["rows"][2]["high"] = 0.9
+    assert "half exclude a slow-down above 1.1%, 9 of 10 above 1.1%" in short(run), "rounded up"
 
 
 def test_undecided_measurements_are_a_table_unless_something_is_worse() -> None:
@@ -201,6 +206,8 @@ def test_faster_measurements_are_named() -> None:
     faster = {"ratio": 0.8, "low": 0.79, "high": 0.81, "base": 0.1, "candidate": 0.08}
     run["ddpperf"]["judged"]["rows"][5] |= faster
     assert "FASTER    weak scaling, 2 GPUs, batch 5, ddp (-20.00 ms, -20.0%)" in short(run)
+    run["ddpperf"]["judged"]["rows"][5] |= {"high": 1.05}
+    assert "FASTER" not in short(run), "noise explains it"
 
 
 def test_options_that_choose_tests_or_write_files_are_not_repeated() -> None:
