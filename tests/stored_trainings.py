@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 
 import numpy as np
-import pytest
 from scipy import stats
 
-from tests.stored_samples import Figures, Measured, Rows, expected, wrong
+from tests.stored_samples import Figures, Measured, Rows
 
 
 def by_epoch(m: Measured, name: str) -> list[float]:
@@ -175,13 +174,3 @@ CASES: tuple[tuple[str, str, str, Callable[[Measured], Figures | Rows], Sequence
     ("Mixed precision: accuracy", "precision_accuracy", "precision|global batch", precise, (PRECISION,)),
     ("Cost of a whole training", "long_run", "devices, global batch|", cost_of_training, (LONG,)),
 )
-
-
-@pytest.mark.parametrize(
-    ("title", "tests", "place", "figures", "name"),
-    [(*case, name) for *case, names in CASES for name in names],
-)
-def test_cells_follow_from_the_samples(
-    title: str, tests: str, place: str, figures: Callable[[Measured], Figures | Rows], name: str
-) -> None:
-    assert [*wrong(name, title, expected(name, tests, place, figures), left_out="report .")] == []
