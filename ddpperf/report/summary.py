@@ -147,31 +147,8 @@ def summary_facts(document: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
 
 
 def highlights(document: Mapping[str, Any]) -> list[str]:
-    """Return sentences on a stored run, the most important first.
-
-    An A/B run answers what changed, so its sentences say nothing else.
-    """
-    header = document["ddpperf"]
-    found = [*_changed(header)]
-    if not is_ab_run(header):
-        found += _scaling(cases_of(document))
-    return found
-
-
-def _changed(header: Mapping[str, Any]) -> Iterator[str]:
-    """Say which time changed most compared with the base; a worse mean time counts, too."""
-    rows = [
-        row
-        for row in judged_rows(header)
-        if row["metric"] == "time" or (row["metric"] == "mean_time" and row["finding"] == "worse")
-        if row["tests"] and row["finding"] != "for information" and row["stages"] != ["stored run"]
-    ]
-    if rows:
-        most = max(rows, key=lambda row: max(row["ratio"], 1 / row["ratio"]))
-        findings = {row["finding"] for row in judged_rows(header) if row["control"] is None}
-        none = "No test got worse. " if findings.isdisjoint(("worse", "undecided")) else ""
-        of = f"{'the mean time of ' * (most['metric'] != 'time')}{without_file(most['tests'][0])}"
-        yield f"{none}The largest change is a ratio of {most['ratio']:.3f} ({interval(most)}), in {of}."
+    """Return sentences on a stored run, the most important first; an A/B run answers only what changed."""
+    return [] if is_ab_run(document["ddpperf"]) else [*_scaling(cases_of(document))]
 
 
 def _scaling(cases: Sequence[Case]) -> Iterator[str]:
