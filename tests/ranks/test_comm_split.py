@@ -79,7 +79,7 @@ def test_a_replay_sends_the_bytes_of_the_parameters(pool: Pool) -> None:
 def test_waiting_for_a_late_rank_is_no_sending(pool: Pool) -> None:
     late = dataclasses.replace(SMALL, comm_delay_seconds=DELAY_SECONDS, comm_delay_rank=1)
     (sample,) = pool.measure(measured_as(TraceSpec, late)).samples
-    assert max(sample.counters["comm_seconds"]) > DELAY_SECONDS
+    assert max(sample.counters["comm_seconds"]) > 0.9 * DELAY_SECONDS
     sending, same = sample.counters["comm_without_waiting_seconds"]
     assert sending == same < DELAY_SECONDS / 2
 
