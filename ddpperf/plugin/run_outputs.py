@@ -220,8 +220,7 @@ class RunOutputs:
             elif self._baseline:
                 self._lines.append(f"not saved as a baseline: {_no_baseline(document['ddpperf'])}")
         if path := self._verdict_file:
-            text = markdown(document, summary_lines(document))
-            self._write("the verdict", partial(write_atomically, path, text))
+            self._write("the verdict", partial(write_atomically, path, markdown(document)))
         if path := self._page:
             self._write("the page", lambda: write_atomically(path, page(document, storage.kept())))
 

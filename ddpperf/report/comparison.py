@@ -9,11 +9,18 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ddpperf.report.stored_cases import Case, cases_of, in_words, judged_rows, looks_worse, usual_properties
+from ddpperf.report.stored_cases import (
+    Case,
+    cases_of,
+    in_words,
+    judged_rows,
+    looks_worse,
+    usual_properties,
+    without_file,
+)
 from ddpperf.report.terminal_tables import GAP, aligned, wrapped
 from ddpperf.results import units
 from ddpperf.results.metrics import find_or_plain
-from ddpperf.results.outcomes import Status
 
 MOST_ROWS = 20  # of a table
 LEAST_ROOM = 30  # characters, of a name beside its figures
@@ -22,149 +29,190 @@ MOST_NAMED = 3  # measurements that one line names
 LABEL = 10  # characters, of a line's first word
 FEW = 0.05  # of the measurements without what the slower ones share: so many may be slower, too
 UNNAMED = ("kind", "memory format", "seed", "seeds", "warm-up")  # properties
+ALWAYS_NAMED = ("collective", "algorithm")
+OF_MANY = 1.5  # times as wide as an interval of 98% is one that holds for about 100 measurements
 Row = Mapping[str, Any]  # a row of a stored comparison
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """A compared measurement: the case of a test that has it, and its rows, the worst metric first."""
+    """A compared measurement: the row of a metric, and the case of a test that has it, if it is stored."""
 
-    case: Case
-    rows: Sequence[Row]
-
-    @property
-    def row(self) -> Row:
-        return self.rows[0]
-
-    @property
-    def judged(self) -> bool:
-        return any(row["finding"] != "for information" for row in self.rows)
+    row: Row
+    case: Case | None = None
 
     @property
     def seconds(self) -> float:
-        """How much longer the candidate takes."""
+        """How much longer the candidate takes, or how many more bytes it has."""
         return float(self.row["candidate"] - self.row["base"])
 
     @property
     def improved(self) -> bool:
-        """Whether the time is shorter than any noise explains, or an exact metric is smaller."""
+        """Whether the time is shorter than noise explains, or there are fewer bytes."""
         row = self.row
         if row["low"] is None or row["metric"].endswith("_bytes"):
             return bool(row["candidate"] < row["base"]) and row["metric"] != "time"
-        return row["metric"] == "time" and row["ratio"] < 1 - 2 * ALIKE and (row["high"] or 1) < 1
+        end = row["ratio"] * ((row["high"] or math.inf) / row["ratio"]) ** OF_MANY
+        return bool(row["metric"] == "time" and row["ratio"] < 1 - 2 * ALIKE and end < 1)
 
     def is_(self, finding: str, metric: str = "") -> bool:
         return self.row["finding"] == finding and metric in ("", self.row["metric"])
 
     def name(self) -> str:
         """Return what was measured, without what is usual in this run, and the metric if it is no time."""
+        metric = self.row["metric"]
+        ending = "" if metric == "time" else f": {find_or_plain(metric).heading}"
+        if self.case is None:
+            return f"{without_file(self.row['tests'][0])}{ending}"
         usual = usual_properties(self.case.header)
         properties = self.case.properties | self.case.constant_batch
-        kind, metric = properties["kind"], self.row["metric"]
+        kind = properties["kind"]
         words = [f"{kind} scaling" if kind else self.case.experiment.title]
         words += [
             in_words(name, value).removesuffix(" per rank")
             for name, value in properties.items()
-            if value and name not in UNNAMED and usual.get(name) != value
+            if value and name not in UNNAMED and (usual.get(name) != value or name in ALWAYS_NAMED)
         ]
-        return ", ".join(words) + ("" if metric == "time" else f": {find_or_plain(metric).heading}")
+        return f"{', '.join(words)}{ending}"
 
     def cells(self) -> tuple[str, ...]:
         """Return the base's value, the candidate's, both changes, and the interval of the relative one."""
         row, form = self.row, find_or_plain(self.row["metric"]).format
-        values = (form(row["base"]), form(row["candidate"]), signed(form, row["candidate"] - row["base"]))
-        relative = f"{row['ratio'] - 1:+.1%}" if row["base"] else ""
+        relative = change(row["ratio"]) if row["base"] else ""
+        noise = relative == "0.0%" and not find_or_plain(row["metric"]).exact  # less than can be measured
+        absolute = "0" if noise or not self.seconds else signed(form, self.seconds)
+        values = (form(row["base"]), form(row["candidate"]), absolute)
         if not row["base"] or row["low"] is None:
             return (*values, relative, "")
-        high = "or more" if row["high"] is None else f"to {row['high'] - 1:+.1%}"
-        return (*values, relative, f"{row['low'] - 1:+.1%} {high}")
+        high = "or more" if row["high"] is None else f"to {change(row['high'])}"
+        return (*values, relative, f"{change(row['low'])} {high}")
+
+    def changes(self) -> str:
+        """Return both changes in a few words, and the metric if it is no time."""
+        _, _, absolute, relative, _ = self.cells()
+        metric = self.row["metric"]
+        what = absolute if metric == "time" else f"{absolute}, {find_or_plain(metric).heading}"
+        return f"{relative} ({what})" if relative else what
 
 
-def signed(form: Callable[[float], str], change: float) -> str:
-    return f"{'-' if change < 0 else '+'}{form(abs(change))}"
+def signed(form: Callable[[float], str], value: float) -> str:
+    return f"{'-' if value < 0 else '+'}{form(abs(value))}"
 
 
-def measurements_of(document: Mapping[str, Any]) -> list[Measurement]:
-    """Return each judged measurement of a comparison; several tests may have the same one."""
-    cases = {case.test: case for case in cases_of(document)}
+def change(ratio: float) -> str:
+    """Return a ratio as a signed change, such as +3.1%; 0.0% has no sign."""
+    text = f"{ratio - 1:+.1%}"
+    return "0.0%" if text in ("+0.0%", "-0.0%") else text
+
+
+def interval(row: Row) -> str:
+    """Return the interval of a row's ratio as text; "" if it is not known."""
+    if row["low"] is None or row["base"] == 0:
+        return ""
+    return f"{row['low']:.3f} or more" if row["high"] is None else f"{row['low']:.3f} to {row['high']:.3f}"
+
+
+def measurements_of(header: Mapping[str, Any], cases: Iterable[Case] = ()) -> list[Measurement]:
+    """Return the compared measurements, each with its worst row.
+
+    Several tests may have the same measurement. Bytes that grew beside a longer time have a row of
+    their own, but a mean beside a median says nothing new.
+    """
+    by_name = {case.test: case for case in cases}
     by_tests: dict[tuple[str, ...], list[Row]] = {}
-    for row in judged_rows(document["ddpperf"]):
+    for row in judged_rows(header):
         if row["control"] is None and row["tests"]:
             by_tests.setdefault(tuple(row["tests"]), []).append(row)
     found = []
     for tests, rows in by_tests.items():
-        rows.sort(key=lambda row: (row["finding"] != "worse", not looks_worse(row), row["metric"] != "time"))
-        if (case := next((cases[test] for test in tests if test in cases), None)) is not None:
-            found.append(Measurement(case=case, rows=rows))
-    return [one for one in found if one.judged]
+        case = next((by_name[test] for test in tests if test in by_name), None)
+        rows.sort(key=_rank)
+        shown = [row for row in rows[1:] if row["finding"] == "worse" and not row["metric"].endswith("time")]
+        found += [Measurement(case=case, row=row) for row in (rows[0], *shown)]
+    return found
+
+
+def _rank(row: Row) -> tuple[bool, bool, bool, bool]:
+    """Return what sorts the rows of a measurement: the worst one, and then its time, comes first."""
+    finding = row["finding"]
+    return finding != "worse", finding == "for information", not looks_worse(row), row["metric"] != "time"
 
 
 def certain_first(found: Iterable[Measurement]) -> list[Measurement]:
     """Return measurements: those that were measured again first, then times, by the size of the change."""
 
     def order(one: Measurement) -> tuple[bool, bool, float]:
-        change = abs(math.log(one.row["ratio"])) if one.row["ratio"] else 0.0
-        return "repeat" not in one.row["stages"], one.row["metric"] != "time", -change
+        size = abs(math.log(one.row["ratio"])) if one.row["ratio"] else 0.0
+        return "repeat" not in one.row["stages"], one.row["metric"] != "time", -size
 
     return sorted(found, key=order)
 
 
-def comparison_lines(document: Mapping[str, Any], width: int) -> list[str]:
-    """Return what changed in a compared run; unchanged measurements are a count."""
-    found = measurements_of(document)
-    worse = certain_first(one for one in found if one.is_("worse"))
-    undecided = certain_first(one for one in found if one.is_("undecided") and one.row.get("open", True))
-    lines: list[str] = []
-    if worse:
-        lines += ["", *_table("WORSE", worse, len(found), width)]
-    elif undecided:
-        lines += ["", *_table("UNDECIDED", undecided, len(found), width)]
-    passed = document["ddpperf"]["verdict"]["status"] == Status.PASS  # its reason says what was excluded
-    facet, common = _common(worse, found)
+def comparison_lines(document: Mapping[str, Any], width: int, *, verbose: bool = False) -> list[str]:
+    """Return what changed in a compared run; unchanged measurements are a count, unless verbose."""
+    header = document["ddpperf"]
+    every = measurements_of(header, cases_of(document))
+    judged = [one for one in every if not one.is_("for information")]
+    worse = certain_first(one for one in judged if one.is_("worse"))
+    undecided = certain_first(one for one in judged if one.is_("undecided"))
+    shown = undecided if verbose else [one for one in undecided if one.row.get("open", True)]
+    tables = {"WORSE": worse, "UNDECIDED": [] if worse and not verbose else shown}
+    if verbose:
+        tables["UNCHANGED"] = [one for one in judged if one.is_("not worse")]
+        tables["UNJUDGED"] = [one for one in every if one.is_("for information")]
+    count, lines = _count(judged), []
+    for label, rows in tables.items():
+        if rows:
+            lines += ["", *_table(label, rows, len(every) if label == "UNJUDGED" else count, width, verbose)]
+    facet, common = _common(worse, judged)
     facts = {
-        "ALSO": _moved_alike(worse, found, facet),
+        "ALSO": _moved_alike(worse, judged, facet),
         "COMMON": common,
-        "FASTER": _named([one for one in found if one.improved]),
-        "UNDECIDED": _named(undecided) if worse else "",
-        "EXCLUDED": "" if passed else _excluded(found),
+        "FASTER": _named([one for one in judged if one.improved]),
+        "UNDECIDED": _named(shown, by_interval=True) if worse and not verbose else "",
+        "EXCLUDED": _excluded(header, judged, len(undecided) - len(shown)),
+        "BYTES": _bytes(header),
     }
     for label, text in facts.items():
         lines += wrapped(text, width, first=label.ljust(LABEL), indent=LABEL) if text else []
     return lines
 
 
-def _table(label: str, found: Sequence[Measurement], of: int, width: int) -> list[str]:
+def _count(found: Iterable[Measurement]) -> int:
+    return len({tuple(one.row["tests"]) for one in found})
+
+
+def _table(label: str, found: Sequence[Measurement], of: int, width: int, verbose: bool) -> list[str]:
     """Return a table of measurements. A long name has lines of its own above its figures."""
-    shown = found[:MOST_ROWS]
-    head, *texts = aligned(
-        [("base", "candidate", "change", "", "interval"), *(one.cells() for one in shown)], range(5)
-    )
-    room = width - max(map(len, (head, *texts))) - len(GAP)
-    names = [f"{label.ljust(LABEL)}{len(found)} of {units.counted(of, 'measurement')}"]
+    shown = found if verbose else found[:MOST_ROWS]
+    cells = [("base", "candidate", "change", "", "98% interval"), *(one.cells() for one in shown)]
+    texts = aligned(cells, range(5))
+    room = width - max(map(len, texts)) - len(GAP)
+    names = [f"{label.ljust(LABEL)}{_count(found)} of {units.counted(of, 'measurement')}"]
     names += [f"  {one.name()}" for one in shown]
     lines: list[str] = []
-    for name, figures in zip(names, (head, *texts), strict=True):
+    for name, figures, row in zip(names, texts, cells, strict=True):
         first = " " * (len(name) - len(name.lstrip()))
         if room < LEAST_ROOM:  # of a narrow terminal
-            lines += [*wrapped(name.strip(), width, first=first, indent=4), f"    {figures.strip()}"]
+            lines += wrapped(name.strip(), width, first=first, indent=4)
+            lines += wrapped(", ".join(filter(None, row)), width, first="    ", indent=4)
         else:
             *above, last = wrapped(name.strip(), room, first=first, indent=4)
             lines += [*above, f"{last.ljust(room)}{GAP}{figures}".rstrip()]
-    return [*lines, f"  and {len(found) - len(shown)} more: -v shows them"] if found[MOST_ROWS:] else lines
+    left = len(found) - len(shown)
+    return [*lines, f"  and {left} more: -v shows them"] if left else lines
 
 
-def headline(document: Mapping[str, Any]) -> str:
-    """Return how many measurements are worse, and by how much the certain ones; "" if none is."""
-    found = measurements_of(document)
-    worse = certain_first(one for one in found if one.is_("worse"))
+def headline(header: Mapping[str, Any]) -> str:
+    """Return how many measurements are worse, and the most certain one; "" if none is worse."""
+    judged = [one for one in measurements_of(header) if not one.is_("for information")]
+    worse = certain_first(one for one in judged if one.is_("worse"))
     if not worse:
         return ""
-    times = [one for one in worse if one.is_("worse", "time") and one.row["base"]]
-    times = [one for one in times if "repeat" in one.row["stages"]] or times
-    text = f"{len(worse)} of {units.counted(len(found), 'measurement')} {'are' if worse[1:] else 'is'} worse"
-    times.sort(key=lambda one: one.row["ratio"])
-    ends = [f"{one.cells()[3]} ({one.cells()[2]})" for one in (times[:1] + times[-1:])]
-    return f"{text}, by {' to '.join(dict.fromkeys(ends))}" if ends else text
+    first, count = worse[0], _count(worse)
+    text = f"{count} of {units.counted(_count(judged), 'measurement')} {'are' if count > 1 else 'is'} worse"
+    such_as = ", such as" if count > 1 else ":"
+    return f"{text}{such_as} {without_file(first.row['tests'][0])} by {first.changes()}"
 
 
 def sides(header: Mapping[str, Any]) -> str:
@@ -202,15 +250,21 @@ def _moved_alike(worse: Sequence[Measurement], found: Sequence[Measurement], fac
     return f"slower, too, but too little to fail: {_named(certain_first(moved))}" if moved else ""
 
 
-def _named(found: Sequence[Measurement]) -> str:
-    """Return the names of some measurements, each with its change."""
-    named = [f"{one.name()} ({one.cells()[2]}, {one.cells()[3]})" for one in found[:MOST_NAMED]]
+def _named(found: Sequence[Measurement], *, by_interval: bool = False) -> str:
+    """Return the names of some measurements, each with its change, or with the interval of its change."""
+
+    named = [
+        f"{one.name()} ({one.cells()[-1] if by_interval else ', '.join(one.cells()[2:4])})"
+        for one in found[:MOST_NAMED]
+    ]
     more = f", and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
     return f"{'; '.join(named)}{more}"
 
 
 def _facets(one: Measurement) -> set[str]:
     """Return the words that describe a measurement; each option of a strategy is one."""
+    if one.case is None:
+        return set()
     properties = {name: value for name, value in one.case.properties.items() if value}
     words = {*properties.pop("strategy", "").split("+"), *properties.pop("execution", "").split("+")}
     words |= {in_words(name, value) for name, value in properties.items() if name not in ("kind", "recipe")}
@@ -234,13 +288,41 @@ def _common(worse: Sequence[Measurement], found: Sequence[Measurement]) -> tuple
     return best[1:]
 
 
-def _excluded(found: Sequence[Measurement]) -> str:
-    """Return which slow-downs of the other measurements are excluded, rounded up."""
-    times = [row for one in found for row in one.rows if row["metric"] == "time"]
-    clear = [row["high"] - 1 for row in times if row["finding"] == "not worse" and row["high"] is not None]
-    if not clear:
+def _excluded(header: Mapping[str, Any], found: Sequence[Measurement], unclear: int) -> str:
+    """Return which slow-downs the unchanged times exclude, in their medians and means, rounded up.
+
+    unclear: how many measurements vary too much to say, without looking worse.
+    """
+    highs: dict[tuple[str, ...], list[float]] = {}
+    for row in judged_rows(header):
+        if (
+            row["metric"] in ("time", "mean_time")
+            and row["finding"] == "not worse"
+            and row["high"] is not None
+        ):
+            highs.setdefault(tuple(row["tests"]), []).append(row["high"])
+    clear = {tuple(one.row["tests"]): one for one in found if one.is_("not worse", "time")}
+    ends = sorted(
+        (math.ceil(round(1000 * max(0.0, max(highs[tests]) - 1), 6)) / 1000, one.name())
+        for tests, one in clear.items()
+        if tests in highs
+    )
+    more = f"{units.counted(unclear, 'more measurement')} cannot exclude their tolerance" if unclear else ""
+    if not ends:
+        return more
+    half, most = median(end for end, _ in ends), ends[math.ceil(0.9 * len(ends)) - 1][0]
+    largest, name = ends[-1]
+    text = f"of {units.counted(len(ends), 'unchanged time')}, half exclude a slow-down above {half:.1%}"
+    text += f", 9 of 10 above {most:.1%}, all above {largest:.1%} ({name})"
+    return "; ".join(filter(None, (text, more)))
+
+
+def _bytes(header: Mapping[str, Any]) -> str:
+    """Return how many peak memories and counts of bytes did not grow; "" if one did, or none is known."""
+    judged = [row for row in judged_rows(header) if row["metric"].endswith(("_bytes", "_bytes_per_epoch"))]
+    if not judged or any(row["finding"] != "not worse" for row in judged):
         return ""
-    ends = sorted(math.ceil(round(1000 * max(0.0, end), 6)) / 1000 for end in clear)
-    half, most = median(ends), ends[math.ceil(0.9 * len(ends)) - 1]
-    unchanged = units.counted(len(ends), "unchanged time")
-    return f"of {unchanged}, half exclude a slow-down above {half:.1%}, 9 of 10 above {most:.1%}"
+    memory = sum(row["metric"] == "peak_memory_bytes" for row in judged)
+    named = [f"peak memory of {units.counted(memory, 'measurement')}"] * bool(memory)
+    named += [f"bytes sent in {units.counted(len(judged) - memory, 'measurement')}"] * (len(judged) > memory)
+    return f"unchanged: {' and '.join(named)}"

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddpperf.io.terminal_text import printable
-from ddpperf.report.comparison import comparison_lines, headline
+from ddpperf.report.comparison import comparison_lines
 from ddpperf.report.plots import pictures_of
 from ddpperf.report.plots.over_time import History
 from ddpperf.report.plots.picture import Picture
 from ddpperf.report.stored_cases import all_metrics
-from ddpperf.report.summary import WIDTH, highlights, next_step, summary_facts, title
+from ddpperf.report.summary import WIDTH, highlights, next_step, sentences, summary_facts, title
 from ddpperf.report.tables import tables_of
 
 FIRST, FIRST_OF_COMPARED = "scaling", "ab"  # the picture below the verdict
@@ -50,11 +50,12 @@ def page(document: Mapping[str, Any], history: History = ()) -> str:
     )
     html: str = environment.get_template("page.html").render(
         title=title(document),
-        verdict=header["verdict"],
+        status=header["verdict"]["status"],
+        reasons=sentences(header),
         next_step=next_step(header),
-        sentences=highlights(document),
-        headline=headline(document) if "judged" in header else "",
+        highlights=highlights(document),
         changes=comparison_lines(document, WIDTH) if "judged" in header else [],
+        compared=comparison_lines(document, WIDTH, verbose=True) if "judged" in header else [],
         on_top=None if on_top is None else _embedded(on_top),
         sections=sections,
         pictures={picture.name: _embedded(picture) for picture in others if not picture.experiment},

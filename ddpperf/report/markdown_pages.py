@@ -14,15 +14,14 @@ VERDICT_BEGINS = "## ddpperf: "
 RESULTS_BEGIN = "# Results on "
 
 
-def markdown(document: Mapping[str, Any], lines: Sequence[str]) -> str:
-    """Return a Markdown page with the verdict and its reasons, and foldable tables below.
-
-    lines: the summary of the run. All metrics follow it.
-    """
+def markdown(document: Mapping[str, Any]) -> str:
+    """Return a Markdown page: the verdict and what changed, as on the terminal, and foldable tables."""
     header = document["ddpperf"]
     metrics = [f"{test}: {texts}" for test, texts in all_metrics(document) if texts]
-    folded = {"all tests": lines, "all metrics": metrics}
-    page = [f"{VERDICT_BEGINS}{header['verdict']['status']}", "", *_fenced(header["verdict"]["reasons"]), ""]
+    folded = {"all tests": summary_lines(document), "all metrics": metrics}
+    changes = summary_lines(document, verbose=False) if "judged" in header else []
+    shown = [*changes, *verdict_lines(header, verbose=False)]
+    page = [f"{VERDICT_BEGINS}{header['verdict']['status']}", "", *_fenced(shown), ""]
     for title, hidden in folded.items():
         if hidden:
             page += [f"<details><summary>{title}</summary>", "", *_fenced(hidden), "", "</details>", ""]

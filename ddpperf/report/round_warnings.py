@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from statistics import median
 from typing import Any
 
-from ddpperf.analysis.statistics import FEWEST_ROUNDS, drift, relative_iqr, spread_over_ranks
+from ddpperf.analysis.statistics import (
+    FEWEST_ROUNDS,
+    drift,
+    median_and_error,
+    relative_iqr,
+    spread_over_ranks,
+)
 from ddpperf.results.notes import NoteKind
 from ddpperf.results.samples import SLOW_PACE, Measured
 
@@ -47,6 +54,14 @@ def spread(measured: Measured) -> float | None:
     if measured.spec.counts or min(map(len, rounds)) < FEWEST_ROUNDS:
         return None
     return median(map(relative_iqr, rounds))
+
+
+def relative_error(measured: Measured) -> float:
+    """Return the standard error of the median time over rounds, as a fraction; infinity for few rounds."""
+    if spread(measured) is None:
+        return math.inf
+    errors = [error / middle for middle, error in map(median_and_error, _rounds(measured))]
+    return median(errors) / math.sqrt(len(errors))
 
 
 def _rounds(measured: Measured) -> list[list[float]]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
 from typing import Any
 
 from ddpperf.report.experiment_columns import Experiment, experiment_of, function_of
-from ddpperf.report.round_warnings import warnings_of
+from ddpperf.report.round_warnings import ONE_DEVICE, relative_error, warnings_of
 from ddpperf.results.metrics import find_or_plain
 from ddpperf.results.notes import NoteKind
 from ddpperf.results.samples import CANDIDATE, Measured
@@ -28,12 +28,21 @@ from ddpperf.specs import (
 )
 from ddpperf.specs.labels import labels
 
-SAME_CHANGE = 1 / 3  # of a change of the time; a mean that changed as much, within this, says nothing new
-DESCRIBED = ("GPUs", "ranks", "batch", "model", "execution", "strategy", "recipe")  # properties
+DESCRIBED = (
+    "GPUs",
+    "ranks",
+    "batch",
+    "global batch",
+    "model",
+    "execution",
+    "strategy",
+    "recipe",
+)  # properties
 BY_EPOCH = (
     *("train_loss", "train_accuracy", "test_loss", "test_accuracy"),
     *("train_seconds", "epoch_seconds", "skipped_steps"),
 )
+LEAST_ERROR = 0.0035  # standard deviation of a step's time between two process sets, in CUDA graphs
 SEED = "seed="  # how the names of references begin that train with other random seeds
 
 
@@ -41,14 +50,12 @@ SEED = "seed="  # how the names of references begin that train with other random
 class Case:
     """A measured test of a stored run.
 
-    stored: what the run stored of the test. header: what the run stored of itself. row: the row of
-    the run's comparison that a row of a table shows.
+    stored: what the run stored of the test. header: what the run stored of itself.
     """
 
     test: str
     stored: dict[str, Any]
     header: Mapping[str, Any]
-    row: Mapping[str, Any] | None = None
 
     @cached_property
     def measured(self) -> Measured:
@@ -204,9 +211,26 @@ class Case:
         low, high = (self.value(f"{metric}_{end}") for end in ("low", "high"))
         return None if low is None or high is None else (low, high)
 
+    def compared_with(self, metric: str) -> tuple[float, float] | None:
+        """Return what a speedup compares with: its seconds, for as many images, and the speedup's error.
+
+        The error is half of the 95% interval as a fraction of the speedup. It follows from the spread
+        of both measurements' rounds, but process sets of the same code differ by LEAST_ERROR, too.
+        Returns None for another metric, or if the other measurement is not stored.
+        """
+        speedup, name = self.value(metric), metric.removeprefix("speedup_over_")
+        other = self.references.get(ONE_DEVICE if metric == "speedup" else name)
+        if not speedup or other is None or not metric.startswith("speedup"):
+            return None
+        spec, seconds = self.measured.spec, speedup * self.seconds
+        errors = [max(LEAST_ERROR, relative_error(measured)) for measured in (self.measured, other)]
+        is_weak = metric == "speedup" and self.experiment.kind == "weak"
+        return seconds / (spec.world_size if is_weak else 1), 1.96 * math.hypot(*errors)
+
     def described(self) -> str:
         """Return the devices, the batch size and what else the test trains, as text."""
-        named = {name: self.properties.get(name, "") for name in DESCRIBED}
+        properties = self.properties | self.constant_batch
+        named = {name: properties.get(name, "") for name in DESCRIBED}
         return ", ".join(in_words(name, value) for name, value in named.items() if value)
 
 
@@ -228,7 +252,7 @@ def in_words(name: str, value: str) -> str:
     if name in ("ranks", "GPUs", "epochs", "seeds"):
         return f"{value} {name if value != '1' else name.removesuffix('s')}"
     if name == "batch":
-        return f"batch {value} per rank"
+        return f"batch {value}{'' if ' ' in value else ' per rank'}"
     if name == "recipe":
         return f'recipe "{value}"'  # the names of recipes contain commas
     return f"{name} {value}" if name in ("global batch", "uneven end") else value
@@ -240,33 +264,6 @@ def cases_of(document: Mapping[str, Any]) -> list[Case]:
     stored = {found["fullname"]: found["extra_info"]["ddpperf"] for found in document["benchmarks"]}
     return [
         Case(test=test, stored=stored[test], header=header) for test in header["outcomes"] if test in stored
-    ]
-
-
-def rows_of(document: Mapping[str, Any]) -> list[Case]:
-    """Return the rows of all tables: each test, or each shown metric of a compared test."""
-    judged = judged_rows(document["ddpperf"])
-    found: list[Case] = []
-    for case in cases_of(document):
-        shown = _shown([row for row in judged if case.test in row["tests"]])
-        found += [replace(case, row=row) for row in shown] or [case]
-    return found
-
-
-def _shown(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the rows of a test that a table shows: its time, and other metrics that look worse.
-
-    Undecided metrics are shown, too, if the time is not undecided.
-    """
-    times = [row for row in rows if row["metric"] == "time"]
-    decided = all(row["finding"] != "undecided" for row in times)
-    others = [row for row in rows if row["metric"] != "time"]
-    worse = [row for row in others if looks_worse(row) or (decided and row["finding"] == "undecided")]
-    slower = max((row["ratio"] - 1 for row in times if row["finding"] == "worse"), default=0.0)
-    return times + [
-        row
-        for row in worse
-        if row["metric"] != "mean_time" or abs(row["ratio"] - 1 - slower) > SAME_CHANGE * slower
     ]
 
 

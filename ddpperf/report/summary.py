@@ -14,8 +14,9 @@ from typing import Any
 from ddpperf.analysis.comm_split import AGREEMENT
 from ddpperf.analysis.run_drift import DRIFT_RUNS
 from ddpperf.machine.links import rates_in_words
-from ddpperf.report.comparison import comparison_lines, headline, sides
+from ddpperf.report.comparison import comparison_lines, headline, interval, sides
 from ddpperf.report.experiment_columns import DETAILS
+from ddpperf.report.round_warnings import ONE_DEVICE
 from ddpperf.report.stored_cases import (
     Case,
     cases_of,
@@ -25,7 +26,7 @@ from ddpperf.report.stored_cases import (
     usual_properties,
     without_file,
 )
-from ddpperf.report.tables import finding, interval, tables_of
+from ddpperf.report.tables import tables_of
 from ddpperf.report.terminal_tables import table_lines, wrapped
 from ddpperf.results import units
 from ddpperf.results.metrics import find, find_or_plain
@@ -38,10 +39,12 @@ WIDTH = 110  # characters of a line, unless the output is a terminal
 MOST_NAMED = 3  # tests that one line names
 MOST_ROWS = {"collectives": 6}  # of tables in a run of many tables
 MOST_REASONS = 8  # of a verdict
-NOT_AGAIN = (  # options that only choose tests, or write files
-    *("--benchmark-json", "--benchmark-save", "--report", "--verdict", "--junitxml", "--full", "--tables"),
-    *("--deselect", "--ignore", "--lf", "--last-failed", "--durations", "--worker-logs", "--traces", "--csv"),
+WRITES = (  # options that write files
+    *("--benchmark-json", "--benchmark-save", "--report", "--verdict", "--junitxml", "--tables"),
+    *("--durations", "--worker-logs", "--traces", "--csv"),
 )
+CHOOSES = ("-k", "-m", "--full", "--deselect", "--ignore", "--lf", "--last-failed")  # tests
+SAME_COMMAND = "run the same command again"
 FEW_TABLES = 3  # with at most so many tables, the explanations of results are shown, too
 MARKUP = {Status.PASS: "green", Status.FAIL: "red", Status.NO_VERDICT: "yellow"}
 LABEL = 12  # characters, of a line's first word such as "skipped"
@@ -53,10 +56,16 @@ def summary_lines(document: Mapping[str, Any], *, width: int = WIDTH, verbose: b
     verbose: whether all tests are shown. Otherwise, a comparison shows what changed, and another run
     shows the first rows of a table, and names the tables of details.
     """
-    if not verbose and "judged" in document["ddpperf"]:
-        return _changes(document, width)
+    header = document["ddpperf"]
+    compared = "judged" in header
+    facts = dict(summary_facts(document))
     lines = wrapped(title(document), width)
-    tables = tables_of(document)
+    if compared:
+        lines = wrapped_verdict(header["verdict"]["status"], sentences(header)[:1], width) + lines
+        lines += comparison_lines(document, width, verbose=verbose)
+    if compared and not verbose:
+        return [*lines, *_labelled(_facts_of_changes(document, facts), width)]
+    tables = [] if is_ab_run(header) else tables_of(document)
     few = len(tables) <= FEW_TABLES
     hidden: list[str] = []
     for table in tables:
@@ -67,57 +76,50 @@ def summary_lines(document: Mapping[str, Any], *, width: int = WIDTH, verbose: b
             hidden.append(f"{table.title} ({units.counted(count, 'test')})")
         else:
             most = MOST_ROWS.get(table.title, count)
-            lines += table_lines(table.first(most), width, notes=False)
+            lines += table_lines(table.brief(most), width, notes=False)
             lines += [f"  and {count - most} more: -v shows them"] * (count > most)
     lines += wrapped(f"Also measured: {', '.join(hidden)}; -v shows them.", width) if hidden else [""]
     for sentence in highlights(document):
         lines += wrapped(sentence, width)
-    facts = dict(summary_facts(document))
     if not (verbose or few):
         advised = [line for line in facts["skipped"] if "--" in line]
         others = len(facts["skipped"]) - len(advised)
-        facts["skipped"] = advised + [f"for {units.counted(others, 'other reason')}: -rs says why"] * bool(
-            others
-        )
+        more = [f"for {units.counted(others, 'other reason')}: -rs says why"]
+        facts["skipped"] = advised + more * bool(others)
     return [*lines, *_labelled(facts.items(), width)]
 
 
-def _changes(document: Mapping[str, Any], width: int) -> list[str]:
-    """Return the lines of a comparison: its verdict, what changed, and what else a reader must know."""
+def _facts_of_changes(
+    document: Mapping[str, Any], facts: Mapping[str, Sequence[str]]
+) -> list[tuple[str, Sequence[str]]]:
+    """Return what a reader of a comparison must know besides what changed."""
     header = document["ddpperf"]
-    status, (reason, *_) = header["verdict"]["status"], header["verdict"]["reasons"]
-    first = reason.partition(": half of")[0] if status == Status.PASS else reason
-    if _is_worse(reason):
-        first = headline(document) or reason
-    lines = wrapped(f"{status}: {first}", width, indent=len(status) + 2)
-    lines += wrapped(title(document), width)
-    lines += comparison_lines(document, width)
-    control = [row for row in judged_rows(header) if row["control"] == "delayed step"]
-    checks = header.get("thresholds", {}).get("checks", ())
-    skipped = sum(OutcomeKind(outcome["kind"]).skipped for outcome in header["outcomes"].values())
+    outcomes = header["outcomes"].items()
+    skipped = sum(OutcomeKind(outcome["kind"]).skipped for _, outcome in outcomes)
     left_out = sum(header.get("left_out", {}).values())
     not_run = [f"{left_out} tests of --full"] * bool(left_out)
     not_run += [f"{skipped} skipped (-rs says why)"] * bool(skipped)
-    outcomes = header["outcomes"].items()
     cannot = [
         f"{without_file(test)}: {found['reason']}"
         for test, found in outcomes
         if found["kind"] == OutcomeKind.CANDIDATE_CANNOT
     ]
-    delayed = "a step that was delayed on purpose took {:.3f} times as long ({})"
-    facts = dict(summary_facts(document))
-    shown = [
+    delayed = [
+        f"a step that was delayed{by} on purpose took {row['ratio']:.3f} times as long "
+        f"({interval(row) or 'interval not known'})"
+        for row in judged_rows(header)
+        if row["control"] == "delayed step"
+        for by in (f" by {row['tolerance']:.0%}" if row.get("tolerance") else "",)
+    ]
+    return [
         ("compared", [line for line in facts["compared"] if not re.match(r"\d", line)]),
-        (
-            "self-test",
-            [delayed.format(row["ratio"], interval(row) or "interval not known") for row in control],
-        ),
+        ("self-test", delayed),
         *((name, facts[name]) for name in ("idle load", "nodes", "machine")),
-        ("thresholds", facts["thresholds"] if not all(check["held"] for check in checks) else []),
+        ("scaling", highlights(document)[:1]),
+        ("thresholds", facts["thresholds"] if header.get("thresholds", {}).get("checks") else []),
         ("not run", [*([", ".join(not_run)] if not_run else []), *cannot]),
         ("time", facts["time"]),
     ]
-    return [*lines, *_labelled(shown, width)]
 
 
 def _labelled(facts: Iterable[tuple[str, Sequence[str]]], width: int) -> list[str]:
@@ -134,7 +136,7 @@ def summary_facts(document: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     header = document["ddpperf"]
     return [
         ("compared", _compared(header)),
-        ("A/B", _sides(header)),
+        ("A/B", list(filter(None, [header.get("judged", {}).get("late")]))),
         ("controls", _controls(header)),
         ("idle load", _idle_load(header)),
         ("thresholds", [_thresholds(header)]),
@@ -163,44 +165,64 @@ def _scaling(cases: Sequence[Case]) -> Iterator[str]:
     worst = min(scaled, key=lambda case: case.value("efficiency") or 0.0)
     speedup, efficiency = worst.value("speedup") or 0.0, worst.value("efficiency") or 0.0
     slower = ", slower than one device" if speedup < 1 else ""
+    change = _change_of_efficiency(cases, worst)
+    base = f"; the base has {units.percent(efficiency / change)}" if change else ""
     yield (
         f"Lowest efficiency: {units.percent(efficiency)} ({worst.experiment.kind} scaling, speedup "
-        f"{units.factor(speedup)}{slower}): {worst.described()}."
+        f"{units.factor(speedup)}{slower}{base}): {worst.described()}."
     )
     for split in of_functions(cases, "test_comm_split"):
         difference, trace = split.value("exposed_comm_seconds"), split.value("traced_exposed_comm_seconds")
         if split.measured.spec == worst.measured.spec and difference is not None and trace is not None:
-            by_difference, by_trace = max(difference, 0) / split.seconds, trace / split.seconds
-            uncertain = ", so it is uncertain" if abs(by_difference - by_trace) > AGREEMENT else ""
-            yield (
-                f"Exposed communication is {by_difference:.0%} of this step by difference, {by_trace:.0%} "
-                f"by trace{uncertain}."
-            )
+            low, high = sorted((max(difference, 0) / split.seconds, trace / split.seconds))
+            uncertain = ", which is uncertain" if high - low > AGREEMENT else ""
+            yield f"Exposed communication is {low:.0%} to {high:.0%} of this step{uncertain}."
+
+
+def _change_of_efficiency(cases: Sequence[Case], scaled: Case) -> float | None:
+    """Return the candidate's efficiency over the base's; None if a step was not compared."""
+    if (one_device := scaled.references.get(ONE_DEVICE)) is None:
+        return None
+    rows = {
+        test: row for row in judged_rows(scaled.header) if row["metric"] == "time" for test in row["tests"]
+    }
+    alone = [rows[case.test] for case in cases if case.measured.spec == one_device.spec and case.test in rows]
+    if not alone or scaled.test not in rows:
+        return None
+    return float(alone[0]["ratio"] / rows[scaled.test]["ratio"])
 
 
 def verdict_lines(header: Mapping[str, Any], *, width: int = WIDTH, verbose: bool = True) -> list[str]:
     """Return the verdict of a stored run, its first reasons, and the command to run next.
 
-    verbose: whether each worse measurement is a reason, not only the first one.
+    verbose: whether each worse measurement is a reason, and which slow-downs a PASS excludes.
     """
     status = header["verdict"]["status"]
+    reasons = [*header["verdict"]["reasons"]] if verbose else sentences(header)
+    if (left := len(reasons) - MOST_REASONS) > 1:
+        reasons[-left:] = [f"{left} more reasons: python -m ddpperf.report -o report.html lists them all"]
+    return wrapped_verdict(status, [*reasons, f"next: {next_step(header)}"], width)
+
+
+def wrapped_verdict(status: str, reasons: Sequence[str], width: int) -> list[str]:
+    lines: list[str] = []
+    for number, reason in enumerate(reasons):
+        first = " " * (len(status) + 2) if number else f"{status}: "
+        lines += wrapped(reason, width, first=first, indent=len(status) + 2)
+    return lines
+
+
+def sentences(header: Mapping[str, Any]) -> list[str]:
+    """Return the reasons of a verdict. One sentence stands for all measurements that got worse."""
     reasons = [*header["verdict"]["reasons"]]
+    if header["verdict"]["status"] == Status.PASS:
+        return [reasons[0].partition(": half of")[0], *reasons[1:]]
     worse = list(filter(_is_worse, reasons))
-    if worse[1:] and not verbose and "judged" in header:
-        named = next((reason for reason in worse if reason.startswith(f"{_worst(header)} ")), worse[0])
-        count = units.counted(len(worse) - 1, "more measurement")
+    if worse and (found := headline(header)):
         place = reasons.index(worse[0])
         reasons = [reason for reason in reasons if not _is_worse(reason)]
-        reasons[place:place] = [named, f"{count} {'are' if worse[2:] else 'is'} worse, see above"]
-    if (left := len(reasons) - MOST_REASONS) > 1:
-        more = f"{left} more reasons: python -m ddpperf.report RUN.json -o report.html lists them all"
-        reasons[-left:] = [more]
-    first, *others = reasons
-    indent = len(status) + 2
-    lines = wrapped(f"{status}: {first}", width, indent=indent)
-    for reason in others:
-        lines += wrapped(reason, width, first=" " * indent, indent=indent)
-    return [*lines, *wrapped(f"next: {next_step(header)}", width, first=" " * indent, indent=indent)]
+        reasons.insert(place, found)
+    return reasons
 
 
 def _is_worse(reason: str) -> bool:
@@ -216,41 +238,46 @@ def _worst(header: Mapping[str, Any]) -> str:
     return worse[0]["tests"][0] if worse else ""
 
 
-def _again(header: Mapping[str, Any]) -> str:
-    """Return the options of a run that measure and compare, as words of a command line."""
+def _words(header: Mapping[str, Any], *, tests: bool) -> str:
+    """Return a run's command line behind `pytest`, without what writes files.
+
+    tests: whether the words that choose tests are kept, too.
+    """
     words = shlex.split(header.get("options", {}).get("command_line", ""))
     kept: list[str] = []
+    option = ""  # whose value the next word is
     for word, following in pairwise([*words, "-"]):
-        name = word.partition("=")[0]
-        if word.startswith("--") and name not in NOT_AGAIN:
-            is_path = following.startswith(("-", "perf", "tests")) or "::" in following
-            kept += [word] if "=" in word or is_path else [word, following]
-    return "".join(f" {shlex.quote(word)}" for word in kept)
+        name = word.partition("=")[0] if word.startswith("-") else option
+        is_path = following.startswith(("-", "perf", "tests")) or "::" in following
+        option = name if word.startswith("-") and "=" not in word and not is_path else ""
+        if name not in WRITES and (tests or (name and name not in CHOOSES)):
+            kept.append(word)
+    return " ".join(map(shlex.quote, kept))
 
 
 def next_step(header: Mapping[str, Any]) -> str:
     """Return the advice that follows from the verdict, with the command to run next."""
     compared = header.get("compared_with")
-    nodes = len(header["environment"].get("nodes", ()))
-    launched = f" --nodes {nodes} --launcher CMD" if nodes > 1 else ""
-    command = f"python -m pytest perf/{launched}"
+    same = f"python -m pytest {_words(header, tests=True) or 'perf/'}"
     match header["verdict"]["status"]:
         case Status.PASS if compared:
             return "make this run the baseline: python -m ddpperf.results.promote"
         case Status.PASS if is_ab_run(header):
-            return f"store a baseline of the accepted code: {command} --benchmark-save=NAME"
+            return "store a baseline of the accepted code: python -m pytest perf/ --benchmark-save=NAME"
         case Status.PASS:
-            return f"commit, change the code, then compare: {command} --benchmark-compare"
+            return f"commit, change the code, then compare: {same} --benchmark-compare"
         case Status.FAIL:
             failed = [test for test, outcome in header["outcomes"].items() if outcome["kind"] == "failed"]
             for test in filter(None, [*failed, _worst(header)]):
-                return f"see it again: python -m pytest '{test}'{_again(header)}"
-            return "find the thread or process that is busy between the rounds"
+                words = _words(header, tests=False)
+                return f"see it again: python -m pytest '{test}' {words}".rstrip()
+            return f"find the thread or process that is busy between the rounds, then: {same}"
     if advice := header["verdict"].get("advice"):  # runs of schema 2 have none
-        return str(advice)
+        again = str(advice).replace(SAME_COMMAND, "run this again")
+        return advice if again == advice else f"{again}: {same}"
     if compared:
-        return "repeat the run on a quieter machine, or give it more time: --max-seconds 1200"
-    return "remove the reasons above, then run the same command again"
+        return f"use a quieter machine, or give the run more time: {same} --max-seconds 1200"
+    return f"remove the reasons above, then run this again: {same}"
 
 
 def title(document: Mapping[str, Any]) -> str:
@@ -278,24 +305,6 @@ def title(document: Mapping[str, Any]) -> str:
         units.counted(sets, "process set") if sets > 1 else "",
     ]
     return ", ".join(part for part in parts if part)
-
-
-def _sides(header: Mapping[str, Any]) -> list[str]:
-    judged = header.get("judged", {})
-    if not (sides := judged.get("sides")):
-        return []
-    level = judged.get("interval", "98%, or 99% if repeated")
-    meaning = f"candidate over base, with its interval ({level}); slow-downs above the interval are excluded"
-    described = [f"{side}: {_described(sides[side])}" for side in ("base", "candidate")]
-    return [*described, f"ratio: {meaning}", *filter(None, [judged["late"]])]
-
-
-def _described(side: Mapping[str, Any]) -> str:
-    parts = [side["python"]]
-    parts += [f"torch {side['torch']}"] if side.get("torch") else []
-    parts += [f"code in {side['root']}"] if side["root"] else []
-    fields = (*side["environment"].items(), *side.get("spec", {}).items())
-    return ", ".join([*parts, *(f"{name}={value}" for name, value in fields)])
 
 
 def _compared(header: Mapping[str, Any]) -> list[str]:
@@ -348,7 +357,7 @@ def _controls(header: Mapping[str, Any]) -> list[str]:
 def _idle_load(header: Mapping[str, Any]) -> list[str]:
     """Return a sentence on each metric of all tests together that looks worse, such as idle_cpus."""
     return [
-        f"{metric.heading} {finding(row)}: {metric.format(row['candidate'])} in the candidate, "
+        f"{metric.heading} {row['finding']}: {metric.format(row['candidate'])} in the candidate, "
         f"{metric.format(row['base'])} in the base"
         for row in judged_rows(header)
         if not row["tests"] and row["control"] is None and looks_worse(row)

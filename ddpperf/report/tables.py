@@ -6,6 +6,8 @@ its comparison, and the metrics of the experiment.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -13,14 +15,14 @@ from typing import Any
 
 from ddpperf.report.experiment_columns import EXPERIMENTS
 from ddpperf.report.round_warnings import spread
-from ddpperf.report.stored_cases import Case, in_words, rows_of, usual_properties
+from ddpperf.report.stored_cases import Case, cases_of, in_words, usual_properties
 from ddpperf.results.metrics import column as column_format
 from ddpperf.results.metrics import find_or_plain
 from ddpperf.results.outcomes import OutcomeKind
-from ddpperf.results.stored_runs import is_ab_run
 
 ONLY_WHERE_IT_VARIES = ("memory format",)  # properties that no heading names
-COMPARISON_TEXTS = ("interval", "finding")  # headings of columns without numbers
+EXPOSED = ("exposed_comm_seconds", "traced_exposed_comm_seconds")  # by difference and by trace
+OTHER = "other"  # than the parts of a step
 NO_USE = 10.0  # an interval whose ends differ by this factor says nothing
 
 
@@ -57,19 +59,32 @@ class Table:
     warnings: Mapping[int, str]
     notes: tuple[str, ...]
 
-    def first(self, count: int) -> Table:
-        """Return this table with its first rows only."""
+    def brief(self, count: int) -> Table:
+        """Return this table with so many rows, evenly chosen from those with usual properties."""
+        rows = range(len(self.tests))
+        named = [column for column in self.properties if column.usual]
+        usual = [row for row in rows if all(column.cells[row] in ("-", column.usual) for column in named)]
+        others = [row for row in rows if row not in usual]
+        step = max(1, (len(usual) - 1) / max(1, count - 1))
+        chosen = list(dict.fromkeys(usual[round(place * step)] for place in range(min(count, len(usual)))))
+        kept = sorted([*chosen, *others][:count])
 
         def cut(columns: tuple[Column, ...]) -> tuple[Column, ...]:
-            return tuple(replace(column, cells=column.cells[:count]) for column in columns)
+            return tuple(
+                replace(column, cells=tuple(column.cells[row] for row in kept)) for column in columns
+            )
 
-        marks = self.marks[:count]
+        properties = cut(self.properties)
+        equal = [column for column in properties if column.heading and len(set(column.cells)) == 1]
+        common = (in_words(column.heading, column.cells[0]) for column in equal if column.cells[0] != "-")
+        marks = tuple(self.marks[row] for row in kept)
         shown = {number for numbers in marks for number in numbers}
         return replace(
             self,
-            properties=cut(self.properties),
+            common=(*self.common, *common),
+            properties=tuple(column for column in properties if column not in equal),
             figures=cut(self.figures),
-            tests=self.tests[:count],
+            tests=tuple(self.tests[row] for row in kept),
             marks=marks,
             warnings={number: text for number, text in self.warnings.items() if number in shown},
         )
@@ -82,7 +97,7 @@ def tables_of(document: Mapping[str, Any]) -> list[Table]:
     """
     known = dict.fromkeys(experiment.title for experiment in EXPERIMENTS.values())
     by_title: dict[str, list[Case]] = {title: [] for title in known}
-    for case in rows_of(document):
+    for case in cases_of(document):
         by_title.setdefault(case.experiment.title, []).append(case)
     numbers: dict[str, int] = {}
     return [_table(cases, numbers) for cases in by_title.values() if cases]
@@ -97,14 +112,13 @@ def _table(cases: Sequence[Case], numbers: dict[str, int]) -> Table:
         for name, value in properties.items()
         if usual.get(name) != value and name not in ONLY_WHERE_IT_VARIES
     ]
-    figures = compared = _compared(cases)
-    if not is_ab_run(cases[0].header):
-        times, metrics = _times(cases), _metrics(cases)
-        same = [column for column in metrics if len(cases) > 1 and len(set(column.cells)) == 1]
-        common += [" ".join(filter(None, (column.heading, column.cells[0], column.unit))) for column in same]
-        metrics = [column for column in metrics if column not in same]
-        time_last = cases[0].experiment.time_last
-        figures = [*compared, *metrics, *times] if time_last else [*times, *compared, *metrics]
+    time, metrics = _times(cases), _metrics(cases)
+    figures = [*metrics, *time] if cases[0].experiment.time_last else [*time, *metrics]
+    same = [column for column in figures if len(cases) > 1 and len(set(column.cells)) == 1]
+    common += [" ".join(filter(None, (column.heading, column.cells[0], column.unit))) for column in same]
+    figures = [column for column in figures if column not in same]
+    if any(column.heading == OTHER and "-" in "".join(column.cells) for column in figures):
+        common.append("marks between parts take time")
     if any(case.outcome != OutcomeKind.PASSED for case in cases):
         outcomes = tuple(case.outcome for case in cases)
         figures.insert(0, Column(heading="outcome", cells=outcomes, is_text=True))
@@ -128,7 +142,7 @@ def distinguished(cases: Sequence[Case]) -> tuple[dict[str, str], tuple[Column, 
 
     If two cases differ in another property, there is a column with their test ids, too.
     """
-    rows = [case.properties for case in cases]
+    rows = [_with_kind_of_batch(case) for case in cases]
     names = dict.fromkeys(name for row in rows for name, value in row.items() if value)
     usual = usual_properties(cases[0].header)
     common: dict[str, str] = {}
@@ -142,15 +156,25 @@ def distinguished(cases: Sequence[Case]) -> tuple[dict[str, str], tuple[Column, 
         cells = tuple(value or "-" for value in values)
         numeric = all(cell.replace(",", "").isdigit() for cell in cells)
         heading = "" if name == "kind" else name
+        most, count = Counter(cell for cell in cells if cell != "-").most_common(1)[0]
+        if name == "strategy" and 3 * count > len(cells) - cells.count("-"):
+            usual |= {name: most}
         columns.append(Column(heading=heading, cells=cells, is_text=not numeric, usual=usual.get(name, "")))
-    if len({case.row["metric"] for case in cases if case.row}) > 1:
-        found = tuple(case.row["metric"] if case.row else "-" for case in cases)
-        columns.append(Column(heading="metric", cells=found, is_text=True))
     rows_differ = len(set(zip(*(column.cells for column in columns), strict=True))) == len(cases)
     if not rows_differ and len(cases) > 1:
         tests = tuple(case.test.rpartition("[")[-1].removesuffix("]") for case in cases)
         columns.insert(0, Column(heading="case", cells=tests, is_text=True))
     return common, tuple(columns)
+
+
+def _with_kind_of_batch(case: Case) -> dict[str, str]:
+    """Return the properties of a case. In weak and strong scaling, the batch says what it counts."""
+    found = case.properties
+    if not found["kind"] or not found.get("batch"):
+        return found
+    per = f"{found['batch']} per {'GPU' if 'GPUs' in found else 'rank'}"
+    in_all = case.constant_batch.get("global batch")
+    return found | {"batch": f"{in_all} in all" if in_all else per}
 
 
 def _times(cases: Sequence[Case]) -> list[Column]:
@@ -165,48 +189,54 @@ def _times(cases: Sequence[Case]) -> list[Column]:
     return [times] if set(spreads) == {"-"} else [times, Column(heading="IQR", cells=spreads)]
 
 
-def _compared(cases: Sequence[Case]) -> list[Column]:
-    """Return the columns that compare tests with the base or the stored run; none without a comparison."""
-    if "judged" not in cases[0].header:
-        return []
-    rows = list(map(_texts, cases))
-    names = ("finding", "ratio", "interval", *(("base", "candidate") if is_ab_run(cases[0].header) else ()))
-    cells = {name: tuple(row.get(name, "-") for row in rows) for name in names}
-    return [Column(heading=name, cells=of, is_text=name in COMPARISON_TEXTS) for name, of in cells.items()]
-
-
-def _texts(case: Case) -> dict[str, str]:
-    """Return the texts of a test's comparison by the headings of their columns."""
-    if (row := case.row) is None:
-        return {"finding": "new"} if case.test in case.header["judged"]["new"] else {}
-    metric = find_or_plain(row["metric"])
-    return {
-        "ratio": "-" if row["base"] == 0 else f"{row['ratio']:.3f}",
-        "interval": interval(row) or "-",
-        "finding": finding(row),
-        "base": metric.format(row["base"]),
-        "candidate": metric.format(row["candidate"]),
-    }
-
-
 def _metrics(cases: Sequence[Case]) -> list[Column]:
     """Return a column for each metric that the experiment's table shows."""
     known = dict.fromkeys(name for case in cases for name in case.metrics)
     ends = {f"{name}_{end}" for name in known for end in ("low", "high")}
     patterns = dict.fromkeys(pattern for case in cases for pattern in case.experiment.metrics or case.metrics)
     names = [name for pattern in patterns for name in known if fnmatchcase(name, pattern)]
-    columns = [_metric(cases, name) for name in dict.fromkeys(names) if name not in ends]
-    if "optimizer_seconds" not in names:
-        return columns
-    after = names.index("optimizer_seconds") + 1  # the last part of a step
-    return [*columns[:after], _other(cases), *columns[after:]]
+    columns: list[Column] = []
+    for name in dict.fromkeys(names):
+        if name in ends or (name == EXPOSED[1] and EXPOSED[0] in names):
+            continue
+        columns += _reference(cases, name)
+        columns.append(_exposed(cases) if name == EXPOSED[0] else _metric(cases, name))
+        if name == "optimizer_seconds":  # the last part of a step
+            columns.append(_seconds(OTHER, [case.other_seconds for case in cases]))
+    return columns
 
 
-def _other(cases: Sequence[Case]) -> Column:
-    """Return the column of what is left of a step without its parts."""
-    values = [case.other_seconds for case in cases]
-    heading, unit, text = column_format("other_seconds", values, "s")
-    return Column(heading=heading, unit=unit, cells=tuple(map(text, values)))
+def _seconds(heading: str, values: Sequence[float | None]) -> Column:
+    _, unit, text = column_format("time", [value for value in values if value is not None], "s")
+    cells = tuple("-" if value is None else text(value) for value in values)
+    return Column(heading=heading, unit=unit, cells=cells)
+
+
+def _exposed(cases: Sequence[Case]) -> Column:
+    """Return the column of exposed communication, with the range of both methods."""
+    found = [[value for name in EXPOSED if (value := case.value(name)) is not None] for case in cases]
+    _, unit, text = column_format("time", [max(values, default=0.0) for values in found], "s")
+    cells = []
+    for values in found:
+        ends = dict.fromkeys(text(max(0.0, value)) for value in sorted(values))
+        cells.append(" to ".join(ends) or "-")
+    return Column(heading="exposed", unit=unit, cells=tuple(cells))
+
+
+def _reference(cases: Sequence[Case], metric: str) -> list[Column]:
+    """Return the column of the times that a speedup compares with, unless all are times of the table."""
+    other = [case.compared_with(metric) for case in cases]
+    seconds = [None if found is None else found[0] for found in other]
+    if not any(seconds):
+        return []
+    column = _seconds("", seconds)
+    if metric == "speedup":
+        name = "1 GPU" if "GPUs" in cases[0].properties else "1 rank"
+    elif set(column.cells) - {"-"} <= set(_times(cases)[0].cells):
+        return []
+    else:
+        name = find_or_plain(metric).heading.removeprefix("speedup over ")
+    return [replace(column, heading=name)]
 
 
 def _metric(cases: Sequence[Case], name: str) -> Column:
@@ -221,6 +251,11 @@ def _cell(case: Case, name: str, unit: str, text: Callable[[float], str]) -> str
     """Return a metric's value as text, with the ends of its interval if they are stored."""
     if (value := case.value(name)) is None:
         return "-"
+    if (other := case.compared_with(name)) is not None:
+        if not math.isfinite(error := value * other[1]):
+            return text(value)
+        is_1 = abs(value - 1) <= error and name != "speedup"
+        return f"none shown ± {error:.2f}" if is_1 else f"{text(value)} ± {error:.2f}"
     interval = case.interval(name)
     if interval is None or interval == (value, value):
         return text(value)
@@ -228,16 +263,3 @@ def _cell(case: Case, name: str, unit: str, text: Callable[[float], str]) -> str
     if unit and not 0 < low <= high < NO_USE * low:
         return "no usable fit"
     return f"{text(value)} ({text(low)} to {text(high)})"
-
-
-def interval(row: Mapping[str, Any]) -> str:
-    """Return the interval of a row's ratio as text; "" if it is not known."""
-    if row["low"] is None or row["base"] == 0:
-        return ""
-    return f"{row['low']:.3f} or more" if row["high"] is None else f"{row['low']:.3f} to {row['high']:.3f}"
-
-
-def finding(row: Mapping[str, Any]) -> str:
-    """Return the finding of a row; `repeated` marks a repeated measurement."""
-    repeated = "repeat" in row["stages"] and row["finding"] != "for information"
-    return f"{row['finding']}{', repeated' * repeated}"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Collection, Sequence
+from itertools import zip_longest
 
 from ddpperf.report.tables import Column, Table
 
 GAP = "  "  # between two columns
 WIDEST_HEADING = 16  # characters; a longer heading takes several lines
-ENOUGH_FIGURES = 5  # columns; if fewer fit, the texts of other columns are joined
+ENOUGH_FIGURES = 5  # columns; if fewer fit, the texts of other columns are joined, and then take more lines
+WIDEST, LEAST_TEXT = 1000, 16  # characters
 
 
 def table_lines(table: Table, width: int, *, notes: bool) -> list[str]:
@@ -22,17 +24,32 @@ def table_lines(table: Table, width: int, *, notes: bool) -> list[str]:
         return _single_row(table, marks[0], width) + _below(table, width, notes=notes)
     last = (Column(heading="", cells=marks, is_text=True),) if any(marks) else ()
     properties: Sequence[Column] = table.properties
+    common = [*table.common]
+    enough = table.figures[:ENOUGH_FIGURES]
     figures = _fitting(properties, table.figures, last, width)
-    if len(figures) < min(ENOUGH_FIGURES, len(table.figures)):
+    long = WIDEST  # characters of a text, which has more lines if the figures need its room
+    if len(figures) < len(enough):
         properties = _joined(properties)
+        usual = next((column.usual for column in table.properties if column.heading == "strategy"), "")
+        common += [f"{usual} unless named"] * bool(usual)
         figures = _fitting(properties, table.figures, last, width)
+    if len(figures) < len(enough):
+        figures = list(enough)
+        others = [column for column in properties if not column.is_text]
+        long = max(LEAST_TEXT, width - sum(map(_needed, (*others, *enough, *last))) - 2 * len(GAP))
     columns = [*properties, *figures, *last]
+    texts = {place for place, column in enumerate(columns) if column.is_text}
     headings = [_heading(column) for column in columns]
     height = max(map(len, headings), default=0)
     above = [[""] * (height - len(heading)) + heading for heading in headings]
-    rows = [*zip(*above, strict=True), *zip(*(column.cells for column in columns), strict=True)]
-    lines = aligned(rows, [place for place, column in enumerate(columns) if not column.is_text])
-    title = GAP.join(filter(None, (table.title.upper(), ", ".join(table.common))))
+    rows = [*zip(*above, strict=True)]
+    for row in zip(*(column.cells for column in columns), strict=True):
+        cells = [wrapped(cell, long) if place in texts else [cell] for place, cell in enumerate(row)]
+        rows += zip_longest(*cells, fillvalue="")
+    lines = aligned(rows, [place for place in range(len(columns)) if place not in texts])
+    if max(map(len, lines)) > width:
+        return _row_by_row(table, width, notes=notes)
+    title = GAP.join(filter(None, (table.title.upper(), ", ".join(common))))
     if height > 1 and not lines[0][: len(title) + len(GAP)].strip():
         lines[0] = title + lines[0][len(title) :]
     else:
@@ -50,15 +67,34 @@ def _below(table: Table, width: int, *, notes: bool) -> list[str]:
 def _single_row(table: Table, mark: str, width: int) -> list[str]:
     """Return the lines of a table with one row: its title, and each figure behind its heading."""
     title = GAP.join(filter(None, (table.title.upper(), ", ".join(table.common))))
-    columns = (*table.properties, *table.figures)
+    figures = _figures_of_row((*table.properties, *table.figures), 0)
+    return [*wrapped(title, width), *wrapped(f"{figures} {mark}".rstrip(), width, first="  ")]
+
+
+def _row_by_row(table: Table, width: int, *, notes: bool) -> list[str]:
+    """Return the lines of a table on a narrow terminal: for each row what it is, and its figures."""
+    lines = wrapped(GAP.join(filter(None, (table.title.upper(), ", ".join(table.common)))), width)
+    for row, marks in enumerate(table.marks):
+        cells = [
+            column.cells[row] if column.is_text else f"{column.heading} {column.cells[row]}"
+            for column in table.properties
+            if column.cells[row] != "-"
+        ]
+        mark = f" !{','.join(map(str, marks))}" if marks else ""
+        figures = _figures_of_row(table.figures, row)
+        lines += wrapped(f"{', '.join(cells)}: {figures}{mark}", width, first="  ", indent=4)
+    return lines + _below(table, width, notes=notes)
+
+
+def _figures_of_row(columns: Sequence[Column], row: int) -> str:
+    """Return the figures of a row, each behind its heading and with its unit."""
     figures = []
     for column in columns:
-        value, _, interval = column.cells[0].partition(" (")
+        value, _, interval = column.cells[row].partition(" (")
         unit = column.unit if value[-1:].isdigit() else ""
         ends = f"({interval}" if interval else ""
         figures.append(" ".join(filter(None, (column.heading, value, unit, ends))) if value != "-" else "")
-    figures = [figure for figure in figures if figure]
-    return [*wrapped(title, width), *wrapped(f"{', '.join(figures)} {mark}".rstrip(), width, first="  ")]
+    return ", ".join(filter(None, figures))
 
 
 def aligned(rows: Sequence[tuple[str, ...]], figures: Collection[int]) -> list[str]:
@@ -112,18 +148,20 @@ def _heading(column: Column) -> list[str]:
     return words
 
 
+def _needed(column: Column) -> int:
+    """Return the characters of a line that a column takes."""
+    return len(GAP) + max(map(len, (*_heading(column), *column.cells)))
+
+
 def _fitting(
     properties: Sequence[Column], figures: Sequence[Column], last: Sequence[Column], width: int
 ) -> list[Column]:
     """Return the first columns of `figures` that fit on a line with the other columns."""
 
-    def needed(column: Column) -> int:
-        return len(GAP) + max(map(len, (*_heading(column), *column.cells)))
-
-    used = sum(map(needed, (*properties, *last))) - len(GAP)
+    used = sum(map(_needed, (*properties, *last))) - len(GAP)
     fitting: list[Column] = []
     for column in figures:
-        used += needed(column)
+        used += _needed(column)
         if used > width and fitting:
             break
         fitting.append(column)

@@ -42,7 +42,7 @@ def project(canned_suite: CannedSuite, monkeypatch: pytest.MonkeyPatch) -> Canne
 
 
 def run(project: CannedSuite, *arguments: str, rounds: str = "4") -> Finished:
-    return project.run("perf", "--rounds", rounds, *arguments)
+    return project.run("perf", "-v", "--rounds", rounds, *arguments)
 
 
 def slower(side: str, factor: float) -> Any:
@@ -235,7 +235,7 @@ def test_run_that_has_failed_ends_in_time(project: CannedSuite) -> None:
     project.canned.seconds = first_slower(1.6, 1.6)
     finished = run(project, *WITH_BF16, *NO_TIME)
     finished.assert_one_sentence(1, "FAIL: perf/test_it.py::test_step[16] is worse: its time is 1.")
-    finished.assert_one_sentence(1, "1 more measurement is worse, see above")
+    finished.assert_one_sentence(1, "FAIL: 2 of 2 measurements are worse, such as test_step[16] by +60")
     other = project.rows()["test_step[8]", "time"]
     assert (other["finding"], other["stages"]) == ("worse", ["first"]), "certain by the other's repeat"
 
@@ -301,7 +301,7 @@ def test_interrupted_run_keeps_what_was_measured(project: CannedSuite, stage: st
         finished.assert_one_sentence(1, "FAIL: perf/test_it.py::test_step[16] is worse: its time is 1.")
     else:
         finished.assert_one_sentence(125, "NO VERDICT: the run was interrupted by SIGINT")
-        finished.assert_one_sentence(125, "next: run the same command again")
+        finished.assert_one_sentence(125, "next: run this again: python -m pytest")
         assert "is missing" not in finished.output
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +15,7 @@ from ddpperf.results.metrics import find_or_plain
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.results.stored_runs import read_document
 from ddpperf.specs import AllReduceSpec, Spec, TrainingSpec
+from ddpperf.specs.training_step import CommHook
 from tests.project import REPOSITORY
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
@@ -99,7 +101,9 @@ def test_spread_is_the_median_of_the_sets() -> None:
     samples = run["benchmarks"][0]["extra_info"]["ddpperf"]["samples"]
     for name, rounds in ("A2", (0.2,) * 4), ("A3", (0.1, 0.1, 0.125, 0.125)):
         samples.append({**samples[0], "set": name, "seconds": [[seconds] for seconds in rounds]})
-    assert row(summary_lines(run), "1 KiB")[2] == "0%"
+    (table,) = tables_of(run)
+    assert {column.heading: column.cells[0] for column in table.figures}["call"] == "112.5"
+    assert "IQR 0%" in table.common
 
 
 @pytest.mark.parametrize(
@@ -154,42 +158,6 @@ def judged(run: Json, *rows: Json, compared_with: str = "", **fields: Any) -> Js
     return run
 
 
-@pytest.mark.parametrize(
-    ("row_of_test", "cells"),
-    [
-        (
-            found("a", stages=["stored run", "first", "repeat"]),
-            ["worse, repeated", "1.100", "1.050 to 1.150"],
-        ),
-        (only_stored("a"), ["not worse", "1.002", "-"]),
-        (only_stored("a", finding="undecided"), ["undecided", "1.002", "-"]),
-        (only_stored("a", finding="for information"), ["for information", "1.002", "-"]),
-        (found("other"), ["new", "-", "-"]),
-    ],
-)
-def test_comparison_with_stored_run_has_ratio_and_finding(row_of_test: Json, cells: list[str]) -> None:
-    run = calls(1024, 2048)
-    tests = [f"{FILE}test_all_reduce[{size}]" for size in (1024, 2048)]
-    if cells[0] != "new":
-        row_of_test = row_of_test | {"tests": ["another", tests[0]]}
-    lines = summary_lines(judged(run, row_of_test, compared_with="0001_x.json", new=tests[:1]))
-    assert row(lines, "buffer") == ["buffer", "call ms", "IQR", "finding", "ratio", "interval"]
-    assert row(lines, "1 KiB")[3:] == cells
-    assert row(lines, "2 KiB")[3:] == ["-", "-", "-"]
-
-
-def test_finding_of_a_whole_training_comes_before_its_accuracies() -> None:
-    run = passed(test_large_batch=stored(2.0, spec=ALONE, metrics={"test_accuracy": 0.9}))
-    lines = summary_lines(judged(run, found("test_large_batch"), compared_with="0001_x.json"))
-    (line,) = [line for line in lines if "test accuracy" in line]
-    assert re.findall("ratio|interval|finding|test accuracy", line) == [
-        "finding",
-        "ratio",
-        "interval",
-        "test accuracy",
-    ]
-
-
 def test_comparison_says_how_the_machine_changed() -> None:
     slower = only_stored("b", ratio=1.3, stored_ratio=1.3, stored_slower=True)
     rows = found("a", stored_ratio=1.1), slower, only_stored("c"), found("d"), found("copy", **COPY)
@@ -207,36 +175,28 @@ def test_comparison_says_how_the_machine_changed() -> None:
 @pytest.mark.parametrize(
     ("time", "fields", "shown"),
     [
-        ("worse", {"metric": "peak_memory_bytes"}, True),
-        ("undecided", {"metric": "peak_memory_bytes", "finding": "undecided"}, True),
-        ("undecided", {"metric": "mean_time", "finding": "undecided", "suspicious": False}, False),
-        ("not worse", {"metric": "mean_time", "finding": "undecided", "suspicious": False}, True),
-        ("undecided", {"metric": "peak_memory_bytes", "finding": "not worse"}, False),
-        ("worse", {"metric": "mean_time", "ratio": 1.13}, False),  # says nothing that the time does not say
-        ("worse", {"metric": "mean_time", "ratio": 1.14}, True),
+        ("worse", {"metric": "peak_memory_bytes"}, 2),
+        ("not worse", {"metric": "peak_memory_bytes"}, 1),
+        ("undecided", {"metric": "peak_memory_bytes", "finding": "not worse"}, 0),
+        ("worse", {"metric": "mean_time", "ratio": 1.3}, 1),  # says nothing that the time does not say
     ],
 )
-def test_metric_that_may_be_worse_has_its_own_row(time: str, fields: Json, shown: bool) -> None:
+def test_metric_that_is_worse_has_its_own_row(time: str, fields: Json, shown: int) -> None:
     rows = found("test_all_reduce[1024]", finding=time), found("test_all_reduce[1024]", **fields)
-    summary = summary_lines(judged(calls(1024, 2048), *rows))
-    lines = [line for line in summary if line.startswith("1 KiB")]
-    assert [fields["metric"] in line for line in lines] == [False, True][: 1 + shown]
+    lines = summary_lines(judged(calls(1024, 2048), *rows))
+    worse = [line for line in lines if line.startswith("WORSE")]
+    assert [line.split()[1:4] for line in worse] == [["1", "of", "1"]] * (shown > 0)
+    assert sum("+5.0% to +15.0%" in line for line in lines) == (shown or 1)
 
 
-def test_ab_run_shows_base_and_candidate() -> None:
+def test_ab_run_shows_its_comparison_only() -> None:
     run = judged(calls(1024, 2048), found("test_all_reduce[1024]"), late="no time was left")
-    run["ddpperf"]["outcomes"][f"{FILE}test_all_reduce[1024]"]["kind"] = "failed"
     lines = summary_lines(run)
-    figures = ["finding", "ratio", "interval", "base", "candidate"]
-    assert row(lines, "buffer") == ["buffer", "outcome", *figures]
-    cells = ["worse", "1.100", "1.050 to 1.150", "100.0 ms", "110.0 ms"]
-    assert row(lines, "1 KiB")[1:] == ["failed", *cells]
-    base, candidate, *_, late = labelled(lines, "A/B")
-    assert (base, candidate) == (
-        "base: /bin/python, torch 2.11",
-        "candidate: /bin/python, torch 2.11, code in /other",
-    )
-    assert late == "no time was left"
+    assert row(lines, "collectives, 2 GPUs, 1 KiB, all_reduce, nccl, eager")[1:] == [
+        *("100.0 ms", "110.0 ms", "+10.00 ms", "+10.0%", "+5.0% to +15.0%")
+    ]
+    assert not any(line.startswith("COLLECTIVES") for line in lines)
+    assert labelled(lines, "A/B") == ["no time was left"]
 
 
 def test_load_of_idle_processes_is_shown_where_it_looks_worse() -> None:
@@ -292,7 +252,7 @@ def test_warnings_of_references_are_the_tests() -> None:
 def test_a_verdict_has_few_reasons_and_says_where_all_are() -> None:
     reasons = [f"reason {number}" for number in range(10)]
     first, *lines = verdict_lines(document({}, {}, "NO VERDICT", *reasons)["ddpperf"])
-    more = "2 more reasons: python -m ddpperf.report RUN.json -o report.html lists them all"
+    more = "2 more reasons: python -m ddpperf.report -o report.html lists them all"
     assert [first, *(line.strip() for line in lines[:-1])] == ["NO VERDICT: reason 0", *reasons[1:8], more]
 
 
@@ -311,7 +271,7 @@ WORSE = [
         ("FAIL", {"judged": {"rows": WORSE}}, f"python -m pytest '{FILE}test_b'"),
         ("FAIL", {"outcomes": {"x.py::t": {"kind": "failed"}}}, "python -m pytest 'x.py::t'"),
         ("NO VERDICT", {"compared_with": "0001_x.json"}, "--max-seconds 1200"),
-        ("NO VERDICT", {}, "run the same command again"),
+        ("NO VERDICT", {}, "then run this again: python -m pytest perf/"),
         ("NO VERDICT", {"compared_with": "0001_x.json", "advice": "free the GPUs"}, "free the GPUs"),
     ],
 )
@@ -336,9 +296,75 @@ def test_wide_table_joins_its_texts_and_keeps_the_efficiency() -> None:
     lines = summary_lines(baseline("h100-80gb-hbm3x4/0005_core.json"))
     start = next(place for place, line in enumerate(lines) if line.startswith("SCALING "))
     table = lines[start : lines.index("", start)]
-    assert any("efficiency" in line for line in table[:3])
-    assert any("torchvision:vit_b_16, ddp+avg+view+no_buffer_sync" in line for line in table)
-    assert not any(re.search(r"\[[a-z]\]", line) or "resnet18_cifar" in line for line in table)
+    assert any("efficiency" in line for line in table[:5])
+    assert table[0].endswith("ddp+avg+view+no_buffer_sync unless named")
+    assert not any("no_buffer_sync" in line or "resnet18_cifar" in line for line in table[1:])
+    (line,) = [line for line in table if line.startswith("weak       4  512 per GPU  ")]
+    assert re.fullmatch(r"weak +4 +512 per GPU +[\d.]+ +\d% +[\d.]+ +3\.\d\dx ± 0\.0\d +9\d\.\d%", line)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 110])
+def test_narrow_terminal_cuts_no_efficiency(width: int) -> None:
+    run = baseline("h100-80gb-hbm3x4/0005_core.json")
+    lines = summary_lines(run, width=width)
+    assert all(len(line) <= width or len(line.split()) == 1 for line in lines)
+    text = "\n".join(lines)
+    for test in run["benchmarks"]:
+        metrics = test["extra_info"]["ddpperf"]["metrics"]
+        if test["name"].startswith(("test_weak", "test_strong")) and "efficiency" in metrics:
+            assert f"{metrics['efficiency']['value']:.1%}" in text
+
+
+def test_speedup_has_an_error_and_what_it_compares_with() -> None:
+    """The reference is shown if it is no time of the table; a speedup within its error is not shown."""
+    ddp = TrainingSpec(world_size=2, per_rank_batch_size=2, strategy="ddp")
+    rounds = {"a": (0.10, 0.11, 0.12, 0.13), "b": (0.2, 0.2, 0.2, 0.2), "c": (0.1, 0.1, 0.1, 0.1)}
+    tests = {}
+    hooks: tuple[tuple[CommHook, str, float], ...] = (
+        ("bf16", "a", 0.2 / 0.115),
+        ("avg", "b", 1.0),
+        ("fp16", "c", 2.02),
+    )
+    for hook, name, speedup in hooks:
+        spec = dataclasses.replace(ddp, comm_hook=hook)
+        tests[f"test_strategies[{name}]"] = stored(
+            *rounds[name], spec=spec, metrics={"speedup_over_ddp": speedup}
+        )
+        tests[f"test_strategies[{name}]"]["references"] = {"ddp": stored(*rounds["b"], spec=ddp)}
+    (table,) = tables_of(passed(**tests))
+    columns = {column.heading: column.cells for column in table.figures}
+    assert columns["speedup over DDP"] == ("1.74x ± 0.21", "none shown ± 0.01", "2.02x ± 0.02")
+    assert columns["DDP"] == ("200.0", "200.0", "202.0"), "the last one was faster than another 200 ms"
+    del tests["test_strategies[c]"]
+    (table,) = tables_of(passed(**tests))
+    assert "DDP" not in [column.heading for column in table.figures]
+
+
+def test_exposed_communication_is_one_range() -> None:
+    spec = TrainingSpec(world_size=2, per_rank_batch_size=2, strategy="ddp")
+    by = {"exposed_comm_seconds": 0.003, "traced_exposed_comm_seconds": 0.002}
+    negative = by | {"exposed_comm_seconds": -0.001}
+    tests = {
+        f"test_comm_split[{number}]": stored(
+            *[0.01] * 4,
+            spec=dataclasses.replace(spec, model=("resnet18", "resnet10_cifar")[number]),
+            metrics=found,
+        )
+        for number, found in enumerate((by, negative))
+    }
+    (table,) = tables_of(passed(**tests))
+    columns = {column.heading: column.cells for column in table.figures}
+    assert columns["exposed"] == ("2.000 to 3.000", "0 to 2.000")
+
+
+def test_brief_table_has_evenly_chosen_usual_rows() -> None:
+    sizes = [2**power for power in range(10, 21)]
+    slow = stored(*[0.1] * 4, spec=AllReduceSpec(world_size=2, nbytes=1024, algorithm="ring"))
+    (table,) = tables_of(calls(*sizes, **{"test_all_reduce[ring]": slow}))
+    brief = table.brief(6)
+    assert brief.properties[0].cells == ("1 KiB", "4 KiB", "16 KiB", "64 KiB", "256 KiB", "1 MiB")
+    assert "nccl" in brief.common
+    assert table.brief(12).tests == table.tests
 
 
 def test_parts_of_a_step_and_other_add_up() -> None:

@@ -6,18 +6,17 @@ import pytest
 
 from ddpperf.report.markdown_pages import markdown
 from tests.canned import CannedSuite
+from tests.unit.test_summary import calls
 
 
 def test_verdict_comes_first_and_is_no_markup() -> None:
     reasons = ["a failed: expected ```three``` *stars*", "second"]
-    header = {"outcomes": {}, "verdict": {"status": "FAIL", "reasons": reasons}}
-    document = {"benchmarks": [], "ddpperf": header}
-    page = markdown(document, ["a table", "with `one` tick"]).splitlines()
-    assert page[:6] == ["## ddpperf: FAIL", "", "````text", *reasons, "````"]
-    assert page[7:13] == [
-        *("<details><summary>all tests</summary>", ""),
-        *("```text", "a table", "with `one` tick", "```"),
-    ]
+    run = calls(1024)
+    run["ddpperf"]["verdict"] = {"status": "FAIL", "reasons": reasons}
+    page = markdown(run).splitlines()
+    assert page[:5] == ["## ddpperf: FAIL", "", "````text", f"FAIL: {reasons[0]}", "      second"]
+    assert page[page.index("````") + 2 :][:3] == ["<details><summary>all tests</summary>", "", "```text"]
+    assert "COLLECTIVES  2 GPUs, 1 KiB, eager" in page
 
 
 def test_page_is_written_where_requested(canned_suite: CannedSuite) -> None:
@@ -25,7 +24,7 @@ def test_page_is_written_where_requested(canned_suite: CannedSuite) -> None:
     run = canned_suite.run("perf", "--verdict", "verdict.md")
     run.assert_one_sentence(0, "saved the verdict: verdict.md")
     page = (canned_suite.root / "verdict.md").read_text()
-    assert page.startswith("## ddpperf: PASS\n\n```text\n1 test measured, not compared")
+    assert page.startswith("## ddpperf: PASS\n\n```text\nPASS: 1 test measured, not compared")
     assert "COLLECTIVES  2 ranks" in page
 
 
@@ -33,7 +32,9 @@ def test_earlier_page_is_removed(canned_suite: CannedSuite) -> None:
     page = canned_suite.root / "verdict.md"
     page.write_text("## ddpperf: PASS")
     assert canned_suite.run("perf", "-k", "nothing", "--verdict", "verdict.md").status == 125
-    assert page.read_text().startswith("## ddpperf: NO VERDICT\n\n```text\nall 1 tests were deselected")
+    assert page.read_text().startswith(
+        "## ddpperf: NO VERDICT\n\n```text\nNO VERDICT: all 1 tests were deselected"
+    )
     assert canned_suite.run("perf", "--verdict", "verdict.md", "--precision", "tf32").status == 4
     assert not page.exists()
 
