@@ -127,7 +127,7 @@ def measurements_of(header: Mapping[str, Any], cases: Iterable[Case] = ()) -> li
     for tests, rows in by_tests.items():
         case = next((by_name[test] for test in tests if test in by_name), None)
         rows.sort(key=_rank)
-        shown = [row for row in rows[1:] if row["finding"] == "worse" and not row["metric"].endswith("time")]
+        shown = [row for row in rows[1:] if row["finding"] == "worse" and row["metric"].endswith("_bytes")]
         found += [Measurement(case=case, row=row) for row in (rows[0], *shown)]
     return found
 
@@ -156,7 +156,8 @@ def comparison_lines(document: Mapping[str, Any], width: int, *, verbose: bool =
     worse = certain_first(one for one in judged if one.is_("worse"))
     undecided = certain_first(one for one in judged if one.is_("undecided"))
     shown = undecided if verbose else [one for one in undecided if one.row.get("open", True)]
-    tables = {"WORSE": worse, "UNDECIDED": [] if worse and not verbose else shown}
+    look_worse = [one for one in shown if looks_worse(one.row)]
+    tables = {"WORSE": worse, "UNDECIDED": look_worse if worse and not verbose else shown}
     if verbose:
         tables["UNCHANGED"] = [one for one in judged if one.is_("not worse")]
         tables["UNJUDGED"] = [one for one in every if one.is_("for information")]
@@ -169,7 +170,7 @@ def comparison_lines(document: Mapping[str, Any], width: int, *, verbose: bool =
         "ALSO": _moved_alike(worse, judged, facet),
         "COMMON": common,
         "FASTER": _named([one for one in judged if one.improved]),
-        "UNDECIDED": _named(shown, by_interval=True) if worse and not verbose else "",
+        "UNDECIDED": _named([one for one in shown if one not in tables["UNDECIDED"]], by_interval=True),
         "EXCLUDED": _excluded(header, judged, len(undecided) - len(shown)),
         "BYTES": _bytes(header),
     }

@@ -15,7 +15,7 @@ from ddpperf.report.stored_cases import all_metrics
 from ddpperf.report.summary import WIDTH, highlights, next_step, sentences, summary_facts, title
 from ddpperf.report.tables import tables_of
 
-FIRST, FIRST_OF_COMPARED = "scaling", "ab"  # the picture below the verdict
+ON_TOP = ("ab", "scaling")  # pictures
 MOST_ROWS = 12  # of a table that is not folded
 PAGE_BEGINS = b"<!doctype html>\n<!-- made by ddpperf -->\n"
 
@@ -25,11 +25,13 @@ def page(document: Mapping[str, Any], history: History = ()) -> str:
 
     history: the name and the step seconds by test of each kept run, oldest first.
     """
-    header = document["ddpperf"]
+    header, facts = document["ddpperf"], dict(summary_facts(document))
     pictures = pictures_of(document, history)
-    first = FIRST_OF_COMPARED if "judged" in header else FIRST
-    on_top = next((picture for picture in pictures if picture.name == first), None)
-    others = [picture for picture in pictures if picture is not on_top]
+    on_top = sorted(
+        (picture for picture in pictures if picture.name in ON_TOP),
+        key=lambda picture: ON_TOP.index(picture.name),
+    )
+    others = [picture for picture in pictures if picture not in on_top]
     sections = [
         {
             "table": table,
@@ -53,13 +55,13 @@ def page(document: Mapping[str, Any], history: History = ()) -> str:
         status=header["verdict"]["status"],
         reasons=sentences(header),
         next_step=next_step(header),
-        highlights=highlights(document),
+        highlights=[*highlights(document), *(f"Thresholds: {line}." for line in facts["thresholds"])],
         changes=comparison_lines(document, WIDTH) if "judged" in header else [],
         compared=comparison_lines(document, WIDTH, verbose=True) if "judged" in header else [],
-        on_top=None if on_top is None else _embedded(on_top),
+        on_top=list(map(_embedded, on_top)),
         sections=sections,
         pictures={picture.name: _embedded(picture) for picture in others if not picture.experiment},
-        facts=[(label, sentences) for label, sentences in summary_facts(document) if sentences],
+        facts=[(label, lines) for label, lines in facts.items() if lines],
         metrics=all_metrics(document),
         environment=sorted((name, str(value)) for name, value in header["environment"].items()),
         command_line=header["options"].get("command_line", ""),

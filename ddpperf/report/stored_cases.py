@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -243,6 +244,13 @@ def usual_properties(header: Mapping[str, Any]) -> dict[str, str]:
     if executions := options.get("executions"):
         usual["execution"] = executions[0]
     return usual
+
+
+def usual_strategy(cases: Sequence[Case]) -> str:
+    """Return the strategy of more than a third of the cases on several devices, or ""."""
+    found = Counter(case.properties.get("strategy", "") for case in cases)
+    del found[""]
+    return next((name for name, count in found.most_common(1) if 3 * count > found.total()), "")
 
 
 def in_words(name: str, value: str) -> str:

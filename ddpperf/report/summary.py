@@ -44,6 +44,7 @@ WRITES = (  # options that write files
     *("--durations", "--worker-logs", "--traces", "--csv"),
 )
 CHOOSES = ("-k", "-m", "--full", "--deselect", "--ignore", "--lf", "--last-failed")  # tests
+TITLE_BEGINS = "ddpperf on "
 SAME_COMMAND = "run the same command again"
 FEW_TABLES = 3  # with at most so many tables, the explanations of results are shown, too
 MARKUP = {Status.PASS: "green", Status.FAIL: "red", Status.NO_VERDICT: "yellow"}
@@ -160,6 +161,8 @@ def _scaling(cases: Sequence[Case]) -> Iterator[str]:
         for case in of_functions(cases, "test_weak_scaling", "test_strong_scaling")
         if "efficiency" in case.metrics and case.properties["strategy"] != "data_parallel"
     ]
+    usual = usual_properties(scaled[0].header).get("execution") if scaled else None
+    scaled = [case for case in scaled if case.properties["execution"] == usual] or scaled
     if not scaled:
         return
     worst = min(scaled, key=lambda case: case.value("efficiency") or 0.0)
@@ -292,7 +295,7 @@ def title(document: Mapping[str, Any]) -> str:
     specs = [found["extra_info"]["ddpperf"]["spec"] for found in document["benchmarks"]]
     named = {field.name for spec in specs for field in fields(from_json(spec))}  # a collective has no model
     parts = [
-        f"ddpperf on {header['hardware_key']}",
+        f"{TITLE_BEGINS}{header['hardware_key']}",
         f"torch {environment['torch']}" if "torch" in environment and not is_ab_run(header) else "",
         " ".join(str(part) for part in (environment.get("backend"), environment.get("nccl")) if part),
         "not pinned" if environment.get("gpus") and isinstance(environment.get("pinning"), str) else "",

@@ -7,7 +7,6 @@ its comparison, and the metrics of the experiment.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -15,7 +14,7 @@ from typing import Any
 
 from ddpperf.report.experiment_columns import EXPERIMENTS
 from ddpperf.report.round_warnings import spread
-from ddpperf.report.stored_cases import Case, cases_of, in_words, usual_properties
+from ddpperf.report.stored_cases import Case, cases_of, in_words, usual_properties, usual_strategy
 from ddpperf.results.metrics import column as column_format
 from ddpperf.results.metrics import find_or_plain
 from ddpperf.results.outcomes import OutcomeKind
@@ -144,7 +143,7 @@ def distinguished(cases: Sequence[Case]) -> tuple[dict[str, str], tuple[Column, 
     """
     rows = [_with_kind_of_batch(case) for case in cases]
     names = dict.fromkeys(name for row in rows for name, value in row.items() if value)
-    usual = usual_properties(cases[0].header)
+    usual = usual_properties(cases[0].header) | {"strategy": usual_strategy(cases)}
     common: dict[str, str] = {}
     columns: list[Column] = []
     for name in names:
@@ -156,9 +155,6 @@ def distinguished(cases: Sequence[Case]) -> tuple[dict[str, str], tuple[Column, 
         cells = tuple(value or "-" for value in values)
         numeric = all(cell.replace(",", "").isdigit() for cell in cells)
         heading = "" if name == "kind" else name
-        most, count = Counter(cell for cell in cells if cell != "-").most_common(1)[0]
-        if name == "strategy" and 3 * count > len(cells) - cells.count("-"):
-            usual |= {name: most}
         columns.append(Column(heading=heading, cells=cells, is_text=not numeric, usual=usual.get(name, "")))
     rows_differ = len(set(zip(*(column.cells for column in columns), strict=True))) == len(cases)
     if not rows_differ and len(cases) > 1:

@@ -103,10 +103,19 @@ def test_pictures_are_those_of_the_measured_experiments(path: Path, names: set[s
 
 
 def test_scaling_picture_shows_the_stored_speedups() -> None:
-    """In panels with at most six lines, besides the ideal one."""
+    """In panels with at most six lines, besides the ideal one. No look means two things."""
     panels = drawn(GPU, "scaling").axes
     points = {point for axes in panels for line in points_of(axes) for point in line}
-    assert max(len(axes.get_legend().get_texts()) for axes in panels) <= 7
+    looks = [
+        [
+            (line.get_color(), line.get_linestyle())
+            for line in axes.lines
+            if line.get_marker() not in ("None", "_")
+        ]
+        for axes in panels
+    ]
+    assert max(map(len, looks)) <= 6
+    assert len({look for of_panel in looks for look in of_panel}) == sum(map(len, looks)) > 6
     for test in stored(GPU)["benchmarks"]:
         found = test["extra_info"]["ddpperf"]
         if test["name"].startswith(("test_weak", "test_strong")) and "speedup" in found["metrics"]:

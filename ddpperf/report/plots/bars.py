@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 40
 HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo")
-OF_FINDINGS = {"worse": COLOURS[5], "undecided": COLOURS[1], "for information": COLOURS[3]}
-
-
+OF_FINDINGS = {"worse": COLOURS[5], "undecided": COLOURS[1]}
 Bars = list[tuple[str, dict[str, float]]]  # the label of each case, and the seconds of its parts
 
 
@@ -63,13 +61,18 @@ def step_parts(cases: Sequence[Case]) -> Figure | None:
 
 
 def ab_ratios(header: Mapping[str, Any]) -> Picture | None:
-    times = [row for row in judged_rows(header) if row["metric"] == "time" and row["high"] is not None]
+    times = [
+        row
+        for row in judged_rows(header)
+        if row["metric"] == "time" and row["high"] is not None and row["tests"]
+        if row["finding"] != "for information"
+    ]
     rows = [row for row in times if row["stages"] != ["stored run"]]
     rows = sorted(rows, key=lambda row: -row["ratio"])[:MOST_ROWS]
     if not rows:
         return None
     names = [
-        (row["control"] or without_file(row["tests"][0]))
+        without_file(row["tests"][0])
         + f" and {len(row['tests']) - 1} more" * (len(row["tests"]) > 1)
         + f": {row['finding']}" * (row["finding"] != "not worse")
         for row in rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from ddpperf.analysis.bandwidth import all_reduce_busbw
@@ -11,7 +12,7 @@ from ddpperf.analysis.scaling import PREDICTED_DEVICES
 from ddpperf.analysis.statistics import mean_interval
 from ddpperf.report.plots.picture import label, legend, line_frame, line_look, new_figure
 from ddpperf.report.questions.figures import measured_speedups, predicted_by
-from ddpperf.report.stored_cases import Case, of_functions
+from ddpperf.report.stored_cases import Case, of_functions, usual_strategy
 from ddpperf.specs import AllReduceSpec
 
 if TYPE_CHECKING:
@@ -19,38 +20,39 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_LINES = 6  # of a panel with speedups
+MOST_COLUMNS = 3  # of panels
 Points = list[tuple[float, float, Case]]  # x, y, and the case that was measured
 
 
-def _series(cases: Sequence[Case], y: str, without: Sequence[str]) -> dict[str, Points]:
+def _series(cases: Sequence[Case], y: str, without: Sequence[str], *, usual: str = "") -> dict[str, Points]:
     """Return the points of each line by its label.
 
     The horizontal axis has the world size, or the bytes of a collective. y: a metric. without: the
-    properties to leave out of the labels.
+    properties to leave out of the labels. usual: a strategy that labels leave out, too.
     """
     series: dict[str, Points] = {}
     for case in cases:
         spec = case.measured.spec
         at = spec.nbytes if isinstance(spec, AllReduceSpec) else spec.world_size
         if (value := case.value(y)) is not None:
-            name = label(case, without=without)
+            hidden = ["strategy"] if case.properties.get("strategy") == usual else []
+            name = label(case, without=[*without, *hidden])
             series.setdefault(name, []).append((float(at), value, case))
     return {name: sorted(points, key=lambda point: point[:2]) for name, points in series.items()}
 
 
 def scaling(cases: Sequence[Case]) -> Figure | None:
     """Draw speedups, in panels for weak and for strong scaling, each with at most MOST_LINES lines."""
-    header = cases[0].header
+    header, usual = cases[0].header, usual_strategy(cases)
     x = "GPUs" if header["options"].get("device") == "cuda" else "ranks"
-    panels: list[tuple[str, dict[str, Points]]] = []
+    panels: list[tuple[str, list[tuple[str, Points]]]] = []
     for kind in dict.fromkeys(case.experiment.kind for case in cases):
-        series = _series([case for case in cases if case.experiment.kind == kind], "speedup", [x, "kind"])
-        lines = list(series.items())
+        of_kind = [case for case in cases if case.experiment.kind == kind]
+        series = _series(of_kind, "speedup", [x, "kind"], usual=usual)
+        lines = sorted(series.items(), key=lambda line: -max(speedup for _, speedup, _ in line[1]))
         count = -(-len(lines) // MOST_LINES)  # of panels with about the same number of lines
-        parts = (
-            lines[len(lines) * part // count : len(lines) * (part + 1) // count] for part in range(count)
-        )
-        panels += [(f"{kind} scaling" if kind else "", dict(part)) for part in parts]
+        ends = [len(lines) * part // max(1, count) for part in range(count + 1)]
+        panels += [(f"{kind} scaling".strip(), lines[first:last]) for first, last in pairwise(ends)]
     if not panels:
         return None
     floors = {
@@ -58,35 +60,43 @@ def scaling(cases: Sequence[Case]) -> Figure | None:
         for check in header.get("thresholds", {}).get("checks", ())
         if check["metric"] == "efficiency"
     }
-    columns = min(2, len(panels))
-    rows = -(-len(panels) // columns)
-    figure = new_figure(4.2 * rows)
-    grid = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axes, (title, series) in zip(grid, panels, strict=False):
-        _speedups(axes, series, floors)
-        axes.set(title=title, ylabel="speedup", xlabel=f"{x} (black bars: thresholds)" if floors else x)
+    rows = -(-len(panels) // MOST_COLUMNS)
+    figure = new_figure(3.4 * rows)
+    grid = list(figure.subplots(rows, -(-len(panels) // rows), squeeze=False).flat)
+    drawn = 0
+    for axes, (title, series_of_panel) in zip(grid, panels, strict=False):
+        _speedups(axes, dict(series_of_panel), floors, first=drawn)
+        drawn += len(series_of_panel)
+        axes.set(title=title, ylabel="speedup", xlabel=f"{x} (bars: thresholds)" if floors else x)
     for axes in grid[len(panels) :]:
         axes.remove()
+    shown = {
+        name: line
+        for axes in figure.axes
+        for line, name in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    others = f"{usual} unless named" if usual else None
+    look: dict[str, Any] = {"loc": "outside right upper", "title": others, "title_fontsize": 7}
+    figure.legend(list(shown.values()), list(shown), **look)
     return figure
 
 
-def _speedups(axes: Axes, series: Mapping[str, Points], floors: Mapping[str, float]) -> None:
-    """Draw a line for each series, the ideal line, and the thresholds of efficiency as speedups."""
+def _speedups(axes: Axes, series: Mapping[str, Points], floors: Mapping[str, float], *, first: int) -> None:
+    """Draw a line for each series, the ideal line, and the thresholds of efficiency as speedups.
+
+    first: the number of the first line in the whole picture, in which no colour means two things.
+    """
     ticks = sorted({1.0, *(at for points in series.values() for at, _, _ in points)})
     axes.plot([1, ticks[-1]], [1, ticks[-1]], color="gray", linestyle="--", label="ideal")
-    for number, (name, points) in enumerate(series.items()):
+    for number, (name, points) in enumerate(series.items(), start=first):
         at, speedups, measured = zip((1.0, 1.0, None), *points, strict=True)
         errors = [0.0 if case is None else _half_width(case) for case in measured]
         axes.errorbar(at, speedups, yerr=errors, **line_look(number), capsize=3, label=name)
         bounds = [(N, floors[case.test] * N) for N, _, case in points if case.test in floors]
         if bounds:
             counts, values = zip(*bounds, strict=True)
-            axes.scatter(counts, values, marker="_", s=150, color="black")
+            axes.scatter(counts, values, marker="_", s=150, color=line_look(number)["color"])
     axes.set_xticks(ticks)
-    axes.legend(loc="upper left")
-    axes.set_ylim(
-        top=1.35 * max(ticks[-1], *(speedup for points in series.values() for _, speedup, _ in points))
-    )
 
 
 def _half_width(case: Case) -> float:

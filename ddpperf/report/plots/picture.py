@@ -13,11 +13,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which colour-blind readers can distinguish.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#F0E442")
-MARKERS = "osD^vPX*"
+# The colours of Okabe and Ito, and of Tol, which colour-blind readers can distinguish.
+COLOURS = (
+    *("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000"),
+    *("#882255", "#999933", "#44AA99", "#332288", "#F0E442"),
+)
+MARKERS = "osD^vPX*<>ph"
 LINES = ("-", "--", ":", "-.")
 WIDTH, ROW_HEIGHT, LEGEND_HEIGHT, LEAST_HEIGHT = 10.0, 0.32, 0.16, 2.6  # inches
+LEGEND_WIDTH, LEGEND_MARK = 150, 8  # characters
 NOT_IN_LABELS = ("epochs", "seed", "seeds", "memory format")
 STYLE: dict[Any, Any] = {
     **{"svg.fonttype": "none", "svg.hashsalt": "ddpperf", "font.size": 9},
@@ -68,7 +72,7 @@ def label(case: Case, *, without: Sequence[str] = ()) -> str:
 
 
 def line_look(number: int) -> dict[str, Any]:
-    """Return colour, marker and line style of a line; the first 32 lines differ."""
+    """Return colour, marker and line style of a line; the first 48 lines differ."""
     which = number % len(COLOURS)
     return {
         "color": COLOURS[which],
@@ -102,4 +106,6 @@ def row_frame(names: Sequence[str], what: str) -> tuple[Figure, Axes]:
 
 def legend(figure: Figure, axes: Axes) -> None:
     """Put the legend of the axes below the figure, where it hides nothing."""
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left")
+    handles, labels = axes.get_legend_handles_labels()
+    columns = max(1, int(LEGEND_WIDTH // (LEGEND_MARK + max(map(len, labels), default=0))))
+    figure.legend(handles, labels, loc="outside lower left", ncols=columns)
