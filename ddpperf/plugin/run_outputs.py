@@ -198,7 +198,7 @@ class RunOutputs:
             if reporter is not None and self._lines:
                 reporter.section("ddpperf", bold=True)
                 for line in self._lines:
-                    reporter.line(harmless(line), **markup(line))
+                    reporter.line(_encodable(harmless(line)), **markup(line))
                 for line in self._annotations:
                     reporter.line(printable(line))
             sys.stdout.flush()
@@ -245,6 +245,15 @@ class RunOutputs:
             commit_info=pytest_benchmark_generate_commit_info(config=self._config),
         )
         return document
+
+
+def _encodable(line: str) -> str:
+    """Return a line without the only sign of a table that a terminal without UTF-8 cannot show."""
+    try:
+        line.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return line.replace(" ± ", " +-")
+    return line
 
 
 def _fault(error: Exception) -> str:

@@ -16,6 +16,7 @@ from ddpperf.report.stored_cases import (
     judged_rows,
     looks_worse,
     usual_properties,
+    usual_strategy,
     without_file,
 )
 from ddpperf.report.terminal_tables import GAP, aligned, wrapped
@@ -36,10 +37,14 @@ Row = Mapping[str, Any]  # a row of a stored comparison
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """A compared measurement: the row of a metric, and the case of a test that has it, if it is stored."""
+    """A compared measurement: the row of a metric, and the case of a test that has it, if it is stored.
+
+    usual: the strategy that the run's first line names.
+    """
 
     row: Row
     case: Case | None = None
+    usual: str = ""
 
     @property
     def seconds(self) -> float:
@@ -64,7 +69,7 @@ class Measurement:
         ending = "" if metric == "time" else f": {find_or_plain(metric).heading}"
         if self.case is None:
             return f"{without_file(self.row['tests'][0])}{ending}"
-        usual = usual_properties(self.case.header)
+        usual = usual_properties(self.case.header) | {"strategy": self.usual}
         properties = self.case.properties | self.case.constant_batch
         kind = properties["kind"]
         words = [f"{kind} scaling" if kind else self.case.experiment.title]
@@ -119,6 +124,7 @@ def measurements_of(header: Mapping[str, Any], cases: Iterable[Case] = ()) -> li
     their own, but a mean beside a median says nothing new.
     """
     by_name = {case.test: case for case in cases}
+    usual = usual_strategy(list(by_name.values()))
     by_tests: dict[tuple[str, ...], list[Row]] = {}
     for row in judged_rows(header):
         if row["control"] is None and row["tests"]:
@@ -128,7 +134,7 @@ def measurements_of(header: Mapping[str, Any], cases: Iterable[Case] = ()) -> li
         case = next((by_name[test] for test in tests if test in by_name), None)
         rows.sort(key=_rank)
         shown = [row for row in rows[1:] if row["finding"] == "worse" and row["metric"].endswith("_bytes")]
-        found += [Measurement(case=case, row=row) for row in (rows[0], *shown)]
+        found += [Measurement(case=case, row=row, usual=usual) for row in (rows[0], *shown)]
     return found
 
 
@@ -167,6 +173,7 @@ def comparison_lines(document: Mapping[str, Any], width: int, *, verbose: bool =
             lines += ["", *_table(label, rows, len(every) if label == "UNJUDGED" else count, width, verbose)]
     facet, common = _common(worse, judged)
     facts = {
+        "CERTAIN": _certainty(worse),
         "ALSO": _moved_alike(worse, judged, facet),
         "COMMON": common,
         "FASTER": _named([one for one in judged if one.improved]),
@@ -177,6 +184,15 @@ def comparison_lines(document: Mapping[str, Any], width: int, *, verbose: bool =
     for label, text in facts.items():
         lines += wrapped(text, width, first=label.ljust(LABEL), indent=LABEL) if text else []
     return lines
+
+
+def _certainty(worse: Sequence[Measurement]) -> str:
+    """Return which measurements are worse for certain, if the others were not measured again."""
+    again = sum("repeat" in one.row["stages"] for one in worse)
+    if not 0 < again < len(worse):
+        return ""
+    first = f"the first {again}" if again > 1 else "the first one"
+    return f"{first}, measured again on new process sets; 1 of 20 of the other names may be wrong"
 
 
 def _count(found: Iterable[Measurement]) -> int:

@@ -247,10 +247,9 @@ def usual_properties(header: Mapping[str, Any]) -> dict[str, str]:
 
 
 def usual_strategy(cases: Sequence[Case]) -> str:
-    """Return the strategy of more than a third of the cases on several devices, or ""."""
-    found = Counter(case.properties.get("strategy", "") for case in cases)
-    del found[""]
-    return next((name for name, count in found.most_common(1) if 3 * count > found.total()), "")
+    """Return the commonest strategy of some cases on several devices; "" if each has its own."""
+    found = Counter(name for case in cases if (name := case.properties.get("strategy")))
+    return next((name for name, count in found.most_common(1) if count > 1), "")
 
 
 def in_words(name: str, value: str) -> str:

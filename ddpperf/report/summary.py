@@ -24,6 +24,7 @@ from ddpperf.report.stored_cases import (
     looks_worse,
     of_functions,
     usual_properties,
+    usual_strategy,
     without_file,
 )
 from ddpperf.report.tables import tables_of
@@ -117,10 +118,18 @@ def _facts_of_changes(
         ("self-test", delayed),
         *((name, facts[name]) for name in ("idle load", "nodes", "machine")),
         ("scaling", highlights(document)[:1]),
-        ("thresholds", facts["thresholds"] if header.get("thresholds", {}).get("checks") else []),
+        ("thresholds", _thresholds_in_short(header, facts["thresholds"])),
         ("not run", [*([", ".join(not_run)] if not_run else []), *cannot]),
         ("time", facts["time"]),
     ]
+
+
+def _thresholds_in_short(header: Mapping[str, Any], sentences: Sequence[str]) -> list[str]:
+    """Return how many thresholds are met, and the one that is missed most, if one is missed."""
+    checks = header.get("thresholds", {}).get("checks", ())
+    if all(check["held"] for check in checks):
+        return [sentence.partition(";")[0] for sentence in sentences] if checks else []
+    return [*sentences]
 
 
 def _labelled(facts: Iterable[tuple[str, Sequence[str]]], width: int) -> list[str]:
@@ -291,7 +300,7 @@ def title(document: Mapping[str, Any]) -> str:
     sets = max(
         (len(found["extra_info"]["ddpperf"]["samples"]) for found in document["benchmarks"]), default=0
     )
-    usual = usual_properties(header)
+    usual, strategy = usual_properties(header), usual_strategy(cases_of(document))
     specs = [found["extra_info"]["ddpperf"]["spec"] for found in document["benchmarks"]]
     named = {field.name for spec in specs for field in fields(from_json(spec))}  # a collective has no model
     parts = [
@@ -303,6 +312,7 @@ def title(document: Mapping[str, Any]) -> str:
         rates_in_words(environment.get("links", [])),
         sides(header) or (f"commit {environment['commit']}" if environment["commit"] != "nogit" else ""),
         *(usual[name] for name in ("model", "precision", "execution") if name in usual.keys() & named),
+        f"{strategy} unless named" if "judged" in header and strategy else "",
         f"{data['name']} images" if data["name"] != "synthetic" else "",
         units.counted(header["options"]["rounds"], "round"),
         units.counted(sets, "process set") if sets > 1 else "",

@@ -123,6 +123,13 @@ def test_change_that_cannot_be_measured_is_0() -> None:
     assert re.split(r" {2,}", line)[4:6] == ["0", "0.0%"]
 
 
+def test_names_that_were_not_measured_again_are_less_certain() -> None:
+    run = compared()
+    assert "CERTAIN" not in short(run)
+    run["ddpperf"]["judged"]["rows"][1] |= {"stages": ["first"]}
+    assert "CERTAIN   the first one, measured again on new process sets" in short(run)
+
+
 def test_bytes_that_did_not_grow_are_a_count() -> None:
     run = compared()
     same = {"ratio": 1.0, "candidate": 0.1, "finding": "not worse"}
@@ -189,7 +196,7 @@ def test_undecided_measurements_are_a_table_unless_something_is_worse() -> None:
     assert "UNDECIDED 1 of 1 measurement" in short(run)
     both = compared()
     both["ddpperf"]["judged"]["rows"][3] |= {"finding": "undecided", "ratio": 1.01}
-    assert "UNDECIDED weak scaling, 2 GPUs, batch 3, ddp (-1.0% to +1.0%)" in short(both)
+    assert "UNDECIDED weak scaling, 2 GPUs, batch 3 (-1.0% to +1.0%)" in short(both)
 
 
 def test_bytes_that_changed_are_named_by_their_metric() -> None:
@@ -198,7 +205,7 @@ def test_bytes_that_changed_are_named_by_their_metric() -> None:
     run["ddpperf"]["judged"]["rows"].append(found("test_weak_scaling[24]", **exact))
     (line,) = [line for line in short(run).splitlines() if ": buffers" in line]
     assert re.split(r" {2,}", line.strip()) == [
-        "weak scaling, 2 GPUs, batch 24, ddp: buffers",
+        "weak scaling, 2 GPUs, batch 24: buffers",
         "0 B",
         "38.56 KB",
         "+38.56 KB",
@@ -273,7 +280,7 @@ def test_faster_measurements_are_named() -> None:
         row |= SAME
     faster = {"ratio": 0.8, "low": 0.79, "high": 0.81, "base": 0.1, "candidate": 0.08}
     run["ddpperf"]["judged"]["rows"][5] |= faster
-    assert "FASTER    weak scaling, 2 GPUs, batch 5, ddp (-20.00 ms, -20.0%)" in short(run)
+    assert "FASTER    weak scaling, 2 GPUs, batch 5 (-20.00 ms, -20.0%)" in short(run)
     run["ddpperf"]["judged"]["rows"][5] |= {"high": 1.05}
     assert "FASTER" not in short(run), "noise explains it"
 
