@@ -22,6 +22,7 @@ from ddpperf.report.stored_cases import (
 from ddpperf.report.terminal_tables import GAP, aligned, wrapped
 from ddpperf.results import units
 from ddpperf.results.metrics import find_or_plain
+from ddpperf.specs import TrainingSpec
 
 MOST_ROWS = 20  # of a table
 LEAST_ROOM = 30  # characters, of a name beside its figures
@@ -31,6 +32,7 @@ LABEL = 10  # characters, of a line's first word
 FEW = 0.05  # of the measurements without what the slower ones share: so many may be slower, too
 UNNAMED = ("kind", "memory format", "seed", "seeds", "warm-up")  # properties
 ALWAYS_NAMED = ("collective", "algorithm")
+EQUAL_SIDES = " (A/A)"
 OF_MANY = 1.5  # times as wide as an interval of 98% is one that holds for about 100 measurements
 Row = Mapping[str, Any]  # a row of a stored comparison
 
@@ -155,9 +157,10 @@ def certain_first(found: Iterable[Measurement]) -> list[Measurement]:
 
 
 def comparison_lines(document: Mapping[str, Any], width: int, *, verbose: bool = False) -> list[str]:
-    """Return what changed in a compared run; unchanged measurements are a count, unless verbose."""
+    """Return what changed in a compared run; what is not worse is a count, unless verbose."""
     header = document["ddpperf"]
-    every = measurements_of(header, cases_of(document))
+    cases = cases_of(document)
+    every = measurements_of(header, cases)
     judged = [one for one in every if not one.is_("for information")]
     worse = certain_first(one for one in judged if one.is_("worse"))
     undecided = certain_first(one for one in judged if one.is_("undecided"))
@@ -165,7 +168,7 @@ def comparison_lines(document: Mapping[str, Any], width: int, *, verbose: bool =
     look_worse = [one for one in shown if looks_worse(one.row)]
     tables = {"WORSE": worse, "UNDECIDED": look_worse if worse and not verbose else shown}
     if verbose:
-        tables["UNCHANGED"] = [one for one in judged if one.is_("not worse")]
+        tables["NOT WORSE"] = [one for one in judged if one.is_("not worse")]
         tables["UNJUDGED"] = [one for one in every if one.is_("for information")]
     count, lines = _count(judged), []
     for label, rows in tables.items():
@@ -177,9 +180,11 @@ def comparison_lines(document: Mapping[str, Any], width: int, *, verbose: bool =
         "ALSO": _moved_alike(worse, judged, facet),
         "COMMON": common,
         "FASTER": _named([one for one in judged if one.improved]),
-        "UNDECIDED": _named([one for one in shown if one not in tables["UNDECIDED"]], by_interval=True),
+        "UNDECIDED": _named([one for one in shown if one not in tables["UNDECIDED"]], undecided=True),
         "EXCLUDED": _excluded(header, judged, len(undecided) - len(shown)),
         "BYTES": _bytes(header),
+        "TESTS": f"{len(cases)} tests are {units.counted(_count(every), 'measurement')}, of which "
+        f"{count} can fail; the others vary too much, or only count",
     }
     for label, text in facts.items():
         lines += wrapped(text, width, first=label.ljust(LABEL), indent=LABEL) if text else []
@@ -243,7 +248,7 @@ def sides(header: Mapping[str, Any]) -> str:
     then = [header.get("compared_with", ""), "" if header.get("compared_with") and not root else same]
     then += [f"{name}={base[name]}" for name in base if base[name] != candidate.get(name)]
     now = [commit, *(f"{name}={value}" for name, value in candidate.items() if value != base.get(name))]
-    equal = " (A/A)" if now == [commit] and then[1:] == [commit] else ""
+    equal = EQUAL_SIDES if now == [commit] and then[1:] == [commit] else ""
     return f"{' '.join(filter(None, then))} -> {' '.join(now)}{equal}"
 
 
@@ -267,13 +272,15 @@ def _moved_alike(worse: Sequence[Measurement], found: Sequence[Measurement], fac
     return f"slower, too, but too little to fail: {_named(certain_first(moved))}" if moved else ""
 
 
-def _named(found: Sequence[Measurement], *, by_interval: bool = False) -> str:
-    """Return the names of some measurements, each with its change, or with the interval of its change."""
-
-    named = [
-        f"{one.name()} ({one.cells()[-1] if by_interval else ', '.join(one.cells()[2:4])})"
-        for one in found[:MOST_NAMED]
-    ]
+def _named(found: Sequence[Measurement], *, undecided: bool = False) -> str:
+    """Return the names of some measurements, each with its change, or with its interval and tolerance."""
+    named = []
+    for one in found[:MOST_NAMED]:
+        _, _, absolute, relative, ends = one.cells()
+        tolerance = one.row.get("tolerance")
+        limit = f"tolerance {tolerance:.0%}" if tolerance else ""
+        cells = (ends, limit) if undecided and ends else (absolute, relative)
+        named.append(f"{one.name()} ({', '.join(filter(None, cells))})")
     more = f", and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
     return f"{'; '.join(named)}{more}"
 
@@ -285,6 +292,7 @@ def _facets(one: Measurement) -> set[str]:
     properties = {name: value for name, value in one.case.properties.items() if value}
     words = {*properties.pop("strategy", "").split("+"), *properties.pop("execution", "").split("+")}
     words |= {in_words(name, value) for name, value in properties.items() if name not in ("kind", "recipe")}
+    words |= {"training steps"} if isinstance(one.case.measured.spec, TrainingSpec) else set()
     return words - {""} | {"several devices" if one.case.measured.spec.world_size > 1 else "one device"}
 
 
@@ -300,7 +308,7 @@ def _common(worse: Sequence[Measurement], found: Sequence[Measurement]) -> tuple
         counts = [sum(one in slower for one in some) for some in (having, others)]
         if others and counts[1] <= max(1, FEW * len(others)) and counts[0] / len(having) >= best[0]:
             without = f"{counts[1] or 'none'} of {len(others)} without it"
-            sentence = f"{facet}: {counts[0]} of {len(having)} with it are slower, {without}"
+            sentence = f"{facet}: {counts[0]} of {len(having)} decided ones with it are slower, {without}"
             best = counts[0] / len(having), facet, sentence
     return best[1:]
 
@@ -325,21 +333,26 @@ def _excluded(header: Mapping[str, Any], found: Sequence[Measurement], unclear: 
         if tests in highs
     )
     more = f"{units.counted(unclear, 'more measurement')} cannot exclude their tolerance" if unclear else ""
-    if not ends:
+    reasons = header["verdict"]["reasons"]
+    if not ends or any(" control " in reason.partition(":")[0] for reason in reasons):
         return more
-    half, most = median(end for end, _ in ends), ends[math.ceil(0.9 * len(ends)) - 1][0]
-    largest, name = ends[-1]
-    text = f"of {units.counted(len(ends), 'unchanged time')}, half exclude a slow-down above {half:.1%}"
-    text += f", 9 of 10 above {most:.1%}, all above {largest:.1%} ({name})"
-    return "; ".join(filter(None, (text, more)))
+    half = median(end for end, _ in ends)
+    most, (largest, name) = ends[math.ceil(0.9 * len(ends)) - 1][0], ends[-1]
+    text = (
+        f"slow-downs above {half:.1%} for half of the {units.counted(len(ends), 'time')} that are not worse"
+    )
+    text += f", above {most:.1%} for 9 of 10" if most < largest else ""
+    return "; ".join(filter(None, (f"{text}, above {largest:.1%} for all ({name})", more)))
 
 
 def _bytes(header: Mapping[str, Any]) -> str:
-    """Return how many peak memories and counts of bytes did not grow; "" if one did, or none is known."""
-    judged = [row for row in judged_rows(header) if row["metric"].endswith(("_bytes", "_bytes_per_epoch"))]
-    if not judged or any(row["finding"] != "not worse" for row in judged):
-        return ""
-    memory = sum(row["metric"] == "peak_memory_bytes" for row in judged)
+    """Return how many peak memories and counts of bytes did not grow; "" if none is known."""
+    same = [
+        row["metric"]
+        for row in judged_rows(header)
+        if row["metric"].endswith(("_bytes", "_bytes_per_epoch")) and row["finding"] == "not worse"
+    ]
+    memory = same.count("peak_memory_bytes")
     named = [f"peak memory of {units.counted(memory, 'measurement')}"] * bool(memory)
-    named += [f"bytes sent in {units.counted(len(judged) - memory, 'measurement')}"] * (len(judged) > memory)
-    return f"unchanged: {' and '.join(named)}"
+    named += [f"bytes sent in {units.counted(len(same) - memory, 'measurement')}"] * (len(same) > memory)
+    return f"not more: {', '.join(named)}" if named else ""

@@ -83,6 +83,7 @@ EXPERIMENTS = {
             "exposed_inside_node_seconds",
             "exposed_between_nodes_seconds",
             "traced_comm_seconds",
+            "comm_without_waiting_seconds",
             "replayed_comm_seconds",
             "overlap_fraction",
             "gradient_busbw_bytes_per_second",

@@ -14,7 +14,7 @@ from typing import Any
 from ddpperf.analysis.comm_split import AGREEMENT
 from ddpperf.analysis.run_drift import DRIFT_RUNS
 from ddpperf.machine.links import rates_in_words
-from ddpperf.report.comparison import comparison_lines, headline, interval, sides
+from ddpperf.report.comparison import EQUAL_SIDES, comparison_lines, headline, interval, sides
 from ddpperf.report.experiment_columns import DETAILS
 from ddpperf.report.round_warnings import ONE_DEVICE
 from ddpperf.report.stored_cases import (
@@ -46,6 +46,7 @@ WRITES = (  # options that write files
 )
 CHOOSES = ("-k", "-m", "--full", "--deselect", "--ignore", "--lf", "--last-failed")  # tests
 TITLE_BEGINS = "ddpperf on "
+PLUS_MINUS = "± is half of a 95% interval."
 SAME_COMMAND = "run the same command again"
 FEW_TABLES = 3  # with at most so many tables, the explanations of results are shown, too
 MARKUP = {Status.PASS: "green", Status.FAIL: "red", Status.NO_VERDICT: "yellow"}
@@ -80,13 +81,19 @@ def summary_lines(document: Mapping[str, Any], *, width: int = WIDTH, verbose: b
             most = MOST_ROWS.get(table.title, count)
             lines += table_lines(table.brief(most), width, notes=False)
             lines += [f"  and {count - most} more: -v shows them"] * (count > most)
-    lines += wrapped(f"Also measured: {', '.join(hidden)}; -v shows them.", width) if hidden else [""]
+    if hidden:
+        shown = f"Also measured: {', '.join(hidden)}; -v shows them. {PLUS_MINUS}"
+        lines += wrapped(shown, width)
+    else:
+        lines += ["", *[f"{PLUS_MINUS}"] * any(" ± " in line for line in lines)]
     for sentence in highlights(document):
         lines += wrapped(sentence, width)
     if not (verbose or few):
         advised = [line for line in facts["skipped"] if "--" in line]
         others = len(facts["skipped"]) - len(advised)
-        more = [f"for {units.counted(others, 'other reason')}: -rs says why"]
+        tests = sum(OutcomeKind(outcome["kind"]).skipped for outcome in header["outcomes"].values())
+        tests -= sum(int(found[1]) if (found := re.search(r"(\d+) tests$", line)) else 1 for line in advised)
+        more = [f"{units.counted(tests, 'test')} for {units.counted(others, 'other reason')}: -rs says why"]
         facts["skipped"] = advised + more * bool(others)
     return [*lines, *_labelled(facts.items(), width)]
 
@@ -115,7 +122,7 @@ def _facts_of_changes(
     ]
     return [
         ("compared", [line for line in facts["compared"] if not re.match(r"\d", line)]),
-        ("self-test", delayed),
+        ("control", delayed),
         *((name, facts[name]) for name in ("idle load", "nodes", "machine")),
         ("scaling", highlights(document)[:1]),
         ("thresholds", _thresholds_in_short(header, facts["thresholds"])),
@@ -168,8 +175,11 @@ def _scaling(cases: Sequence[Case]) -> Iterator[str]:
     scaled = [
         case
         for case in of_functions(cases, "test_weak_scaling", "test_strong_scaling")
-        if "efficiency" in case.metrics and case.properties["strategy"] != "data_parallel"
+        if "efficiency" in case.metrics
     ]
+    count = len(scaled)
+    scaled = [case for case in scaled if case.properties["strategy"] != "data_parallel"]
+    which = "Lowest efficiency without DataParallel" if len(scaled) < count else "Lowest efficiency"
     usual = usual_properties(scaled[0].header).get("execution") if scaled else None
     scaled = [case for case in scaled if case.properties["execution"] == usual] or scaled
     if not scaled:
@@ -178,17 +188,16 @@ def _scaling(cases: Sequence[Case]) -> Iterator[str]:
     speedup, efficiency = worst.value("speedup") or 0.0, worst.value("efficiency") or 0.0
     slower = ", slower than one device" if speedup < 1 else ""
     change = _change_of_efficiency(cases, worst)
-    base = f"; the base has {units.percent(efficiency / change)}" if change else ""
-    yield (
-        f"Lowest efficiency: {units.percent(efficiency)} ({worst.experiment.kind} scaling, speedup "
-        f"{units.factor(speedup)}{slower}{base}): {worst.described()}."
-    )
+    base = f"; {units.percent(efficiency / change)} with the base's code" if change else ""
+    scaling = f"{worst.experiment.kind} scaling, speedup {units.factor(speedup)}{slower}{base}"
+    yield (f"{which}: {units.percent(efficiency)} ({scaling}): {worst.described()}.")
     for split in of_functions(cases, "test_comm_split"):
         difference, trace = split.value("exposed_comm_seconds"), split.value("traced_exposed_comm_seconds")
         if split.measured.spec == worst.measured.spec and difference is not None and trace is not None:
             low, high = sorted((max(difference, 0) / split.seconds, trace / split.seconds))
             uncertain = ", which is uncertain" if high - low > AGREEMENT else ""
-            yield f"Exposed communication is {low:.0%} to {high:.0%} of this step{uncertain}."
+            lost, exposed = f"{1 - efficiency:.0%}", f"{low:.0%} to {high:.0%}{uncertain}"
+            yield f"This step loses {lost} of its time: {exposed} to communication, the rest to slower work."
 
 
 def _change_of_efficiency(cases: Sequence[Case], scaled: Case) -> float | None:
@@ -272,6 +281,8 @@ def next_step(header: Mapping[str, Any]) -> str:
     compared = header.get("compared_with")
     same = f"python -m pytest {_words(header, tests=True) or 'perf/'}"
     match header["verdict"]["status"]:
+        case Status.PASS if compared and sides(header).endswith(EQUAL_SIDES):
+            return f"base and candidate were the same code; commit a change, then compare: {same}"
         case Status.PASS if compared:
             return "make this run the baseline: python -m ddpperf.results.promote"
         case Status.PASS if is_ab_run(header):
@@ -333,8 +344,11 @@ def _compared(header: Mapping[str, Any]) -> list[str]:
     }
     if times:
         change = median(row["stored_ratio"] for row in times.values()) - 1
-        by = f"{abs(change):.1%} {'longer' if change > 0 else 'shorter'}"
-        lines[0] += f": times of {units.counted(len(times), 'test')}, in the median {by} than stored"
+        by = f"{abs(change):.1%} {'longer' if change > 0 else 'shorter'} than"
+        by = "as long as" if by.startswith("0.0%") else by
+        lines[0] += (
+            f": the candidate's times of {units.counted(len(times), 'test')} are in the median {by} stored"
+        )
     if new := judged["new"]:
         more = f" and {len(new) - MOST_NAMED} more" if len(new) > MOST_NAMED else ""
         named = ", ".join(map(without_file, new[:MOST_NAMED]))

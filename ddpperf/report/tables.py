@@ -117,7 +117,7 @@ def _table(cases: Sequence[Case], numbers: dict[str, int]) -> Table:
     common += [" ".join(filter(None, (column.heading, column.cells[0], column.unit))) for column in same]
     figures = [column for column in figures if column not in same]
     if any(column.heading == OTHER and "-" in "".join(column.cells) for column in figures):
-        common.append("marks between parts take time")
+        common.append("marks between parts take time, so other can be below 0")
     if any(case.outcome != OutcomeKind.PASSED for case in cases):
         outcomes = tuple(case.outcome for case in cases)
         figures.insert(0, Column(heading="outcome", cells=outcomes, is_text=True))
@@ -168,9 +168,8 @@ def _with_kind_of_batch(case: Case) -> dict[str, str]:
     found = case.properties
     if not found["kind"] or not found.get("batch"):
         return found
-    per = f"{found['batch']} per {'GPU' if 'GPUs' in found else 'rank'}"
     in_all = case.constant_batch.get("global batch")
-    return found | {"batch": f"{in_all} in all" if in_all else per}
+    return found | {"batch": f"{in_all} in all" if in_all else f"{found['batch']} per rank"}
 
 
 def _times(cases: Sequence[Case]) -> list[Column]:

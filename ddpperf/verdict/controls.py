@@ -83,6 +83,7 @@ def blind(found: Sequence[Row]) -> list[Reason]:
             case Control.DELAYED if not shows_delay(row):
                 takes = f"takes {row.ratio:.3f} times as long as without the delay"
                 what = f"a step that was delayed by {tolerance:.0%} {takes} ({row.low:.3f} to {row.high:.3f})"
+                what += f", not at least {1 + LEAST_SHOWN * tolerance:.3f} times"
                 reasons.append(Reason(f"the positive control failed: {what}", QUIETER))
             case Control.BASE_ALONE if row.ratio > least:
                 waiting = "while the candidate's processes wait"

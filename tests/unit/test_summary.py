@@ -164,7 +164,7 @@ def test_comparison_says_how_the_machine_changed() -> None:
     run = judged(calls(1024), *rows, compared_with="0001_x.json", new=["d"], drifts={"a": 0.1, "b": 0.0})
     lines = summary_lines(run)
     assert labelled(lines, "compared") == [
-        "with 0001_x.json: times of 3 tests, in the median 10.0% longer than stored",
+        "with 0001_x.json: the candidate's times of 3 tests are in the median 10.0% longer than stored",
         "new, so compared with nothing: d",
         "1 test slower than stored, such as b (+30.0%)",
         "slow drift from the first 5 baselines to the last 5 runs: 1 test slower, such as a (+10.5%), of 2",
@@ -299,8 +299,8 @@ def test_wide_table_joins_its_texts_and_keeps_the_efficiency() -> None:
     assert any("efficiency" in line for line in table[:5])
     assert table[0].endswith("ddp+avg+view+no_buffer_sync unless named")
     assert not any("no_buffer_sync" in line or "resnet18_cifar" in line for line in table[1:])
-    (line,) = [line for line in table if line.startswith("weak       4  512 per GPU  ")]
-    assert re.fullmatch(r"weak +4 +512 per GPU +[\d.]+ +\d% +[\d.]+ +3\.\d\dx ± 0\.0\d +9\d\.\d%", line)
+    (line,) = [line for line in table if line.startswith("weak       4  512 per rank  ")]
+    assert re.fullmatch(r"weak +4 +512 per rank +[\d.]+ +\d% +[\d.]+ +3\.\d\dx ± 0\.0\d +9\d\.\d%", line)
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 110])
