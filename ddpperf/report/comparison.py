@@ -41,10 +41,11 @@ Row = Mapping[str, Any]  # a row of a stored comparison
 class Measurement:
     """A compared measurement: the row of a metric, and the case of a test that has it, if it is stored.
 
-    usual: the strategy that the run's first line names.
+    tests: those with this measurement. usual: the strategy that the run's first line names.
     """
 
     row: Row
+    tests: tuple[str, ...]
     case: Case | None = None
     usual: str = ""
 
@@ -127,16 +128,19 @@ def measurements_of(header: Mapping[str, Any], cases: Iterable[Case] = ()) -> li
     """
     by_name = {case.test: case for case in cases}
     usual = usual_strategy(list(by_name.values()))
-    by_tests: dict[tuple[str, ...], list[Row]] = {}
+    groups: dict[str, list[Row]] = {}  # by each test of a measurement; not all of them count its bytes
     for row in judged_rows(header):
         if row["control"] is None and row["tests"]:
-            by_tests.setdefault(tuple(row["tests"]), []).append(row)
+            group = next((groups[test] for test in row["tests"] if test in groups), [])
+            group.append(row)
+            groups |= dict.fromkeys(row["tests"], group)
     found = []
-    for tests, rows in by_tests.items():
+    for group in {id(group): group for group in groups.values()}.values():
+        tests = list(dict.fromkeys(test for row in group for test in row["tests"]))
         case = next((by_name[test] for test in tests if test in by_name), None)
-        rows.sort(key=_rank)
-        shown = [row for row in rows[1:] if row["finding"] == "worse" and row["metric"].endswith("_bytes")]
-        found += [Measurement(case=case, row=row, usual=usual) for row in (rows[0], *shown)]
+        first, *others = sorted(group, key=_rank)
+        shown = [row for row in others if row["finding"] == "worse" and row["metric"].endswith("_bytes")]
+        found += [Measurement(row=row, tests=tuple(tests), case=case, usual=usual) for row in (first, *shown)]
     return found
 
 
@@ -183,8 +187,7 @@ def comparison_lines(document: Mapping[str, Any], width: int, *, verbose: bool =
         "UNDECIDED": _named([one for one in shown if one not in tables["UNDECIDED"]], undecided=True),
         "EXCLUDED": _excluded(header, judged, len(undecided) - len(shown)),
         "BYTES": _bytes(header),
-        "TESTS": f"{len(cases)} tests are {units.counted(_count(every), 'measurement')}, of which "
-        f"{count} can fail; the others vary too much, or only count",
+        "TESTS": _tests(len(cases), _count(every), count),
     }
     for label, text in facts.items():
         lines += wrapped(text, width, first=label.ljust(LABEL), indent=LABEL) if text else []
@@ -200,8 +203,14 @@ def _certainty(worse: Sequence[Measurement]) -> str:
     return f"{first}, measured again on new process sets; 1 of 20 of the other names may be wrong"
 
 
+def _tests(tests: int, measurements: int, judged: int) -> str:
+    others = f", of which {judged} can fail; the others vary too much, or only count"
+    what = f"{units.counted(tests, 'test')} with {units.counted(measurements, 'measurement')}"
+    return f"{what}{others}" if judged < measurements else what
+
+
 def _count(found: Iterable[Measurement]) -> int:
-    return len({tuple(one.row["tests"]) for one in found})
+    return len({one.tests for one in found})
 
 
 def _table(label: str, found: Sequence[Measurement], of: int, width: int, verbose: bool) -> list[str]:
