@@ -32,6 +32,7 @@ LABEL = 10  # characters, of a line's first word
 FEW = 0.05  # of the measurements without what the slower ones share: so many may be slower, too
 UNNAMED = ("kind", "memory format", "seed", "seeds", "warm-up")  # properties
 ALWAYS_NAMED = ("collective", "algorithm")
+FINDINGS = ("worse", "undecided", "not worse", "for information")  # of a row, the worst first
 EQUAL_SIDES = " (A/A)"
 OF_MANY = 1.5  # times as wide as an interval of 98% is one that holds for about 100 measurements
 Row = Mapping[str, Any]  # a row of a stored comparison
@@ -144,10 +145,9 @@ def measurements_of(header: Mapping[str, Any], cases: Iterable[Case] = ()) -> li
     return found
 
 
-def _rank(row: Row) -> tuple[bool, bool, bool, bool]:
+def _rank(row: Row) -> tuple[int, bool, bool]:
     """Return what sorts the rows of a measurement: the worst one, and then its time, comes first."""
-    finding = row["finding"]
-    return finding != "worse", finding == "for information", not looks_worse(row), row["metric"] != "time"
+    return FINDINGS.index(row["finding"]), not looks_worse(row), row["metric"] != "time"
 
 
 def certain_first(found: Iterable[Measurement]) -> list[Measurement]:
