@@ -41,10 +41,6 @@ PATHS = (
 )
 
 
-# The first bytes of a kind of file, its name in the plural, and the function that makes its text
-Output = tuple[bytes, str, Callable[[], str]]
-
-
 def compared(document: dict[str, Any], run: Path, with_run: Path, root: Path) -> dict[str, Any]:
     """Return a stored run's document, with its comparison with another stored run and a new verdict.
 
@@ -69,14 +65,8 @@ def compared(document: dict[str, Any], run: Path, with_run: Path, root: Path) ->
         for test, outcome in header["outcomes"].items()
     }
     verdict = decide(outcomes, measured=now.measured, answer=answer_of(found, estimates, context))
-    judged: dict[str, Any] = {
-        "sides": None,
-        "rows": [row.to_json() for row in found],
-        "stages": [],
-        "late": "",
-        "new": sorted(now.measured.keys() - then.measured.keys()),
-        "drifts": {},
-    }
+    new = sorted(now.measured.keys() - then.measured.keys())
+    judged = {"rows": [row.to_json() for row in found], "new": new, "drifts": {}}
     fields = {"judged": judged, "compared_with": with_run.name, "verdict": asdict(verdict)}
     return document | {"ddpperf": header | fields}
 
@@ -115,23 +105,22 @@ def _made(given: argparse.Namespace) -> list[str]:
         header["options"]["gpu_hour_price"] = given.gpu_hour_price
     kept = Storage(root=Path.cwd(), hardware_key=header["hardware_key"]).kept
     lines = report_tables(document).splitlines() if given.tables else []
-    shown: Output = (PAGE_BEGINS, "pages", lambda: page(document, kept()))
-    if given.output is not None and given.output.suffix == ".md":
-        shown = (RESULTS_BEGIN.encode(), "pages", lambda: results_page(document))
-    outputs: tuple[tuple[str, Path | None, Output], ...] = (
-        ("-o", given.output, shown),
-        ("--csv", given.csv, (CSV_BEGINS, "exports", lambda: metrics_csv(document))),
-        ("--curves", given.curves, (CURVES_BEGINS, "exports", lambda: curves_csv(document))),
-    )
-    for option, path, (begins, what, text) in outputs:
+
+    def save(option: str, path: Path | None, begins: bytes, what: str, text: Callable[[], str]) -> None:
         if path is not None:
             require_replaceable(option, str(path), begins, what)
             lines.append(f"saved {write_atomically(path, text())}")
+
+    if given.output is not None and given.output.suffix == ".md":
+        save("-o", given.output, RESULTS_BEGIN.encode(), "pages", lambda: results_page(document))
+    else:
+        save("-o", given.output, PAGE_BEGINS, "pages", lambda: page(document, kept()))
+    save("--csv", given.csv, CSV_BEGINS, "exports", lambda: metrics_csv(document))
+    save("--curves", given.curves, CURVES_BEGINS, "exports", lambda: curves_csv(document))
     if given.plots is not None:
         lines.append(f"saved {write_plots(given.plots, document, kept())}")
-    verbose = given.verbose
-    last = verdict_lines(document["ddpperf"], verbose=verbose)
-    return lines or [*summary_lines(document, verbose=verbose), *last]
+    summary = summary_lines(document, verbose=given.verbose)
+    return lines or [*summary, *verdict_lines(document["ddpperf"], verbose=given.verbose)]
 
 
 if __name__ == "__main__":

@@ -59,6 +59,5 @@ def _csv(document: Mapping[str, Any], names: Sequence[str], rows: Iterable[Mappi
     output = io.StringIO()
     writer = csv.DictWriter(output, [*run, *names], lineterminator="\n")
     writer.writeheader()
-    for row in rows:
-        writer.writerow(run | dict(row))
+    writer.writerows(run | dict(row) for row in rows)
     return output.getvalue()

@@ -6,8 +6,9 @@ A test without an entry, such as a test of your own suite, has a table with all 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from ddpperf.specs import DATA_PARALLEL_PARTS, PARTS
+from ddpperf.specs import PARTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,184 +31,106 @@ class Experiment:
     time_last: bool = False
 
 
-SCALING = ("speedup", "efficiency", "images_per_second", "ddp_over_data_parallel", "epoch_seconds")
-CALLS = ("algbw_bytes_per_second", "busbw_bytes_per_second", "link_utilization", "framework_seconds")
-LAW = (
-    *("serial_fraction", "speedup_of_*", "predicted_speedup_of_32", "predicted_speedup_of_*"),
-    "predicted_efficiency_of_32",
-)
+def _experiment(title: str, metrics: str, **fields: Any) -> Experiment:
+    return Experiment(title=title, metrics=tuple(metrics.split()), **fields)
+
+
+SCALING = "speedup efficiency images_per_second ddp_over_data_parallel epoch_seconds"
+CALLS = "algbw_bytes_per_second busbw_bytes_per_second link_utilization framework_seconds"
+LAW = "serial_fraction speedup_of_* predicted_speedup_of_32 predicted_speedup_of_* predicted_efficiency_of_32"
 TRAINING = (
-    "test_accuracy",
-    "train_accuracy",
-    "mirrored_test_accuracy",
-    "accuracy_over_*",
-    "reported_*",
-    "accuracy_without_set_epoch",
-    "accuracy_unscaled_rate",
-    "gpu_utilization_mean",
-    "cpu_utilization_mean",
-    "power_watts_mean",
-    "joules_per_epoch",
+    "test_accuracy train_accuracy mirrored_test_accuracy accuracy_over_* reported_* "
+    "accuracy_without_set_epoch accuracy_unscaled_rate gpu_utilization_mean cpu_utilization_mean "
+    "power_watts_mean joules_per_epoch"
 )
-SAMPLER = ("missing_images", "repeated_images", "repeated_places")
-PART_SECONDS = tuple(f"{part}_seconds" for part in PARTS)
-PART_SPEEDUPS = tuple(f"{part}_speedup" for part in ("forward", "backward", "optimizer", "loading", "data"))
+SAMPLER = "missing_images repeated_images repeated_places"
+PART_SECONDS = " ".join(f"{part}_seconds" for part in PARTS)
+PART_SPEEDUPS = "forward_speedup backward_speedup optimizer_speedup loading_speedup data_speedup"
+PARTS_SPEEDUP = "speedup of the parts of a step"
 EXPERIMENTS = {
-    "test_weak_scaling": Experiment(title="scaling", kind="weak", metrics=SCALING),
-    "test_strong_scaling": Experiment(title="scaling", kind="strong", metrics=SCALING),
-    "test_epoch_scaling": Experiment(
-        title="scaling of epochs", metrics=("speedup", "efficiency", "images_per_second", "step_seconds")
+    "test_weak_scaling": _experiment("scaling", SCALING, kind="weak"),
+    "test_strong_scaling": _experiment("scaling", SCALING, kind="strong"),
+    "test_epoch_scaling": _experiment(
+        "scaling of epochs", "speedup efficiency images_per_second step_seconds"
     ),
-    "test_gustafson": Experiment(title="Gustafson's law", metrics=LAW),
-    "test_amdahl": Experiment(title="Amdahl's law", metrics=LAW, global_batch=True),
-    "test_projection": Experiment(
-        title="projection to more devices",
-        metrics=("projected_efficiency_on_*", "projected_excess_on_*", "excess_seconds", "projection_error"),
+    "test_gustafson": _experiment("Gustafson's law", LAW),
+    "test_amdahl": _experiment("Amdahl's law", LAW, global_batch=True),
+    "test_projection": _experiment(
+        "projection to more devices",
+        "projected_efficiency_on_* projected_excess_on_* excess_seconds projection_error",
     ),
-    "test_step_breakdown": Experiment(
-        title="step breakdown",
-        metrics=(*PART_SECONDS[1:], "straggler_spread", "gpu_busy_fraction", "mfu"),
+    "test_step_breakdown": _experiment(
+        "step breakdown", f"{PART_SECONDS} straggler_spread gpu_busy_fraction mfu"
     ),
-    "test_epoch_breakdown": Experiment(title="epoch breakdown", metrics=PART_SECONDS),
-    "test_weak_parts_speedup": Experiment(
-        title="speedup of the parts of a step", kind="weak", metrics=PART_SPEEDUPS
+    "test_epoch_breakdown": _experiment("epoch breakdown", PART_SECONDS),
+    "test_weak_parts_speedup": _experiment(PARTS_SPEEDUP, PART_SPEEDUPS, kind="weak"),
+    "test_strong_parts_speedup": _experiment(PARTS_SPEEDUP, PART_SPEEDUPS, kind="strong"),
+    "test_comm_split": _experiment(
+        "communication in a step",
+        "exposed_comm_seconds traced_exposed_comm_seconds exposed_inside_node_seconds "
+        "exposed_between_nodes_seconds traced_comm_seconds comm_without_waiting_seconds replayed_comm_seconds overlap_fraction "
+        "gradient_busbw_bytes_per_second link_utilization",
     ),
-    "test_strong_parts_speedup": Experiment(
-        title="speedup of the parts of a step", kind="strong", metrics=PART_SPEEDUPS
+    "test_data_parallel_split": _experiment(
+        "communication of DataParallel",
+        "exposed_comm_seconds traced_exposed_comm_seconds traced_comm_seconds replicate_seconds "
+        "scatter_seconds gather_seconds reduce_seconds comm_over_ddp idle_in_comm_seconds overlap_fraction",
     ),
-    "test_comm_split": Experiment(
-        title="communication in a step",
-        metrics=(
-            "exposed_comm_seconds",
-            "traced_exposed_comm_seconds",
-            "exposed_inside_node_seconds",
-            "exposed_between_nodes_seconds",
-            "traced_comm_seconds",
-            "comm_without_waiting_seconds",
-            "replayed_comm_seconds",
-            "overlap_fraction",
-            "gradient_busbw_bytes_per_second",
-            "link_utilization",
-        ),
+    "test_strategies": _experiment(
+        "strategies", "speedup_over_ddp images_per_second communicated_bytes_per_epoch peak_memory_bytes"
     ),
-    "test_data_parallel_split": Experiment(
-        title="communication of DataParallel",
-        metrics=(
-            "exposed_comm_seconds",
-            "traced_exposed_comm_seconds",
-            "traced_comm_seconds",
-            *(f"{part}_seconds" for part in DATA_PARALLEL_PARTS),
-            "comm_over_ddp",
-            "idle_in_comm_seconds",
-            "overlap_fraction",
-        ),
+    "test_execution": _experiment(
+        "execution modes",
+        "speedup_over_eager images_per_second cpu_seconds launch_bound peak_memory_bytes "
+        "compile_seconds capture_seconds",
     ),
-    "test_strategies": Experiment(
-        title="strategies",
-        metrics=(
-            "speedup_over_ddp",
-            "images_per_second",
-            "communicated_bytes_per_epoch",
-            "peak_memory_bytes",
-        ),
+    "test_precision": _experiment(
+        "precision", "speedup_over_* images_per_second loss_after_5_steps peak_memory_bytes"
     ),
-    "test_execution": Experiment(
-        title="execution modes",
-        metrics=(
-            "speedup_over_eager",
-            "images_per_second",
-            "cpu_seconds",
-            "launch_bound",
-            "peak_memory_bytes",
-            "compile_seconds",
-            "capture_seconds",
-        ),
+    "test_all_reduce": _experiment("collectives", CALLS),
+    "test_collective": _experiment("collectives", CALLS),
+    "test_fastest_all_reduce": _experiment("fastest all_reduce", "speedup_of_the_best_other"),
+    "test_backend_model": _experiment(
+        "all_reduce model",
+        "latency_seconds asymptotic_busbw_bytes_per_second link_utilization held_out_error between_*",
     ),
-    "test_precision": Experiment(
-        title="precision",
-        metrics=("speedup_over_*", "images_per_second", "loss_after_5_steps", "peak_memory_bytes"),
+    "test_cost_model": _experiment(
+        "all_reduce cost model",
+        "latency_seconds link_bytes_per_second link_utilization held_out_error reduce_byte_seconds "
+        "inside_* between_*",
     ),
-    "test_all_reduce": Experiment(title="collectives", metrics=CALLS),
-    "test_collective": Experiment(title="collectives", metrics=CALLS),
-    "test_fastest_all_reduce": Experiment(
-        title="fastest all_reduce", metrics=("speedup_of_the_best_other",)
-    ),
-    "test_backend_model": Experiment(
-        title="all_reduce model",
-        metrics=(
-            "latency_seconds",
-            "asymptotic_busbw_bytes_per_second",
-            "link_utilization",
-            "held_out_error",
-            "between_*",
-        ),
-    ),
-    "test_cost_model": Experiment(
-        title="all_reduce cost model",
-        metrics=(
-            "latency_seconds",
-            "link_bytes_per_second",
-            "link_utilization",
-            "held_out_error",
-            "reduce_byte_seconds",
-            "inside_*",
-            "between_*",
-        ),
-    ),
-    "test_precision_accuracy": Experiment(
-        title="precision of whole trainings",
-        metrics=(
-            "speedup_over_*",
-            "test_accuracy",
-            "train_accuracy",
-            "accuracy_over_fp32",
-            "images_per_second",
-            "skipped_steps",
-        ),
+    "test_precision_accuracy": _experiment(
+        "precision of whole trainings",
+        "speedup_over_* test_accuracy train_accuracy accuracy_over_fp32 images_per_second skipped_steps",
         time_last=True,
     ),
-    "test_batch_size": Experiment(
-        title="batch size",
-        metrics=(
-            "images_per_second",
-            "loading_fraction",
-            "peak_memory_bytes",
-            "gpu_utilization_mean",
-            "joules_per_epoch",
-        ),
+    "test_batch_size": _experiment(
+        "batch size",
+        "images_per_second loading_fraction peak_memory_bytes gpu_utilization_mean joules_per_epoch",
     ),
-    "test_loader_workers": Experiment(
-        title="loader workers", metrics=("enough_workers", "loading_fraction_with_*_workers")
+    "test_loader_workers": _experiment("loader workers", "enough_workers loading_fraction_with_*_workers"),
+    "test_largest_batch": _experiment("largest batch", "largest_batch_size images_per_second_at_*"),
+    "test_large_batch": _experiment("whole trainings", TRAINING, time_last=True),
+    "test_remedies": _experiment("remedies for large batches", TRAINING, time_last=True),
+    "test_report_training": _experiment("trainings of reports", TRAINING, time_last=True),
+    "test_long_run": _experiment("long trainings", TRAINING, time_last=True),
+    "test_same_result_on_more_devices": _experiment(
+        "the same training on more devices", TRAINING, time_last=True
     ),
-    "test_largest_batch": Experiment(
-        title="largest batch", metrics=("largest_batch_size", "images_per_second_at_*")
-    ),
-    "test_large_batch": Experiment(title="whole trainings", metrics=TRAINING, time_last=True),
-    "test_remedies": Experiment(title="remedies for large batches", metrics=TRAINING, time_last=True),
-    "test_report_training": Experiment(title="trainings of reports", metrics=TRAINING, time_last=True),
-    "test_long_run": Experiment(title="long trainings", metrics=TRAINING, time_last=True),
-    "test_same_result_on_more_devices": Experiment(
-        title="the same training on more devices", metrics=TRAINING, time_last=True
-    ),
-    "test_messages": Experiment(
-        title="messages of a step",
-        metrics=(
-            "gradients_bytes",
-            "parameters_bytes",
-            "buffers_bytes",
-            "model_bytes",
-            "metrics_bytes",
-            "gradients_over_parameters",
-            "start_initial_state_bytes",
-        ),
+    "test_messages": _experiment(
+        "messages of a step",
+        "gradients_bytes parameters_bytes buffers_bytes model_bytes metrics_bytes "
+        "gradients_over_parameters start_initial_state_bytes",
         timed=False,
     ),
-    "test_shards_are_disjoint_and_cover_the_data": Experiment(title="sampler", metrics=SAMPLER, timed=False),
-    "test_without_set_epoch_the_epochs_repeat": Experiment(title="sampler", metrics=SAMPLER, timed=False),
-}  # fmt: skip
+    "test_shards_are_disjoint_and_cover_the_data": _experiment("sampler", SAMPLER, timed=False),
+    "test_without_set_epoch_the_epochs_repeat": _experiment("sampler", SAMPLER, timed=False),
+}
 # Tables that a run of many experiments leaves out: exact counts, and what other tables imply
 DETAILS = ("messages of a step", "sampler", "fastest all_reduce", "all_reduce model", "all_reduce cost model")
-WHOLE_TRAININGS = tuple(name for name, experiment in EXPERIMENTS.items() if experiment.metrics is TRAINING)
+WHOLE_TRAININGS = tuple(
+    name for name, experiment in EXPERIMENTS.items() if experiment.metrics == tuple(TRAINING.split())
+)
 
 
 def experiment_of(test: str) -> Experiment:

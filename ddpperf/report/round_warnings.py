@@ -38,10 +38,8 @@ def warnings_of(stored: dict[str, Any]) -> list[str]:
     if ONE_DEVICE in references:
         spreads = [spread_over_ranks(sample.seconds) or 0.0 for sample in references[ONE_DEVICE].samples]
         if max(spreads) > UNEQUAL_DEVICES:
-            limit = f"{UNEQUAL_DEVICES:.0%}"
-            warnings.append(
-                f"t(1) of the devices differs by more than {limit}; the slowest device's t(1) is used"
-            )
+            differs = f"t(1) of the devices differs by more than {UNEQUAL_DEVICES:.0%}"
+            warnings.append(f"{differs}; the slowest device's t(1) is used")
     return list(dict.fromkeys(warnings))
 
 
@@ -81,8 +79,6 @@ def _round_warnings(measured: Measured, whose: str) -> list[str]:
     if drifts := [change for seconds in _rounds(measured) if (change := drift(seconds)) is not None]:
         warnings.append(f"{whose} rounds drift by {max(drifts, key=abs):+.0%} from the first to the last")
     if (slowdown := max(measured.counter("graph_slowdown").values(), default=1.0)) > SLOW_PACE:
-        warnings.append(
-            f"{whose} CUDA graphs were replayed at the GPU's slower pace: a small kernel took {slowdown:.2f} "
-            "times as long"
-        )
+        slower = f"a small kernel took {slowdown:.2f} times as long"
+        warnings.append(f"{whose} CUDA graphs were replayed at the GPU's slower pace: {slower}")
     return warnings

@@ -29,16 +29,8 @@ from ddpperf.specs import (
 )
 from ddpperf.specs.labels import labels
 
-DESCRIBED = (
-    "GPUs",
-    "ranks",
-    "batch",
-    "global batch",
-    "model",
-    "execution",
-    "strategy",
-    "recipe",
-)  # properties
+# The properties that describe a case in a sentence
+DESCRIBED = ("GPUs", "ranks", "batch", "global batch", "model", "execution", "strategy", "recipe")
 BY_EPOCH = (
     *("train_loss", "train_accuracy", "test_loss", "test_accuracy"),
     *("train_seconds", "epoch_seconds", "skipped_steps"),
@@ -80,12 +72,11 @@ class Case:
         if not is_ab_run(self.header):
             return found
         sets = {sample.set for sample in self.measured.samples}
-        sides = {}
+        of_candidate = {}
         for name, metric in found.items():
-            by_set = {set_name: value for set_name, value in metric["by_set"].items() if set_name in sets}
-            if by_set:
-                sides[name] = metric | {"value": median(by_set.values()), "by_set": by_set}
-        return sides
+            if by_set := {of_set: value for of_set, value in metric["by_set"].items() if of_set in sets}:
+                of_candidate[name] = metric | {"value": median(by_set.values()), "by_set": by_set}
+        return of_candidate
 
     @property
     def experiment(self) -> Experiment:
@@ -94,13 +85,11 @@ class Case:
     @property
     def recipe(self) -> str:
         """The name of the training recipe, or ""."""
-        found: str = self.header.get("recipes", {}).get(self.test, "")
-        return found
+        return str(self.header.get("recipes", {}).get(self.test, ""))
 
     @property
     def outcome(self) -> str:
-        found: str = self.header["outcomes"][self.test]["kind"]
-        return found
+        return str(self.header["outcomes"][self.test]["kind"])
 
     @cached_property
     def properties(self) -> dict[str, str]:
@@ -182,12 +171,10 @@ class Case:
     def notes(self) -> list[str]:
         """The explanations of the test's results."""
         texts = [note["text"] for note in self.stored["notes"] if note["kind"] == NoteKind.INFO]
-        retired = {name: self.stored["spec"].get(name) for name in RETIRED_FIELDS}
-        return texts + [
-            f"measured with {name}={value}, which this version no longer has"
-            for name, value in retired.items()
-            if value
-        ]
+        for name in RETIRED_FIELDS:
+            if value := self.stored["spec"].get(name):
+                texts.append(f"measured with {name}={value}, which this version no longer has")
+        return texts
 
     @property
     def link_bytes_per_second(self) -> float | None:
@@ -269,9 +256,8 @@ def cases_of(document: Mapping[str, Any]) -> list[Case]:
     """Return the measured tests of a stored run, in their order."""
     header = document["ddpperf"]
     stored = {found["fullname"]: found["extra_info"]["ddpperf"] for found in document["benchmarks"]}
-    return [
-        Case(test=test, stored=stored[test], header=header) for test in header["outcomes"] if test in stored
-    ]
+    tests = (test for test in header["outcomes"] if test in stored)
+    return [Case(test=test, stored=stored[test], header=header) for test in tests]
 
 
 def looks_worse(row: Mapping[str, Any]) -> bool:

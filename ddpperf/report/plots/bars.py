@@ -38,26 +38,21 @@ def communication(cases: Sequence[Case]) -> Figure | None:
     names = ("compute alone", "compute and communication overlap", "exposed communication")
     bars: Bars = []
     for case in cases:
-        exposed, whole, compute = (
-            case.value(f"{name}_seconds") for name in ("traced_exposed_comm", "traced_comm", "compute")
-        )
+        exposed, whole = case.value("traced_exposed_comm_seconds"), case.value("traced_comm_seconds")
+        compute = case.value("compute_seconds")
         if exposed is not None and whole is not None and compute is not None:
-            hidden = whole - exposed
-            parts = (compute - hidden, hidden, exposed)
+            parts = (compute - (whole - exposed), whole - exposed, exposed)
             bars.append((label(case), dict(zip(names, parts, strict=True))))
     return _stacked(bars, names, "profiled step")
 
 
 def step_parts(cases: Sequence[Case]) -> Figure | None:
-    names = {
-        part.replace("_", " "): f"{part}_seconds"
-        for part in PARTS
-        if any(f"{part}_seconds" in case.metrics for case in cases)
-    }
-    bars = [
-        (label(case), {name: case.value(metric) or 0.0 for name, metric in names.items()}) for case in cases
-    ]
-    return _stacked(bars, [*names], "step")
+    parts = [part for part in PARTS if any(f"{part}_seconds" in case.metrics for case in cases)]
+    bars: Bars = []
+    for case in cases:
+        seconds = {part.replace("_", " "): case.value(f"{part}_seconds") or 0.0 for part in parts}
+        bars.append((label(case), seconds))
+    return _stacked(bars, [part.replace("_", " ") for part in parts], "step")
 
 
 def ab_ratios(header: Mapping[str, Any]) -> Picture | None:
@@ -65,10 +60,9 @@ def ab_ratios(header: Mapping[str, Any]) -> Picture | None:
         row
         for row in judged_rows(header)
         if row["metric"] == "time" and row["high"] is not None and row["tests"]
-        if row["finding"] != "for information"
+        if row["finding"] != "for information" and row["stages"] != ["stored run"]
     ]
-    rows = [row for row in times if row["stages"] != ["stored run"]]
-    rows = sorted(rows, key=lambda row: -row["ratio"])[:MOST_ROWS]
+    rows = sorted(times, key=lambda row: -row["ratio"])[:MOST_ROWS]
     if not rows:
         return None
     names = [

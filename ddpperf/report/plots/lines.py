@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from ddpperf.analysis.bandwidth import all_reduce_busbw
 from ddpperf.analysis.scaling import PREDICTED_DEVICES
 from ddpperf.analysis.statistics import mean_interval
 from ddpperf.report.plots.picture import label, legend, line_frame, line_look, new_figure
-from ddpperf.report.questions.figures import measured_speedups, predicted_by
+from ddpperf.report.questions.figures import devices_of, measured_speedups, predicted_by
 from ddpperf.report.stored_cases import Case, of_functions, usual_strategy
 from ddpperf.specs import AllReduceSpec
 
@@ -25,10 +24,9 @@ Points = list[tuple[float, float, Case]]  # x, y, and the case that was measured
 
 
 def _series(cases: Sequence[Case], y: str, without: Sequence[str], *, usual: str = "") -> dict[str, Points]:
-    """Return the points of each line by its label.
+    """Return the points of each line by its label: a metric by world size, or by a collective's bytes.
 
-    The horizontal axis has the world size, or the bytes of a collective. y: a metric. without: the
-    properties to leave out of the labels. usual: a strategy that labels leave out, too.
+    without: the properties to leave out of the labels. usual: a strategy that labels leave out, too.
     """
     series: dict[str, Points] = {}
     for case in cases:
@@ -44,7 +42,7 @@ def _series(cases: Sequence[Case], y: str, without: Sequence[str], *, usual: str
 def scaling(cases: Sequence[Case]) -> Figure | None:
     """Draw speedups, in panels for weak and for strong scaling, each with at most MOST_LINES lines."""
     header, usual = cases[0].header, usual_strategy(cases)
-    x = "GPUs" if header["options"].get("device") == "cuda" else "ranks"
+    x = devices_of(cases[0])
     panels: list[tuple[str, list[tuple[str, Points]]]] = []
     for kind in dict.fromkeys(case.experiment.kind for case in cases):
         of_kind = [case for case in cases if case.experiment.kind == kind]
@@ -70,11 +68,10 @@ def scaling(cases: Sequence[Case]) -> Figure | None:
         axes.set(title=title, ylabel="speedup", xlabel=f"{x} (bars: thresholds)" if floors else x)
     for axes in grid[len(panels) :]:
         axes.remove()
-    shown = {
-        name: line
-        for axes in figure.axes
-        for line, name in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
+    shown: dict[str, Any] = {}
+    for axes in figure.axes:
+        handles, names = axes.get_legend_handles_labels()
+        shown |= zip(names, handles, strict=True)
     others = f"{usual} unless named" if usual else None
     look: dict[str, Any] = {"loc": "outside right upper", "title": others, "title_fontsize": 7}
     figure.legend(list(shown.values()), list(shown), **look)
@@ -140,8 +137,8 @@ def _draw_prediction(axes: Axes, case: Case, most: float, **look: Any) -> None:
     if not predicted:
         return
     axes.plot(curve, [found.value for found in predicted], **look)
-    low, high = [found.low for found in predicted], [found.high for found in predicted]
-    if all(map(math.isfinite, (*low, *high))):
+    if case.interval("serial_fraction"):
+        low, high = [found.low for found in predicted], [found.high for found in predicted]
         axes.fill_between(curve, low, high, color=look["color"], alpha=0.15)
 
 

@@ -11,15 +11,7 @@ from statistics import mean, median
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from ddpperf.report.plots.picture import (
-    COLOURS,
-    LEAST_HEIGHT,
-    ROW_HEIGHT,
-    Picture,
-    label,
-    line_look,
-    new_figure,
-)
+from ddpperf.report.plots.picture import COLOURS, Picture, label, line_look, new_figure, row_height
 from ddpperf.report.stored_cases import Case, curve_points, without_file
 from ddpperf.results.samples import Measured
 from ddpperf.specs import RunSpec
@@ -142,7 +134,7 @@ def kept_runs(history: History) -> Picture | None:
         return None
     usual = {test: median(seconds[test] for _, seconds in history if test in seconds) for test in tests}
     ratios = [[seconds.get(test, math.nan) / usual[test] for _, seconds in history] for test in tests]
-    figure = new_figure(max(LEAST_HEIGHT, 1.2 + ROW_HEIGHT * (len(tests) // 2)))
+    figure = new_figure(row_height(len(tests) // 2))
     axes = figure.subplots()
     axes.grid(False)
     image = axes.imshow(ratios, aspect="auto", cmap="cividis", vmin=0.8, vmax=1.25, interpolation="none")

@@ -74,11 +74,8 @@ def label(case: Case, *, without: Sequence[str] = ()) -> str:
 def line_look(number: int) -> dict[str, Any]:
     """Return colour, marker and line style of a line; the first 48 lines differ."""
     which = number % len(COLOURS)
-    return {
-        "color": COLOURS[which],
-        "marker": MARKERS[which],
-        "linestyle": LINES[number // len(COLOURS) % len(LINES)],
-    }
+    line = LINES[number // len(COLOURS) % len(LINES)]
+    return {"color": COLOURS[which], "marker": MARKERS[which], "linestyle": line}
 
 
 def new_figure(height: float) -> Figure:
@@ -86,6 +83,11 @@ def new_figure(height: float) -> Figure:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(WIDTH, height), layout="constrained")
+
+
+def row_height(rows: int) -> float:
+    """Return the height of a figure with so many rows, in inches."""
+    return max(LEAST_HEIGHT, 1.2 + ROW_HEIGHT * rows)
 
 
 def line_frame(*, lines: int) -> tuple[Figure, Axes]:
@@ -96,7 +98,7 @@ def line_frame(*, lines: int) -> tuple[Figure, Axes]:
 
 def row_frame(names: Sequence[str], what: str) -> tuple[Figure, Axes]:
     """Return a figure with a row for each name, the first on top. what: the horizontal axis."""
-    figure = new_figure(max(LEAST_HEIGHT, 1.2 + ROW_HEIGHT * len(names)))
+    figure = new_figure(row_height(len(names)))
     axes = figure.subplots()
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)

@@ -48,8 +48,6 @@ def report_tables(document: Mapping[str, Any]) -> str:
     if missing:
         parts += ["## Not measured in this run", "", *missing, ""]
     if others := len(cases) - len(answering):
-        parts += [
-            f"{counted(others, 'more test')} of this run: python -m ddpperf.report RUN.json shows them.",
-            "",
-        ]
+        more = counted(others, "more test")
+        parts += [f"{more} of this run: python -m ddpperf.report RUN.json shows them.", ""]
     return "\n".join(parts)

@@ -1,16 +1,17 @@
-"""The figures of a grid: stored metrics, what is computed from them, and cases of several rows."""
+"""The figures of a grid: stored metrics, what is computed from them, cases of several rows, and sentences."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from statistics import median
 
+from ddpperf.analysis.batch_size import LEAST_FRACTION
 from ddpperf.analysis.cost_models import REPORT_FORMULAS, ReportFormula
 from ddpperf.analysis.scaling import (
     PREDICTED_DEVICES,
-    Law,
     amdahl_speedup,
     gustafson_speedup,
     not_predictable,
@@ -24,7 +25,7 @@ from ddpperf.results import units
 from ddpperf.results.metrics import MESSAGE_KINDS, find
 from ddpperf.specs import PARTS, AllReduceSpec, RunSpec, TrainingSpec
 
-Value = float | str | None  # a string is printed as it is
+Value = float | str  # a string is printed as it is
 Texts = dict[str, str]  # by the headings of columns, or by the names of properties
 OF_IMAGES = re.compile(r"\w*(accuracy|loss)\w*")  # means nothing for synthetic images
 
@@ -32,16 +33,6 @@ OF_IMAGES = re.compile(r"\w*(accuracy|loss)\w*")  # means nothing for synthetic 
 def training_of(case: Case) -> TrainingSpec:
     assert isinstance(case.measured.spec, TrainingSpec)
     return case.measured.spec
-
-
-def nbytes_of(case: Case) -> int:
-    assert isinstance(case.measured.spec, AllReduceSpec)
-    return case.measured.spec.nbytes
-
-
-def without_batch(recipe: str, batch_size: int) -> str:
-    """Return the name of a recipe without its batch size: "2048, LARS" becomes "LARS"."""
-    return re.sub(rf"^{batch_size},? ", "", recipe)
 
 
 def is_of_the_library(case: Case) -> bool:
@@ -76,9 +67,12 @@ def text_of(case: Case, name: str, *, per_epoch: bool = False) -> str:
     """
     scale = training_of(case).steps_per_epoch if per_epoch else 1
     if name in COMPUTED:
-        found, form = COMPUTED[name]
-        value = found(case)
-        return value if isinstance(value, str) else "" if value is None else form(scale * value)
+        computed, form = COMPUTED[name]
+        try:
+            value = computed(case)
+        except KeyError:  # a metric that the figure needs
+            return ""
+        return value if isinstance(value, str) else form(scale * value)
     metric = find(name)
     form = units.points if name.startswith("accuracy_") else metric.format
     scale = scale if metric.unit in ("s", "B") else 1
@@ -96,46 +90,44 @@ ENDS = ("mean", "peak")
 # --- what is computed from metrics
 
 
-def _extra_device_time(case: Case) -> float | None:
-    efficiency = case.value("efficiency")
-    return 1 / efficiency - 1 if efficiency else None
+def _stored(case: Case, name: str) -> float:
+    """Return the value of a metric; raise KeyError if the case does not have it."""
+    return float(case.metrics[name]["value"])
 
 
-def _saved_fraction(case: Case) -> float | None:
-    """Return the fraction of the time on one device that more devices save."""
-    saved, device = _cost(case, "saved"), _cost(case, "device")
-    if saved is None or device is None:
-        return None
-    return saved / (saved + device / case.measured.spec.world_size)
-
-
-def _cost(case: Case, name: str) -> float | None:
+def _cost(case: Case, name: str) -> float:
     """Return device, saved or extra device seconds of the epoch or the training that a case measures."""
     of = "of_training" if isinstance(case.measured.spec, RunSpec) else "per_epoch"
-    return case.value(f"{name}_seconds_{of}")
+    return _stored(case, f"{name}_seconds_{of}")
 
 
-def _price(case: Case, name: str) -> float | None:
-    """Return the price of device seconds, if --gpu-hour-price was given."""
-    price, seconds = case.header["options"].get("gpu_hour_price"), _cost(case, name)
-    return None if price is None or seconds is None else price * seconds / 3600
+def _saved_fraction(case: Case) -> float:
+    """Return the fraction of the time on one device that more devices save."""
+    saved = _cost(case, "saved")
+    return saved / (saved + _cost(case, "device") / case.measured.spec.world_size)
 
 
-def _price_of_saved_hour(case: Case) -> float | None:
-    price, saved = _price(case, "extra_device"), _cost(case, "saved")
-    return price / (saved / 3600) if price is not None and saved and saved > 0 else None
+def _price(case: Case, name: str) -> float:
+    """Return the price of device seconds; raise KeyError without --gpu-hour-price."""
+    if (price := case.header["options"].get("gpu_hour_price")) is None:
+        raise KeyError("gpu_hour_price")
+    return float(price * _cost(case, name) / 3600)
 
 
-def _training_time(case: Case) -> float | None:
+def _price_of_saved_hour(case: Case) -> Value:
+    saved = _cost(case, "saved")
+    return _price(case, "extra_device") / (saved / 3600) if saved > 0 else ""
+
+
+def _training_time(case: Case) -> Value:
     """Return the seconds of a training without its evaluations, as mean over the seeds."""
-    spec, rate = case.measured.spec, case.value("images_per_second")
-    return spec.images / rate if isinstance(spec, RunSpec) and rate else None
+    spec = case.measured.spec
+    return spec.images / _stored(case, "images_per_second") if isinstance(spec, RunSpec) else ""
 
 
-def _ddp_step(case: Case) -> float | None:
+def _ddp_step(case: Case) -> float:
     """Return the seconds of a DDP step with the same execution and memory format."""
-    ddp = case.references.get("ddp")
-    return None if ddp is None else median(ddp.median_step_seconds().values())
+    return median(case.references["ddp"].median_step_seconds().values())
 
 
 def _over_ddp(case: Case) -> str:
@@ -144,57 +136,37 @@ def _over_ddp(case: Case) -> str:
     return units.factor(over) if known and over else ""
 
 
-def _sending(case: Case) -> float | None:
+def _sending(case: Case) -> float:
     """Return the seconds of communication of the rank that waits least; DataParallel has one process."""
-    return case.value("comm_without_waiting_seconds") or case.value("traced_comm_seconds")
+    return case.value("comm_without_waiting_seconds") or _stored(case, "traced_comm_seconds")
 
 
-def _fraction_of_step(case: Case) -> float | None:
-    sending = _sending(case)
-    return None if sending is None else sending / case.seconds
+def _sent_at(case: Case, formula: ReportFormula) -> float:
+    """Return the bandwidth of the gradients by a formula; busbw is that of the first formula."""
+    N, busbw = case.measured.spec.world_size, _stored(case, "gradient_busbw_bytes_per_second")
+    return busbw * formula.seconds(N, 1.0, 1.0) / REPORT_FORMULAS[0].seconds(N, 1.0, 1.0)
 
 
-def _sent_at(formula: ReportFormula) -> Callable[[Case], float | None]:
-    """Return a function for the bandwidth of the gradients by a formula; busbw is that of the first one."""
-
-    def bandwidth(case: Case) -> float | None:
-        N, busbw = case.measured.spec.world_size, case.value("gradient_busbw_bytes_per_second")
-        return busbw and busbw * formula.seconds(N, 1.0, 1.0) / REPORT_FORMULAS[0].seconds(N, 1.0, 1.0)
-
-    return bandwidth
-
-
-def _predicted(formula: ReportFormula) -> Callable[[Case], str]:
-    """Return a function for the time of an all_reduce by a formula, and this time over the measured one."""
-
-    def text(case: Case) -> str:
-        if not (link := case.link_bytes_per_second):
-            return ""
-        seconds = formula.seconds(case.measured.spec.world_size, nbytes_of(case), link)
-        return f"{units.seconds(seconds)} ({units.factor(seconds / case.seconds)})"
-
-    return text
+def _predicted(case: Case, formula: ReportFormula) -> str:
+    """Return the time of an all_reduce by a formula, and this time over the measured one."""
+    spec, link = case.measured.spec, case.link_bytes_per_second
+    if not isinstance(spec, AllReduceSpec) or not link:
+        return ""
+    seconds = formula.seconds(spec.world_size, spec.nbytes, link)
+    return f"{units.seconds(seconds)} ({units.factor(seconds / case.seconds)})"
 
 
-def _messages(kind: str) -> Callable[[Case], str]:
-    """Return a function for the bytes and the number of a kind of messages."""
-
-    def text(case: Case) -> str:
-        if not (nbytes := case.value(f"{kind}_bytes")):
-            return ""
-        return f"{units.nbytes(nbytes)} in {int(case.value(f'{kind}_messages') or 0)}"
-
-    return text
+def _messages(case: Case, kind: str) -> str:
+    """Return the bytes and the number of a kind of messages."""
+    if not (nbytes := case.value(f"{kind}_bytes")):
+        return ""
+    return f"{units.nbytes(nbytes)} in {int(case.value(f'{kind}_messages') or 0)}"
 
 
-def _accuracy_after(epoch: int) -> Callable[[Case], float | None]:
-    """Return a function for the training accuracy of an epoch, with the first seed."""
-
-    def accuracy(case: Case) -> float | None:
-        found = case.measured.samples[0].counters.get(f"train_accuracy_{epoch}")
-        return None if is_synthetic(case) or not found else max(found)
-
-    return accuracy
+def _accuracy_after(case: Case, epoch: int) -> Value:
+    """Return the training accuracy of an epoch, with the first seed."""
+    found = case.measured.samples[0].counters[f"train_accuracy_{epoch}"]
+    return "" if is_synthetic(case) else max(found)
 
 
 COMPUTED: Mapping[str, tuple[Callable[[Case], Value], Callable[[float], str]]] = {
@@ -204,7 +176,7 @@ COMPUTED: Mapping[str, tuple[Callable[[Case], Value], Callable[[float], str]]] =
     "training_time": (_training_time, units.seconds),
     "whole_step": (lambda case: case.step_seconds, units.seconds),
     "other_seconds": (lambda case: case.other_seconds, units.seconds),
-    "extra_device_time": (_extra_device_time, units.change),
+    "extra_device_time": (lambda case: 1 / _stored(case, "efficiency") - 1, units.change),
     "saved_fraction": (_saved_fraction, units.percent),
     "device_minutes": (lambda case: _cost(case, "device"), lambda seconds: f"{seconds / 60:.4f}"),
     "saved": (lambda case: _cost(case, "saved"), units.seconds),
@@ -214,11 +186,11 @@ COMPUTED: Mapping[str, tuple[Callable[[Case], Value], Callable[[float], str]]] =
     "price_of_saved_hour": (_price_of_saved_hour, units.money),
     "over_ddp": (_over_ddp, str),
     "sending": (_sending, units.seconds),
-    "fraction_of_step": (_fraction_of_step, units.percent),
-    **{f"epoch {epoch}": (_accuracy_after(epoch), units.percent) for epoch in (1, 2)},
-    **{f"sent by {found.formula}": (_sent_at(found), units.bandwidth) for found in REPORT_FORMULAS},
-    **{f"time by {found.formula}": (_predicted(found), str) for found in REPORT_FORMULAS},
-    **{kind: (_messages(kind), str) for kind in MESSAGE_KINDS},
+    "fraction_of_step": (lambda case: _sending(case) / case.seconds, units.percent),
+    **{f"epoch {epoch}": (partial(_accuracy_after, epoch=epoch), units.percent) for epoch in (1, 2)},
+    **{f"sent by {by.formula}": (partial(_sent_at, formula=by), units.bandwidth) for by in REPORT_FORMULAS},
+    **{f"time by {by.formula}": (partial(_predicted, formula=by), str) for by in REPORT_FORMULAS},
+    **{kind: (partial(_messages, kind=kind), str) for kind in MESSAGE_KINDS},
 }
 
 # --- cases of several rows: each row has properties, which are its place, and figures by heading
@@ -230,28 +202,32 @@ def devices_of(case: Case) -> str:
     return "GPUs" if "GPUs" in case.properties else "ranks"
 
 
+def numbered(case: Case, name: str) -> dict[int, str]:
+    """Return the metrics whose names differ in a number, by this number; name: with # for the number."""
+    pattern = name.replace("#", r"(\d+)")
+    found = (re.fullmatch(pattern, metric) for metric in case.metrics)
+    return {int(match[1]): match[0] for match in found if match}
+
+
 def batches_tried(case: Case) -> Rows:
     """Yield the figures of each batch size that the search measured, and the smallest one that failed."""
-    found = [name.removeprefix("step_seconds_at_") for name in case.metrics if "step_seconds_at_" in name]
     failed = [int(size) for size in re.findall(r"a batch of (\d+) does not fit", " ".join(case.notes))]
     images = case.header["options"]["epoch_images"]
-    names = {"throughput": "images_per_second", "peak memory": "peak_memory_bytes"}
-    for size in sorted(map(int, found)):
-        step = case.value(f"step_seconds_at_{size}") or 0.0
-        times = {"step": units.seconds(step)}
+    for size, step in sorted(numbered(case, "step_seconds_at_#").items()):
+        figures = {"step": text_of(case, step)}
         if size <= images:
-            times["epoch"] = units.seconds(images / size * step)
-        others = {heading: text_of(case, f"{name}_at_{size}") for heading, name in names.items()}
-        yield {"batch": f"{size:,}"}, times | others
+            figures["epoch"] = units.seconds(images / size * (case.value(step) or 0.0))
+        figures["throughput"] = text_of(case, f"images_per_second_at_{size}")
+        figures["peak memory"] = text_of(case, f"peak_memory_bytes_at_{size}")
+        yield {"batch": f"{size:,}"}, figures
     if failed:
         yield {"batch": f"{min(failed):,}"}, {"step": "does not fit"}
 
 
 def workers_tried(case: Case) -> Rows:
     """Yield the fraction of an epoch that loading takes with each number of workers."""
-    for name in case.metrics:
-        if found := re.fullmatch(r"loading_fraction_with_(\d+)_workers", name):
-            yield {"workers": found[1], "input": ""}, {"loading": text_of(case, name)}
+    for workers, name in numbered(case, "loading_fraction_with_#_workers").items():
+        yield {"workers": str(workers), "input": ""}, {"loading": text_of(case, name)}
 
 
 def changed_trainings(case: Case) -> Rows:
@@ -270,17 +246,16 @@ def beside_reports(case: Case) -> Rows:
     names = [re.fullmatch(r"reported_(\w+)_([A-E])", name) for name in case.metrics]
     stated: dict[str, Texts] = {}
     for found in filter(None, names):
-        stated.setdefault(found[1], {})[f"report {found[2]}"] = _as_stated(case, found[0])
+        value, digits = case.value(found[0]) or 0.0, ".3f" if "loss" in found[1] else ".2%"
+        stated.setdefault(found[1], {})[f"report {found[2]}"] = f"{value:{digits}}"  # as the report states it
     for name, reports in stated.items():
-        place = {"figure": find(name).heading, "training": case.recipe}
-        place |= dict.fromkeys(("global batch", devices_of(case)), "")
+        place = {
+            "figure": find(name).heading,
+            "training": case.recipe,
+            "global batch": "",
+            devices_of(case): "",
+        }
         yield place, {"ddpperf": text_of(case, name), **reports}
-
-
-def _as_stated(case: Case, name: str) -> str:
-    """Return a loss or an accuracy of a report with the digits that the report has."""
-    value = case.value(name) or 0.0
-    return f"{value:.3f}" if "loss" in name else f"{value:.2%}"
 
 
 def part_speedups_of(case: Case) -> Rows:
@@ -288,15 +263,14 @@ def part_speedups_of(case: Case) -> Rows:
     law = weak_speedup if case.experiment.kind == "weak" else strong_speedup
     devices = devices_of(case)
     place = {devices: "", "together": f"{case.properties[devices]} {devices}"}
-    alone, together = 0.0, 0.0
+    names = {"alone": "{}_seconds_on_one_device", "together": "{}_seconds", "speedup": "{}_speedup"}
     for part in PARTS:
-        one, many = case.value(f"{part}_seconds_on_one_device"), case.value(f"{part}_seconds")
-        if one or many:
-            figures = {"alone": one, "together": many}
-            texts = {name: units.seconds(value) for name, value in figures.items() if value is not None}
-            found = {**texts, "speedup": text_of(case, f"{part}_speedup")}
-            yield place | {"part": part.replace("_", " ")}, found
-        alone, together = alone + (one or 0.0), together + (many or 0.0)
+        figures = {heading: text_of(case, name.format(part)) for heading, name in names.items()}
+        yield place | {"part": part.replace("_", " ")}, figures
+    alone, together = (
+        math.fsum(case.value(names[name].format(part)) or 0.0 for part in PARTS)
+        for name in ("alone", "together")
+    )
     if not alone or not together:  # the test failed before its parts were known
         return
     speedup = units.factor(law(alone, together, training_of(case).world_size))
@@ -304,37 +278,19 @@ def part_speedups_of(case: Case) -> Rows:
     yield place | {"part": "all parts"}, texts
 
 
-# --- laws
-
-SPEEDUP_BY: Mapping[str, Law] = {"Amdahl's law": amdahl_speedup, "Gustafson's law": gustafson_speedup}
-
-
-def fitted(case: Case) -> Estimate:
-    """Return the serial fraction of a law; the bounds are infinite if they are not known."""
-    low, high = case.interval("serial_fraction") or (-math.inf, math.inf)
-    return Estimate(value=case.value("serial_fraction") or 0.0, low=low, high=high)
+def measured_speedups(case: Case) -> dict[int, float]:
+    """Return the measured speedups of a law's test by the number of devices."""
+    return {N: case.metrics[name]["value"] for N, name in sorted(numbered(case, "speedup_of_#").items())}
 
 
 def predicted_by(case: Case, N: float) -> Estimate | None:
     """Return the speedup that a law predicts for N devices; None if the law predicts nothing."""
-    fraction = fitted(case)
-    if not_predictable(fraction.value):
+    fraction = case.value("serial_fraction") or 0.0
+    if not_predictable(fraction):
         return None
-    return predicted_speedup(SPEEDUP_BY[case.experiment.title], fraction, N)
-
-
-def _estimate(found: Estimate, form: Callable[[float], str]) -> str:
-    """Return a value with its 95% interval as text."""
-    known = math.isfinite(found.low) and math.isfinite(found.high)
-    interval = f"{form(found.low)} to {form(found.high)}" if known else "interval not known"
-    return f"{form(found.value)} ({interval})"
-
-
-def measured_speedups(case: Case) -> dict[int, float]:
-    """Return the measured speedups of a law's test by the number of devices."""
-    name = "speedup_of_"
-    measured = {key.removeprefix(name): found["value"] for key, found in case.metrics.items() if name in key}
-    return {int(N): speedup for N, speedup in sorted(measured.items()) if N.isdecimal()}
+    low, high = case.interval("serial_fraction") or (-math.inf, math.inf)
+    law = amdahl_speedup if case.experiment.global_batch else gustafson_speedup
+    return predicted_speedup(law, Estimate(value=fraction, low=low, high=high), N)
 
 
 def law_rows(case: Case) -> Rows:
@@ -344,10 +300,10 @@ def law_rows(case: Case) -> Rows:
     """
     if "serial_fraction" not in case.metrics:
         return
-    law, spec = case.experiment.title, training_of(case)
-    fraction = f"a serial fraction of {_estimate(fitted(case), units.percent)}"
-    place = {"kind": "", "law": law, "fraction": fraction}
-    measured = {1: 1.0} | measured_speedups(case)
+    unknown = "" if case.interval("serial_fraction") else " (interval not known)"
+    known = f"a serial fraction of {text_of(case, 'serial_fraction')}{unknown}"
+    place = {"kind": "", "law": case.experiment.title, "fraction": known}
+    spec, measured = training_of(case), {1: 1.0} | measured_speedups(case)
     N = spec.world_size
     steps = spec.steps_per_epoch if case.experiment.global_batch else spec.one_device().steps_per_epoch / N
     alone = steps * case.seconds * measured.get(N, math.nan)
@@ -356,7 +312,8 @@ def law_rows(case: Case) -> Rows:
         if N in measured:
             figures |= {"epoch": units.seconds(alone / measured[N]), "speedup": units.factor(measured[N])}
         if N > 1 and (predicted := predicted_by(case, N)) is not None:
-            figures["predicted speedup"] = _estimate(predicted, units.factor)
+            ends = f" ({units.factor(predicted.low)} to {units.factor(predicted.high)})"
+            figures["predicted speedup"] = units.factor(predicted.value) + (unknown or ends)
             figures["predicted epoch"] = units.seconds(alone / predicted.value)
             if N in measured:
                 figures["error of the speedup"] = units.change(predicted.value / measured[N] - 1)
@@ -365,9 +322,85 @@ def law_rows(case: Case) -> Rows:
 
 def projected(case: Case) -> Rows:
     """Yield the projected excess over one device and the projected efficiency on more devices."""
-    found = (re.fullmatch(r"projected_\w+_on_(\d+)", name) for name in case.metrics)
-    for N in dict.fromkeys(match[1] for match in found if match):
-        measured = {"excess": "excess_seconds", "error": "projection_error"}
+    for N in numbered(case, r"projected_\w+_on_#"):
         names = {"projected excess": f"projected_excess_on_{N}", "efficiency": f"projected_efficiency_on_{N}"}
-        names = (measured if int(N) == training_of(case).world_size else {}) | names
-        yield {devices_of(case): N}, {heading: text_of(case, name) for heading, name in names.items()}
+        if training_of(case).world_size == N:
+            names = {"excess": "excess_seconds", "error": "projection_error"} | names
+        yield {devices_of(case): str(N)}, {heading: text_of(case, name) for heading, name in names.items()}
+
+
+# --- sentences below a grid, on what no figure of it says
+
+# More devices are worth it up to such an efficiency; one at 50% takes twice the device time of one device.
+EFFICIENCY_LIMITS = (0.8, 0.5)
+
+
+def about_speedup(cases: Sequence[Case]) -> str:
+    return (
+        "t(1) of a speedup is that of the slowest device, measured in the same processes. It may differ from "
+        "the row of one device."
+    )
+
+
+def about_workers(cases: Sequence[Case]) -> str:
+    (case, *_) = cases
+    limit, enough = f"{LEAST_FRACTION:.0%} of an epoch", case.value("enough_workers")
+    if enough is None:
+        return f"No number of workers makes loading take less than {limit}."
+    return f"With {units.counted(int(enough), 'worker')}, loading takes less than {limit}."
+
+
+def about_formulas(cases: Sequence[Case]) -> str:
+    return (
+        "Predicted over measured is in parentheses; for 2 (N-1) S / N it is the link utilization. 2 (N-1) S "
+        "adds up the times of links that send at the same time. No formula includes latency, so all times "
+        "are too short for small buffers."
+    )
+
+
+def about_messages(cases: Sequence[Case]) -> str:
+    for case in cases:
+        if case.properties["strategy"] == "ddp":
+            sent = {kind: case.value(f"{kind}_bytes") or 0.0 for kind in MESSAGE_KINDS}
+            others = 1 - sent["gradients"] / sum(sent.values())
+            return f"In a step of DDP, {others:.2%} of the bytes are not gradients."
+    return "Plain DDP was not measured."
+
+
+def about_buffers(cases: Sequence[Case]) -> str:
+    """Compare steps that send only gradients with steps that also synchronize the BatchNorm buffers."""
+    found = {tuple(case.properties.items()): case for case in cases}
+    for case in cases:
+        with_buffers = case.properties["strategy"].replace("+no_buffer_sync", "")
+        other = found.get(tuple({**case.properties, "strategy": with_buffers}.items()))
+        if other is not None and other is not case:
+            change = units.change(other.seconds / case.seconds - 1)
+            return (
+                f"Do gradients suffice? With {case.described()}, a step that sends nothing else takes "
+                f"{units.seconds(case.seconds)}. If it also sends the buffers of BatchNorm, it takes "
+                f"{units.seconds(other.seconds)} ({change}). The weights are the same with both. Only the "
+                "statistics with which a rank evaluates differ."
+            )
+    return ""
+
+
+def about_enough(cases: Sequence[Case]) -> str:
+    """Count the trainings that keep an efficiency on the most devices, and those that get slower."""
+    most = max(training_of(case).world_size for case in cases)
+    on_most = [case for case in cases if training_of(case).world_size == most]
+    efficiencies = [case.value("efficiency") or 0.0 for case in on_most]
+    counts = ((limit, sum(value >= limit for value in efficiencies)) for limit in EFFICIENCY_LIMITS)
+    kept = ", ".join(f"{count} reach {limit:.0%}" for limit, count in counts)
+    slower = sum((case.value("speedup") or 1.0) < 1 for case in on_most)
+    trainings = f"{units.counted(len(on_most), 'training')} on {most} {devices_of(cases[0])}"
+    return f"Efficiency of {trainings}: {kept}. Slower than one device: {slower}."
+
+
+def about_laws(cases: Sequence[Case]) -> str:
+    """Return why a law predicts nothing."""
+    found = {
+        f"{case.experiment.title}, {case.described()}: {reason}, so nothing is predicted."
+        for case in cases
+        if (reason := not_predictable(case.value("serial_fraction") or 0.0))
+    }
+    return " ".join(sorted(found))

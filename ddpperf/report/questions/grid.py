@@ -26,28 +26,24 @@ def grid_lines(entries: Sequence[Entry], question: Question, numbers: Numbers) -
     A grid that is wider than a line continues below. A warning keeps its number in all grids.
     """
     devices = devices_of(entries[0].case)
-    rows, groups = (
-        [devices if name == DEVICES else name for name in names] for names in (question.rows, question.groups)
-    )
+    rows = [devices if name == DEVICES else name for name in question.rows]
+    groups = question.groups
     lines: list[str] = []
     for setup, found in _setups(entries, (*rows, *groups)).items():
         lines += [*wrapped(_caption(setup, found[-1].case), WIDTH, indent=0), ""]
         sizes = Counter(_values(entry, groups) for entry in found)
         by_size = sorted(found, key=lambda entry: -sizes[_values(entry, groups)])
         places = _in_order(_values(entry, rows) for entry in by_size)
-        named_axes = zip(rows, *places, strict=True)
-        labels: list[Column] = [axis for axis in named_axes if {*axis[1:]} != {NOTHING}]
+        labels = _known(list(zip(rows, *places, strict=True)))
         parts: list[Part] = []
         for group in _in_order(_values(entry, groups) for entry in found):
             of_group = {_values(entry, rows): entry for entry in found if _values(entry, groups) == group}
             entries_of_rows = [of_group.get(place) for place in places]
             if columns := _columns(entries_of_rows):
-                words = (
-                    in_words(*pair) if pair[0] == "input" else pair[1]
-                    for pair in zip(groups, group, strict=True)
-                )
+                known = [pair for pair in zip(groups, group, strict=True) if pair[1] != NOTHING]
+                words = [in_words(*pair) if pair[0] == "input" else pair[1] for pair in known]
                 marks = [_marks(entry, numbers) for entry in entries_of_rows]
-                parts.append((", ".join(word for word in words if word != NOTHING), columns, marks))
+                parts.append((", ".join(words), columns, marks))
         batch = next((name for name in groups if name in BATCHES and found[0].properties.get(name)), "")
         for table in _tables(labels, parts, batch):
             by_row = list(zip(*table, strict=True))
@@ -101,11 +97,12 @@ def _number(value: str) -> int:
 
 def _columns(row: Sequence[Entry | None]) -> list[Column]:
     """Return the columns of a group that have a figure."""
-    headings = dict.fromkeys(heading for entry in row if entry for heading in entry.figures)
-    columns = [
-        (heading, *((entry and entry.figures.get(heading)) or NOTHING for entry in row))
-        for heading in headings
-    ]
+    figures = [entry.figures if entry else {} for entry in row]
+    headings = dict.fromkeys(heading for found in figures for heading in found)
+    return _known([(heading, *(found.get(heading) or NOTHING for found in figures)) for heading in headings])
+
+
+def _known(columns: Iterable[Column]) -> list[Column]:
     return [column for column in columns if {*column[1:]} != {NOTHING}]
 
 
@@ -161,11 +158,9 @@ def _caption(setup: Setup, case: Case) -> str:
     machine = machine or [f"{environment['cpu']}, {environment['cores']} cores"]
     nodes = len(environment.get("nodes", ()))
     machine[0] = f"{nodes} nodes, each with {machine[0]}" if nodes > 1 else machine[0]
-    machine += [
-        rates_in_words(environment.get("links", ())),
-        f"torch {environment.get('torch', '')}".rstrip(),
-    ]
-    return ", ".join(filter(None, [*kinds, *words, *machine])) + "."
+    software = f"torch {environment.get('torch', '')}".rstrip()
+    links = rates_in_words(environment.get("links", ()))
+    return ", ".join(filter(None, [*kinds, *words, *machine, links, software])) + "."
 
 
 def markdown_table(headings: Sequence[str], *rows: Sequence[str]) -> list[str]:

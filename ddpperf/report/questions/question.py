@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from ddpperf.errors import Refused, first_line
-from ddpperf.report.questions import figures, sentences
+from ddpperf.report.questions import figures
 from ddpperf.report.stored_cases import Case, of_functions
 from ddpperf.results.metrics import find
 from ddpperf.specs import EpochSpec, RunSpec, TrainingSpec
 
 DEVICES = "devices"  # the axis of GPUs or ranks
 BATCHES = ("batch", "global batch")
+FUNCTIONS = ("chosen", "rows_of", "sentence")  # fields with the name of a function of figures.py
 FILE = Path(__file__).parent / "questions.toml"
 
 
@@ -56,13 +58,9 @@ class Question:
         ]
 
     def _row(self, case: Case) -> figures.Rows:
-        yield (
-            {},
-            {
-                heading: figures.text_of(case, name, per_epoch=self.per_epoch)
-                for heading, name in self.columns.items()
-            },
-        )
+        columns = self.columns.items()
+        texts = {heading: figures.text_of(case, name, per_epoch=self.per_epoch) for heading, name in columns}
+        yield {}, texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,10 +87,9 @@ def properties_of(case: Case) -> dict[str, str]:
     found = case.properties | case.constant_batch
     if isinstance(case.measured.spec, RunSpec):
         batch_size = case.measured.spec.global_batch_size
-        found["training"] = figures.without_batch(found["recipe"], batch_size)
-        found |= dict.fromkeys(
-            ("recipe", "seeds", "seed", "batch", *(("warm-up",) if case.recipe else ())), ""
-        )
+        found["training"] = re.sub(rf"^{batch_size},? ", "", found["recipe"])  # "2048, LARS" is "LARS"
+        found |= dict.fromkeys(("recipe", "seeds", "seed", "batch"), "")
+        found |= {"warm-up": ""} if case.recipe else {}
         found["global batch"] = f"{batch_size:,}"
         found["strategy"] = found["strategy"].partition("+accumulate")[0]
     if isinstance(case.measured.spec, TrainingSpec) and (data := case.header["options"].get("data")):
@@ -117,10 +114,6 @@ def _question(title: str, fields: dict[str, Any], shared: Mapping[str, list[str]
             heading = heading or (name if name in figures.COMPUTED else find(name).heading)
             assert heading not in columns, f"two columns of {title!r} are called {heading!r}"
             columns[heading] = name
-    functions = {
-        name: getattr(module, fields[name])
-        for name, module in (("chosen", figures), ("rows_of", figures), ("sentence", sentences))
-        if name in fields
-    }
+    functions = {name: getattr(figures, fields[name]) for name in FUNCTIONS if name in fields}
     groups = [name for name in BATCHES if name not in fields.get("rows", ())]
     return Question(title=title, **{"groups": groups, **fields, **functions, "columns": columns})
