@@ -68,8 +68,8 @@ EXPERIMENTS = {
     "test_comm_split": _experiment(
         "communication in a step",
         "exposed_comm_seconds traced_exposed_comm_seconds exposed_inside_node_seconds "
-        "exposed_between_nodes_seconds traced_comm_seconds comm_without_waiting_seconds replayed_comm_seconds overlap_fraction "
-        "gradient_busbw_bytes_per_second link_utilization",
+        "exposed_between_nodes_seconds traced_comm_seconds comm_without_waiting_seconds "
+        "replayed_comm_seconds overlap_fraction gradient_busbw_bytes_per_second link_utilization",
     ),
     "test_data_parallel_split": _experiment(
         "communication of DataParallel",

@@ -216,7 +216,7 @@ def test_last_failed_runs_tests_that_got_slower(suite: Suite, monkeypatch: pytes
     suite.slow_down(2**25)
     for arguments, tests in ([], NAMES), (["--lf"], ["test_two"]), (["--lf"], ["test_two"]):
         run = suite.run("perf", *arguments, *LIMIT)
-        run.assert_one_sentence(1, "FAIL: perf/test_it.py::test_two is worse")
+        run.assert_one_sentence(1, f"FAIL: 1 of {len(tests)} measurement", "worse: test_two by +")
         assert list(suite.measured()) == tests
     suite.slow_down(0)
     suite.run("perf", "--lf", *LIMIT).assert_one_sentence(0, "PASS: 1 test measured")
