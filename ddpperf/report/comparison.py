@@ -200,7 +200,8 @@ def _certainty(worse: Sequence[Measurement]) -> str:
     if not 0 < again < len(worse):
         return ""
     first = f"the first {again}" if again > 1 else "the first one"
-    return f"{first}, measured again on new process sets; 1 of 20 of the other names may be wrong"
+    others = f"the other {len(worse) - again}" if len(worse) - again > 1 else "the other one"
+    return f"{first}, measured again; {others} only once: on average, 1 of 20 such names is wrong"
 
 
 def _tests(tests: int, measurements: int, judged: int) -> str:
@@ -356,12 +357,11 @@ def _excluded(header: Mapping[str, Any], found: Sequence[Measurement], unclear: 
 
 def _bytes(header: Mapping[str, Any]) -> str:
     """Return how many peak memories and counts of bytes did not grow; "" if none is known."""
-    same = [
-        row["metric"]
-        for row in judged_rows(header)
-        if row["metric"].endswith(("_bytes", "_bytes_per_epoch")) and row["finding"] == "not worse"
-    ]
+    rows = [row for row in judged_rows(header) if row["metric"].endswith(("_bytes", "_bytes_per_epoch"))]
+    grown = any(row["finding"] == "worse" for row in rows)
+    same = [row["metric"] for row in rows if row["finding"] == "not worse"]
     memory = same.count("peak_memory_bytes")
-    named = [f"peak memory of {units.counted(memory, 'measurement')}"] * bool(memory)
-    named += [f"bytes sent in {units.counted(len(same) - memory, 'measurement')}"] * (len(same) > memory)
+    other = "other measurement" if grown else "measurement"
+    named = [f"peak memory of {units.counted(memory, other)}"] * bool(memory)
+    named += [f"bytes sent in {units.counted(len(same) - memory, other)}"] * (len(same) > memory)
     return f"not more: {', '.join(named)}" if named else ""

@@ -34,6 +34,7 @@ from ddpperf.results.metrics import find, find_or_plain
 from ddpperf.results.outcomes import OutcomeKind, Status
 from ddpperf.results.stored_runs import is_ab_run
 from ddpperf.specs import from_json
+from ddpperf.verdict.controls import LEAST_SHOWN
 from ddpperf.verdict.thresholds import WORDS_OF_BOUNDS, BoundKind
 
 WIDTH = 110  # characters of a line, unless the output is a terminal
@@ -46,6 +47,7 @@ WRITES = (  # options that write files
 )
 CHOOSES = ("-k", "-m", "--full", "--deselect", "--ignore", "--lf", "--last-failed")  # tests
 TITLE_BEGINS = "ddpperf on "
+COMMAND = ": python -m "  # stands on a line of its own, so that it can be copied
 PLUS_MINUS = "± is half of a 95% interval."
 SAME_COMMAND = "run the same command again"
 FEW_TABLES = 3  # with at most so many tables, the explanations of results are shown, too
@@ -114,11 +116,11 @@ def _facts_of_changes(
         if found["kind"] == OutcomeKind.CANDIDATE_CANNOT
     ]
     delayed = [
-        f"a step that was delayed{by} on purpose took {row['ratio']:.3f} times as long "
-        f"({interval(row) or 'interval not known'})"
+        f"a step delayed{by or ' on purpose'} took {row['ratio']:.3f} times as long "
+        f"({interval(row) or 'interval not known'}{least})"
         for row in judged_rows(header)
         if row["control"] == "delayed step"
-        for by in (f" by {row['tolerance']:.0%}" if row.get("tolerance") else "",)
+        for by, least in (_delay(row.get("tolerance")),)
     ]
     return [
         ("compared", [line for line in facts["compared"] if not re.match(r"\d", line)]),
@@ -129,6 +131,13 @@ def _facts_of_changes(
         ("not run", [*([", ".join(not_run)] if not_run else []), *cannot]),
         ("time", facts["time"]),
     ]
+
+
+def _delay(tolerance: float | None) -> tuple[str, str]:
+    """Return by how much the control step was delayed, and how much of that must show, as texts."""
+    if not tolerance:
+        return "", ""
+    return f" by {tolerance:.0%}", f"; expected at least {1 + LEAST_SHOWN * tolerance:.3f}"
 
 
 def _thresholds_in_short(header: Mapping[str, Any], sentences: Sequence[str]) -> list[str]:
@@ -222,7 +231,9 @@ def verdict_lines(header: Mapping[str, Any], *, width: int = WIDTH, verbose: boo
     reasons = [*header["verdict"]["reasons"]] if verbose else sentences(header)
     if (left := len(reasons) - MOST_REASONS) > 1:
         reasons[-left:] = [f"{left} more reasons: python -m ddpperf.report -o report.html lists them all"]
-    return wrapped_verdict(status, [*reasons, f"next: {next_step(header)}"], width)
+    advice, found, command = next_step(header).rpartition(COMMAND)
+    lines = wrapped_verdict(status, [*reasons, f"next: {advice}{COMMAND[0] if found else command}"], width)
+    return [*lines, f"{' ' * (len(status) + 2)}{COMMAND[2:]}{command}"] if found else lines
 
 
 def wrapped_verdict(status: str, reasons: Sequence[str], width: int) -> list[str]:

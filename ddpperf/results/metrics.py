@@ -228,7 +228,7 @@ _ALL = (
     _by_name("link_utilization", "link used"),
     _by_name("loading_fraction", "loading"),
     _by_name("loading_seconds", "exposed loading"),
-    _by_name("overlap_fraction", "hidden"),
+    _by_name("overlap_fraction", "hidden (trace)"),
     _by_name("power_watts", "power of a GPU"),
     _by_name("projection_error", "error of the projection"),
     _by_name("reduce_byte_seconds", "addition"),

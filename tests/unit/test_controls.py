@@ -61,6 +61,7 @@ def test_delay_must_show_clearly(ratio: float, noise: float, fails: bool) -> Non
     assert all(
         text.startswith("the positive control failed: a step that was delayed by 2%") for text in found
     )
+    assert all(text.endswith("not at least 1.015 times") for text in found), "three quarters of the delay"
 
 
 def test_base_that_is_faster_alone_is_reported() -> None:

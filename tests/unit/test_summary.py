@@ -15,7 +15,7 @@ from ddpperf.results.metrics import find_or_plain
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.results.stored_runs import read_document
 from ddpperf.specs import AllReduceSpec, Spec, TrainingSpec
-from ddpperf.specs.training_step import CommHook
+from ddpperf.specs.training_step import CommHook, Strategy
 from tests.project import REPOSITORY
 
 SPEC = AllReduceSpec(world_size=2, nbytes=1024)
@@ -130,6 +130,7 @@ def test_missed_threshold_is_shown() -> None:
     assert labelled(summary_lines(run), "thresholds") == [words]
 
 
+WORLDS: tuple[tuple[int, Strategy], ...] = ((2, "ddp"), (1, "single"))
 SIDE: Json = {"python": "/bin/python", "torch": "2.11", "root": None, "environment": {}}
 COPY = {"tests": [], "control": "copy of memory", "finding": "not worse"}
 
@@ -253,7 +254,7 @@ def test_a_verdict_has_few_reasons_and_says_where_all_are() -> None:
     reasons = [f"reason {number}" for number in range(10)]
     first, *lines = verdict_lines(document({}, {}, "NO VERDICT", *reasons)["ddpperf"])
     more = "2 more reasons: python -m ddpperf.report -o report.html lists them all"
-    assert [first, *(line.strip() for line in lines[:-1])] == ["NO VERDICT: reason 0", *reasons[1:8], more]
+    assert [first, *(line.strip() for line in lines[:-2])] == ["NO VERDICT: reason 0", *reasons[1:8], more]
 
 
 WORSE = [
@@ -280,7 +281,8 @@ def test_verdict_ends_with_the_next_command(status: str, header: Json, command: 
     lines = verdict_lines({"verdict": verdict, "outcomes": {}, "environment": {}, **header})
     assert lines[0] == f"{status}: why"
     assert lines[1].startswith(" " * (len(status) + 2) + "next: ")
-    assert command in lines[1]
+    assert command in " ".join(line.strip() for line in lines[1:])
+    assert not any("python" in line for line in lines[1:-1]), "a command has a line of its own"
 
 
 # --- wide tables
@@ -338,6 +340,40 @@ def test_speedup_has_an_error_and_what_it_compares_with() -> None:
     del tests["test_strategies[c]"]
     (table,) = tables_of(passed(**tests))
     assert "DDP" not in [column.heading for column in table.figures]
+
+
+def test_weak_scaling_stands_beside_the_time_of_one_device() -> None:
+    """For as many images: t(1) = 1.5 * 0.2 s / 2. Few rounds have no error."""
+    two, one = (
+        TrainingSpec(world_size=N, per_rank_batch_size=2, strategy=strategy) for N, strategy in WORLDS
+    )
+    for rounds, speedup in ((4, "1.50x ± 0.01"), (2, "1.50x")):
+        tests = {
+            f"test_weak_scaling[{number}]": stored(
+                *[0.2 + number] * rounds, spec=two, metrics={"speedup": 1.5, "efficiency": 0.75}
+            )
+            | {"references": {"one_device": stored(*[0.15] * 4, spec=one)}}
+            for number in (0, 1)
+        }
+        (table,) = tables_of(passed(**tests))
+        columns = {column.heading: column.cells for column in table.figures}
+        assert columns["1 GPU"] == ("150.0", "900.0")
+        assert f"speedup {speedup}" in table.common
+
+
+@pytest.mark.parametrize(
+    ("other", "shown"), [("ddp", "Lowest"), ("data_parallel", "Lowest efficiency without")]
+)
+def test_lowest_efficiency_is_that_of_ddp(other: Strategy, shown: str) -> None:
+    tests = {}
+    for strategy, efficiency in zip(("ddp", other), (0.8, 0.2 if other != "ddp" else 0.9), strict=True):
+        spec = TrainingSpec(world_size=2, per_rank_batch_size=2, strategy=strategy)
+        metrics = {"speedup": 2 * efficiency, "efficiency": efficiency}
+        tests[f"test_weak_scaling[{efficiency}]"] = stored(0.1, spec=spec, metrics=metrics)
+    (line,) = [line for line in summary_lines(passed(**tests)) if "Lowest" in line]
+    assert line.startswith(shown)
+    assert "80.0%" in line
+    assert ("without DataParallel" in line) is (other == "data_parallel")
 
 
 def test_exposed_communication_is_one_range() -> None:
