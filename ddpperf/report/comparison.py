@@ -359,9 +359,10 @@ def _bytes(header: Mapping[str, Any]) -> str:
     """Return how many peak memories and counts of bytes did not grow; "" if none is known."""
     rows = [row for row in judged_rows(header) if row["metric"].endswith(("_bytes", "_bytes_per_epoch"))]
     grown = any(row["finding"] == "worse" for row in rows)
-    same = [row["metric"] for row in rows if row["finding"] == "not worse"]
-    memory = same.count("peak_memory_bytes")
+    same = [row for row in rows if row["finding"] == "not worse"]
+    of_memory = {tuple(row["tests"]) for row in same if row["metric"] == "peak_memory_bytes"}
+    sent = {tuple(row["tests"]) for row in same if row["metric"] != "peak_memory_bytes"}
     other = "other measurement" if grown else "measurement"
-    named = [f"peak memory of {units.counted(memory, other)}"] * bool(memory)
-    named += [f"bytes sent in {units.counted(len(same) - memory, other)}"] * (len(same) > memory)
+    named = [f"peak memory of {units.counted(len(of_memory), other)}"] * bool(of_memory)
+    named += [f"bytes sent in {units.counted(len(sent), other)}"] * bool(sent)
     return f"not more: {', '.join(named)}" if named else ""

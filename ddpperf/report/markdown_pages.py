@@ -48,7 +48,7 @@ def github_annotations(document: Mapping[str, Any]) -> list[str]:
             by_file.setdefault(one.row["tests"][0].partition("::")[0], []).append(one)
     found = []
     for file, worse in by_file.items():
-        title = f"ddpperf FAIL: {units.counted(len(worse), 'measurement')} worse"
+        title = f"ddpperf FAIL: {units.counted(len({one.tests for one in worse}), 'measurement')} worse"
         text = "; ".join(f"{one.name()} by {one.changes()}" for one in worse)
         escaped = [
             re.sub("[%\r\n:,]", lambda sign: f"%{ord(sign[0]):02X}", part) for part in (file, title, text)

@@ -49,6 +49,22 @@ CHOOSES = ("-k", "-m", "--full", "--deselect", "--ignore", "--lf", "--last-faile
 TITLE_BEGINS = "ddpperf on "
 COMMAND = ": python -m "  # stands on a line of its own, so that it can be copied
 PLUS_MINUS = "± is half of a 95% interval."
+FLAGS = (  # long options without a value
+    *(
+        "--full",
+        "--tables",
+        "--traces",
+        "--lf",
+        "--last-failed",
+        "--ff",
+        "--failed-first",
+        "--sw",
+        "--stepwise",
+    ),
+    *("--exitfirst", "--verbose", "--quiet", "--benchmark-verbose", "--benchmark-autosave"),
+)
+SHORT_WITH_A_VALUE = ("-k", "-m", "-p", "-n", "-c", "-o", "-W", "-r")
+MAY_HAVE_A_VALUE = ("--benchmark-compare",)
 SAME_COMMAND = "run the same command again"
 FEW_TABLES = 3  # with at most so many tables, the explanations of results are shown, too
 MARKUP = {Status.PASS: "green", Status.FAIL: "red", Status.NO_VERDICT: "yellow"}
@@ -270,8 +286,8 @@ def _worst(header: Mapping[str, Any]) -> str:
     return worse[0]["tests"][0] if worse else ""
 
 
-def _words(header: Mapping[str, Any], *, tests: bool) -> str:
-    """Return a run's command line behind `pytest`, without what writes files.
+def _words(header: Mapping[str, Any], *, tests: bool, without: Sequence[str] = ()) -> str:
+    """Return a run's command line behind `pytest`, without what writes files, and without some options.
 
     tests: whether the words that choose tests are kept, too.
     """
@@ -279,10 +295,13 @@ def _words(header: Mapping[str, Any], *, tests: bool) -> str:
     kept: list[str] = []
     option = ""  # whose value the next word is
     for word, following in pairwise([*words, "-"]):
-        name = word.partition("=")[0] if word.startswith("-") else option
-        is_path = following.startswith(("-", "perf", "tests")) or "::" in following
-        option = name if word.startswith("-") and "=" not in word and not is_path else ""
-        if name not in WRITES and (tests or (name and name not in CHOOSES)):
+        is_short = re.match(r"-\w", word) is not None
+        name = word[:2] if is_short else word.partition("=")[0] if word.startswith("-") else option
+        is_path = name in MAY_HAVE_A_VALUE and (following.startswith(("perf", "tests")) or "::" in following)
+        takes_value = word in SHORT_WITH_A_VALUE if is_short else "=" not in word and name not in FLAGS
+        is_option = word.startswith("-") and not option
+        option = name if is_option and takes_value and not is_path and following[:1] != "-" else ""
+        if name not in (*WRITES, *without) and (tests or (name and name not in CHOOSES)):
             kept.append(word)
     return " ".join(map(shlex.quote, kept))
 
@@ -299,18 +318,20 @@ def next_step(header: Mapping[str, Any]) -> str:
         case Status.PASS if is_ab_run(header):
             return "store a baseline of the accepted code: python -m pytest perf/ --benchmark-save=NAME"
         case Status.PASS:
-            return f"commit, change the code, then compare: {same} --benchmark-compare"
+            words = _words(header, tests=True, without=MAY_HAVE_A_VALUE) or "perf/"
+            return f"commit, change the code, then compare: python -m pytest {words} --benchmark-compare"
         case Status.FAIL:
             failed = [test for test, outcome in header["outcomes"].items() if outcome["kind"] == "failed"]
             for test in filter(None, [*failed, _worst(header)]):
                 words = _words(header, tests=False)
-                return f"see it again: python -m pytest '{test}' {words}".rstrip()
+                return f"see it again: python -m pytest {shlex.quote(test)} {words}".rstrip()
             return f"find the thread or process that is busy between the rounds, then: {same}"
     if advice := header["verdict"].get("advice"):  # runs of schema 2 have none
         again = str(advice).replace(SAME_COMMAND, "run this again")
         return advice if again == advice else f"{again}: {same}"
     if compared:
-        return f"use a quieter machine, or give the run more time: {same} --max-seconds 1200"
+        words = _words(header, tests=True, without=("--max-seconds",)) or "perf/"
+        return f"use a quieter machine, or more time: python -m pytest {words} --max-seconds 1200"
     return f"remove the reasons above, then run this again: {same}"
 
 

@@ -164,7 +164,7 @@ def _undecided(by_pair: Mapping[Pair | None, Sequence[Row]], context: Context) -
         if open_rows:
             worst = max(blocking or open_rows, key=lambda row: (math.isfinite(row.high), row.order))
             are = "is" if len(pairs) == 1 else "are"
-            count = f"{len(pairs)} of {total} measurements with a time {are} undecided"
+            count = f"{len(pairs)} of {total} measurements {are} undecided"
             why = "but this is too uncertain for a FAIL"
             if worst.limits and not worst.suspicious:
                 why = f"so a slow-down of {worst.limits.tolerance:.0%} is neither found nor excluded"

@@ -137,10 +137,10 @@ def test_bytes_that_did_not_grow_are_a_count() -> None:
     same = {"ratio": 1.0, "candidate": 0.1, "finding": "not worse"}
     for metric in ("peak_memory_bytes", "gradients_bytes", "communicated_bytes_per_epoch"):
         run["ddpperf"]["judged"]["rows"].append(found("test_weak_scaling[24]", metric=metric, **same))
-    unchanged = "BYTES     not more: peak memory of 1 measurement, bytes sent in 2 measurements"
+    unchanged = "BYTES     not more: peak memory of 1 measurement, bytes sent in 1 measurement"
     assert unchanged in short(run)
     run["ddpperf"]["judged"]["rows"][-1] |= {"finding": "worse"}
-    assert "bytes sent in 1 other measurement\n" in short(run)
+    assert "not more: peak memory of 1 other measurement, bytes sent in 1 other" in short(run)
 
 
 def test_efficiency_stands_beside_that_of_the_base() -> None:
@@ -247,6 +247,24 @@ def test_next_command_has_the_options_of_the_run() -> None:
     run["ddpperf"]["options"]["command_line"] = "perf/ --benchmark-compare --benchmark-json=x.json"
     test = "perf/test_it.py::test_weak_scaling[slow-32]"
     assert next_step(run["ddpperf"]) == f"see it again: python -m pytest '{test}' --benchmark-compare"
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("perf/ --base perf/faster --replicates 6", "--base perf/faster --replicates 6"),
+        ("--model perf.models:tiny perf/ -x", "--model perf.models:tiny -x"),
+        ("--benchmark-json perf.json --report=tests.html perf/", ""),
+        ("-x ./perf/ -kfoo -m 'not slow' -p timelog", "-x -p timelog"),
+        ("--benchmark-compare perf/test_a.py::test_b", "--benchmark-compare"),
+        ("--benchmark-compare 0001 -v perf", "--benchmark-compare 0001 -v"),
+    ],
+)
+def test_next_command_keeps_the_values_of_options(given: str, kept: str) -> None:
+    run = compared()
+    run["ddpperf"]["options"]["command_line"] = given
+    test = "perf/test_it.py::test_weak_scaling[slow-32]"
+    assert next_step(run["ddpperf"]) == f"see it again: python -m pytest '{test}' {kept}".rstrip()
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

@@ -149,9 +149,7 @@ def test_noisy_test_is_no_changed_machine(suite: CannedSuite) -> None:
 
     suite.canned.seconds = noisy
     finished = compare(suite)
-    finished.assert_one_sentence(
-        125, f"NO VERDICT: 1 of 2 measurements with a time is undecided, such as {SMALL}: its "
-    )
+    finished.assert_one_sentence(125, f"NO VERDICT: 1 of 2 measurements is undecided, such as {SMALL}: its ")
     finished.assert_one_sentence(125, "next: end other programs on this machine")
     assert "machine or its environment changed" not in finished.output
 

@@ -179,7 +179,7 @@ def test_single_test_slower_than_half_its_tolerance_blocks_a_pass(metric: str, w
     verdict = verdict_of(undecided(estimate(1, 1.015, metric=metric, noise=0.01)))
     assert verdict.status is Status.NO_VERDICT
     assert verdict.reasons[0].startswith(
-        f"1 of 30 measurements with a time is undecided, such as test1: its {words} is 1.015 times the base's"
+        f"1 of 30 measurements is undecided, such as test1: its {words} is 1.015 times the base's"
     )
 
 
@@ -188,7 +188,7 @@ def test_single_suspicious_test_blocks_a_pass() -> None:
     verdict = verdict_of(undecided(estimate(1, 1.009)))
     assert verdict.status is Status.NO_VERDICT
     assert verdict.reasons[0].startswith(
-        "1 of 30 measurements with a time is undecided, such as test1: its time is 1.009 times the base's"
+        "1 of 30 measurements is undecided, such as test1: its time is 1.009 times the base's"
     )
 
 
@@ -224,7 +224,7 @@ def test_two_undecided_of_thirty_block_a_pass(metric: str) -> None:
     for estimates in (noisy, [*noisy, *again]):
         verdict = verdict_of(undecided(*estimates))
         assert verdict.status is Status.NO_VERDICT
-        assert verdict.reasons[0].startswith("2 of 30 measurements with a time are undecided")
+        assert verdict.reasons[0].startswith("2 of 30 measurements are undecided")
 
 
 def test_pairs_that_have_only_bytes_do_not_make_up_for_undecided_times() -> None:
@@ -233,7 +233,7 @@ def test_pairs_that_have_only_bytes_do_not_make_up_for_undecided_times() -> None
     others = [estimate(number) for number in range(3, 10)]
     verdict = verdict_of(answered([*noisy, *others, *sent]))
     assert verdict.status is Status.NO_VERDICT
-    assert verdict.reasons[0].startswith("2 of 9 measurements with a time are undecided")
+    assert verdict.reasons[0].startswith("2 of 9 measurements are undecided")
 
 
 def test_finding_without_a_negative_control_does_not_count() -> None:
