@@ -53,7 +53,6 @@ FLAGS = (  # long options without a value
     *(
         "--full",
         "--tables",
-        "--traces",
         "--lf",
         "--last-failed",
         "--ff",
