@@ -393,6 +393,17 @@ def test_exposed_communication_is_one_range() -> None:
     assert columns["exposed"] == ("2.000 to 3.000", "0 to 2.000")
 
 
+def test_reasons_of_skips_that_nobody_can_act_on_are_a_count() -> None:
+    run = baseline("cpu2-epyc-25-17-1/0014_core.json")
+    reasons = ["pass --full to run it"] * 2 + ["no GPU"] * 2 + ["no"]
+    run["ddpperf"]["outcomes"] |= {
+        f"{FILE}{number}": {"kind": "skipped", "reason": reason} for number, reason in enumerate(reasons)
+    }
+    lines = labelled(summary_lines(run, verbose=False), "skipped")
+    assert "pass --full to run it: 2 tests" in lines
+    assert lines[-1] == "8 tests for 6 other reasons: -rs says why", "5 for 4 of the stored run, and 3"
+
+
 def test_brief_table_has_evenly_chosen_usual_rows() -> None:
     sizes = [2**power for power in range(10, 21)]
     slow = stored(*[0.1] * 4, spec=AllReduceSpec(world_size=2, nbytes=1024, algorithm="ring"))
