@@ -40,7 +40,7 @@ from ddpperf.report.html_page import PAGE_BEGINS, page
 from ddpperf.report.markdown_pages import VERDICT_BEGINS, github_annotations, markdown
 from ddpperf.report.questions import report_tables
 from ddpperf.report.summary import WIDTH, markup, summary_lines, verdict_lines
-from ddpperf.results.outcomes import Reason, Status, Verdict
+from ddpperf.results.outcomes import AGAIN, Reason, Status, Verdict
 from ddpperf.results.samples import Measured
 from ddpperf.results.stored_runs import SCHEMA, Baseline, is_ab_run, is_baseline, to_json
 from ddpperf.verdict.noise_classes import usual_spread
@@ -48,7 +48,6 @@ from ddpperf.verdict.verdict import decide
 
 # Fields of Options that are stored elsewhere, or not at all.
 NOT_STORED = ("given", "data", "sides")
-AGAIN = "run the same command again"
 VERDICT = "ddpperf::verdict"  # the JUnit case that stands for the whole run
 
 
@@ -98,12 +97,12 @@ class RunOutputs:
             session.finish()
         except Exception as error:
             what = f"the worker processes could not be ended: {first_line(error)}"
-            session.problems.append(Reason(what, "end them, then run the same command again"))
+            session.problems.append(Reason(what, f"end them, then {AGAIN}"))
         if not self._needs_verdict(session, exitstatus):
             return
         if session.compares and session.code_changed:
             what = "tracked files changed while they were measured, so two versions may have been mixed"
-            session.problems.append(Reason(what, "run the same command again, and edit no file meanwhile"))
+            session.problems.append(Reason(what, f"{AGAIN}, and edit no file meanwhile"))
         ended, uncollected = session.outcomes, session.collection.uncollected
         outcomes = ended.measured | uncollected | ended.other_failures
         try:

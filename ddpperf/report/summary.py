@@ -14,7 +14,15 @@ from typing import Any
 from ddpperf.analysis.comm_split import AGREEMENT
 from ddpperf.analysis.run_drift import DRIFT_RUNS
 from ddpperf.machine.links import rates_in_words
-from ddpperf.report.comparison import EQUAL_SIDES, comparison_lines, headline, interval, sides
+from ddpperf.report.comparison import (
+    EQUAL_SIDES,
+    certain_first,
+    comparison_lines,
+    headline,
+    interval,
+    measurements_of,
+    sides,
+)
 from ddpperf.report.experiment_columns import DETAILS
 from ddpperf.report.round_warnings import ONE_DEVICE
 from ddpperf.report.stored_cases import (
@@ -31,7 +39,7 @@ from ddpperf.report.tables import tables_of
 from ddpperf.report.terminal_tables import table_lines, wrapped
 from ddpperf.results import units
 from ddpperf.results.metrics import find, find_or_plain
-from ddpperf.results.outcomes import OutcomeKind, Status
+from ddpperf.results.outcomes import AGAIN, OutcomeKind, Status
 from ddpperf.results.stored_runs import is_ab_run
 from ddpperf.specs import from_json
 from ddpperf.verdict.controls import LEAST_SHOWN
@@ -64,7 +72,6 @@ FLAGS = (  # long options without a value
 )
 SHORT_WITH_A_VALUE = ("-k", "-m", "-p", "-n", "-c", "-o", "-W", "-r")
 MAY_HAVE_A_VALUE = ("--benchmark-compare",)
-SAME_COMMAND = "run the same command again"
 FEW_TABLES = 3  # with at most so many tables, the explanations of results are shown, too
 MARKUP = {Status.PASS: "green", Status.FAIL: "red", Status.NO_VERDICT: "yellow"}
 LABEL = 12  # characters, of a line's first word such as "skipped"
@@ -280,9 +287,8 @@ def _is_worse(reason: str) -> bool:
 
 def _worst(header: Mapping[str, Any]) -> str:
     """Return a test that got worse for certain, with the largest change; "" if none got worse."""
-    worse = [row for row in judged_rows(header) if row["finding"] == "worse" and row["tests"]]
-    worse.sort(key=lambda row: ("repeat" not in row["stages"], row["metric"] != "time", -row["ratio"]))
-    return worse[0]["tests"][0] if worse else ""
+    worse = certain_first(one for one in measurements_of(header) if one.is_("worse"))
+    return str(worse[0].row["tests"][0]) if worse else ""
 
 
 def _words(header: Mapping[str, Any], *, tests: bool, without: Sequence[str] = ()) -> str:
@@ -326,7 +332,7 @@ def next_step(header: Mapping[str, Any]) -> str:
                 return f"see it again: python -m pytest {shlex.quote(test)} {words}".rstrip()
             return f"find the thread or process that is busy between the rounds, then: {same}"
     if advice := header["verdict"].get("advice"):  # runs of schema 2 have none
-        again = str(advice).replace(SAME_COMMAND, "run this again")
+        again = str(advice).replace(AGAIN, "run this again")
         return advice if again == advice else f"{again}: {same}"
     if compared:
         words = _words(header, tests=True, without=("--max-seconds",)) or "perf/"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+AGAIN = "run the same command again"  # part of an advice, which the summary completes by the command
+
 
 class Status(enum.StrEnum):
     PASS = "PASS"

@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 from statistics import mean, median
 
-from ddpperf.results.outcomes import Reason
+from ddpperf.results.outcomes import AGAIN, Reason
 from ddpperf.verdict.estimates import Control, Estimates, Stage
 from ddpperf.verdict.rows import Row, noises
 
 COPIES = (Control.COPY, Control.HOST_COPY)
 LEAST_SHOWN = 0.75  # of a delay
-QUIETER = "end other programs on this machine, then run the same command again"
+QUIETER = f"end other programs on this machine, then {AGAIN}"
 
 
 def untrusted(found: Sequence[Row], estimates: Sequence[Estimates]) -> list[Reason]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from ddpperf.results import units
-from ddpperf.results.outcomes import Outcome, OutcomeKind, Reason, Status, Verdict
+from ddpperf.results.outcomes import AGAIN, Outcome, OutcomeKind, Reason, Status, Verdict
 from ddpperf.verdict import controls
 from ddpperf.verdict.estimates import Control, Estimates, Pair, Stage
 from ddpperf.verdict.rows import Finding, Row
@@ -24,7 +24,7 @@ ENDED = {
     OutcomeKind.FAILED: ("failed", ""),
     OutcomeKind.BASE_FAILED: ("was not measured", "repair the base, or deselect the test"),
     OutcomeKind.NOT_COLLECTED: ("could not be collected", "correct this file"),
-    OutcomeKind.NOT_RUN: ("was not run", "run the same command again"),
+    OutcomeKind.NOT_RUN: ("was not run", AGAIN),
     OutcomeKind.PASSED: ("passed without a measurement", "call measure(spec) in this test"),
 }
 
@@ -80,7 +80,7 @@ def answer_of(found: Sequence[Row], estimates: Sequence[Estimates], context: Con
         untrusted.append(
             Reason("the negative control was not measured, so no finding counts", controls.QUIETER)
         )
-    missing = "run the same command again; if it happens again, deselect the test"
+    missing = f"{AGAIN}; if it happens again, deselect the test"
     if context.compared_with:
         missing = "run all tests of the stored run with its options, or store a new baseline"
     return Answer(
