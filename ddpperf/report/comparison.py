@@ -363,6 +363,6 @@ def _bytes(header: Mapping[str, Any]) -> str:
     of_memory = {tuple(row["tests"]) for row in same if row["metric"] == "peak_memory_bytes"}
     sent = {tuple(row["tests"]) for row in same if row["metric"] != "peak_memory_bytes"}
     other = "other measurement" if grown else "measurement"
-    named = [f"peak memory of {units.counted(len(of_memory), other)}"] * bool(of_memory)
-    named += [f"bytes sent in {units.counted(len(sent), other)}"] * bool(sent)
-    return f"not more: {', '.join(named)}" if named else ""
+    named = [f"no more peak memory in {units.counted(len(of_memory), other)}"] * bool(of_memory)
+    named += [f"no more bytes sent in {units.counted(len(sent), other)}"] * bool(sent)
+    return ", ".join(named)

@@ -35,7 +35,7 @@ from ddpperf.report.stored_cases import (
     usual_strategy,
     without_file,
 )
-from ddpperf.report.tables import tables_of
+from ddpperf.report.tables import EXPOSED, tables_of
 from ddpperf.report.terminal_tables import table_lines, wrapped
 from ddpperf.results import units
 from ddpperf.results.metrics import find, find_or_plain
@@ -74,6 +74,8 @@ SHORT_WITH_A_VALUE = ("-k", "-m", "-p", "-n", "-c", "-o", "-W", "-r")
 MAY_HAVE_A_VALUE = ("--benchmark-compare",)
 FEW_TABLES = 3  # with at most so many tables, the explanations of results are shown, too
 MARKUP = {Status.PASS: "green", Status.FAIL: "red", Status.NO_VERDICT: "yellow"}
+USUAL = ("model", "execution", "strategy")  # properties
+OVER_DDP = "speedup_over_ddp"
 LABEL = 12  # characters, of a line's first word such as "skipped"
 
 
@@ -148,7 +150,7 @@ def _facts_of_changes(
         ("compared", [line for line in facts["compared"] if not re.match(r"\d", line)]),
         ("control", delayed),
         *((name, facts[name]) for name in ("idle load", "nodes", "machine")),
-        ("scaling", highlights(document)[:1]),
+        ("scaling", [] if is_ab_run(header) else [*_scaling_in_short(cases_of(document))]),
         ("thresholds", _thresholds_in_short(header, facts["thresholds"])),
         ("not run", [*([", ".join(not_run)] if not_run else []), *cannot]),
         ("time", facts["time"]),
@@ -223,12 +225,50 @@ def _scaling(cases: Sequence[Case]) -> Iterator[str]:
     scaling = f"{worst.experiment.kind} scaling, speedup {units.factor(speedup)}{slower}{base}"
     yield (f"{which}: {units.percent(efficiency)} ({scaling}): {worst.described()}.")
     for split in of_functions(cases, "test_comm_split"):
-        difference, trace = split.value("exposed_comm_seconds"), split.value("traced_exposed_comm_seconds")
-        if split.measured.spec == worst.measured.spec and difference is not None and trace is not None:
-            low, high = sorted((max(difference, 0) / split.seconds, trace / split.seconds))
+        if split.measured.spec == worst.measured.spec and (share := _exposed_share(split)):
+            low, high = share
             uncertain = ", which is uncertain" if high - low > AGREEMENT else ""
             lost, exposed = f"{1 - efficiency:.0%}", f"{low:.0%} to {high:.0%}{uncertain}"
             yield f"This step loses {lost} of its time: {exposed} to communication, the rest to slower work."
+
+
+def _exposed_share(split: Case) -> tuple[float, float] | None:
+    """Return the least and the most of a step that is exposed communication, if both are measured."""
+    found = [split.value(metric) for metric in EXPOSED]
+    ends = sorted(max(value, 0.0) / split.seconds for value in found if value is not None)
+    return (ends[0], ends[1]) if len(ends) == len(EXPOSED) else None
+
+
+def _scaling_in_short(cases: Sequence[Case]) -> Iterator[str]:
+    """Name the speedups on most devices, the exposed communication, and the fastest strategy."""
+    usual = {"strategy": usual_strategy(cases), **(usual_properties(cases[0].header) if cases else {})}
+    for kind in ("weak", "strong"):
+        found: dict[int, list[str]] = {}
+        for case in of_functions(cases, f"test_{kind}_scaling"):
+            efficiency, properties = case.value("efficiency"), case.properties
+            if efficiency is not None and all(properties[name] == usual.get(name) for name in USUAL):
+                change = _change_of_efficiency(cases, case)
+                base = f", base {units.percent(efficiency / change)}" if change else ""
+                batch = case.constant_batch.get("global batch") or properties["batch"]
+                speedup = units.factor(case.value("speedup") or 0.0)
+                speedups = found.setdefault(case.measured.spec.world_size, [])
+                speedups.append(f"{batch}: {speedup} ({units.percent(efficiency)}{base})")
+        for devices in sorted(found)[-1:]:
+            batches = "global batch" if kind == "strong" else "batch per device"
+            what = f"{kind}, speedup on {units.counted(devices, 'device')} (efficiency), {batches}"
+            yield f"{what} {', '.join(found[devices])}"
+    for split in of_functions(cases, "test_comm_split")[-1:]:
+        if share := _exposed_share(split):
+            devices, batch = split.measured.spec.world_size, split.properties["batch"]
+            where = f"{units.counted(devices, 'device')}, batch {batch}"
+            yield f"exposed communication, {where}: {share[0]:.0%} to {share[1]:.0%} of a step"
+    strategies = [case for case in of_functions(cases, "test_strategies") if case.value(OVER_DDP)]
+    for best in sorted(strategies, key=lambda case: -(case.value(OVER_DDP) or 0.0))[:1]:
+        value, error = best.value(OVER_DDP) or 0.0, (best.compared_with(OVER_DDP) or (0.0, math.inf))[1]
+        noise = f" ± {value * error:.2f}" if math.isfinite(error) else ""
+        speedup = f"{best.properties['strategy']}, {units.factor(value)}{noise} over ddp"
+        none = "" if value * (1 - error) > 1 else "none is faster than ddp for certain; at best "
+        yield f"fastest strategy: {none}{speedup}"
 
 
 def _change_of_efficiency(cases: Sequence[Case], scaled: Case) -> float | None:
@@ -383,9 +423,8 @@ def _compared(header: Mapping[str, Any]) -> list[str]:
         change = median(row["stored_ratio"] for row in times.values()) - 1
         by = f"{abs(change):.1%} {'longer' if change > 0 else 'shorter'} than"
         by = "as long as" if by.startswith("0.0%") else by
-        lines[0] += (
-            f": the candidate's times of {units.counted(len(times), 'test')} are in the median {by} stored"
-        )
+        again = ", measured again" if any("stored run" not in row["stages"] for row in times.values()) else ""
+        lines[0] += f"{again}; the candidate's times are in the median {by} stored"
     if new := judged["new"]:
         more = f" and {len(new) - MOST_NAMED} more" if len(new) > MOST_NAMED else ""
         named = ", ".join(map(without_file, new[:MOST_NAMED]))

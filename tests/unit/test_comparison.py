@@ -13,6 +13,7 @@ from ddpperf.specs import TrainingSpec
 from tests.unit.test_summary import SIDE, Json, found, judged, only_stored, passed, stored
 
 SAME = {"finding": "not worse", "suspicious": False, "ratio": 1.001, "low": 0.99, "high": 1.01, "steps": 40}
+ROUNDS = (0.099, 0.1, 0.1, 0.101)
 AGAIN = {"stages": ["first", "repeat"], "steps": 120}
 
 
@@ -137,26 +138,58 @@ def test_bytes_that_did_not_grow_are_a_count() -> None:
     same = {"ratio": 1.0, "candidate": 0.1, "finding": "not worse"}
     for metric in ("peak_memory_bytes", "gradients_bytes", "communicated_bytes_per_epoch"):
         run["ddpperf"]["judged"]["rows"].append(found("test_weak_scaling[24]", metric=metric, **same))
-    unchanged = "BYTES     not more: peak memory of 1 measurement, bytes sent in 1 measurement"
+    unchanged = "BYTES     no more peak memory in 1 measurement, no more bytes sent in 1 measurement"
     assert unchanged in short(run)
     run["ddpperf"]["judged"]["rows"][-1] |= {"finding": "worse"}
-    assert "not more: peak memory of 1 other measurement, bytes sent in 1 other" in short(run)
+    assert "no more peak memory in 1 other measurement, no more bytes sent in 1 other" in short(run)
 
 
-def test_efficiency_stands_beside_that_of_the_base() -> None:
-    alone = TrainingSpec(world_size=1, per_rank_batch_size=32, strategy="single")
+def test_speedups_stand_beside_those_of_the_base() -> None:
     run = compared()
-    many, one = (run["ddpperf"]["judged"]["rows"][place] for place in (0, 2))
-    run["benchmarks"][0]["extra_info"]["ddpperf"] |= {
-        "references": {"one_device": stored(0.1, spec=alone)},
-        "metrics": stored(0.1, metrics={"efficiency": 0.75, "speedup": 1.5})["metrics"],
-    }
-    run["benchmarks"][2]["extra_info"]["ddpperf"] |= stored(0.1, spec=alone)
-    many |= {"ratio": 1.25}
-    one |= {"ratio": 1.0}
-    assert "Lowest efficiency: 75.0% (weak scaling, speedup 1.50x; 93.8% with the base's code)" in short(run)
-    one |= {"ratio": 1.25}
-    assert "75.0% with the base's code" in short(run), "one device is as much slower"
+    one = len(run["benchmarks"]) - 1  # becomes the step on one device
+    alone = TrainingSpec(world_size=1, per_rank_batch_size=32, strategy="single")
+    run["benchmarks"][one]["extra_info"]["ddpperf"] |= stored(0.1, spec=alone)
+    for place in (0, 2, 3):  # the first one has another strategy than most
+        run["benchmarks"][place]["extra_info"]["ddpperf"] |= {
+            "references": {"one_device": stored(0.1, spec=alone)},
+            "metrics": stored(0.1, metrics={"efficiency": 0.75, "speedup": 1.5})["metrics"],
+        }
+    rows = run["ddpperf"]["judged"]["rows"]
+    rows[2] |= {"ratio": 1.25}
+    rows[3] |= {"ratio": 1.0}
+    rows[one] |= {"ratio": 1.0}
+    shown = "batch per device 2: 1.50x (75.0%, base 93.8%), 3: 1.50x (75.0%, base 75.0%)"
+    assert f"weak, speedup on 2 devices (efficiency), {shown}" in " ".join(short(run).split())
+    rows[one] |= {"ratio": 1.25}
+    assert "2: 1.50x (75.0%, base 75.0%), 3: 1.50x (75.0%, base 60.0%)" in " ".join(short(run).split())
+
+
+@pytest.mark.parametrize(
+    ("over_ddp", "shown"),
+    [
+        (1.1, "ddp+bf16, 1.10x ± 0.03 over ddp"),
+        (1.01, "none is faster than ddp for certain; at best ddp+bf16, 1.01x ± 0.03 over ddp"),
+    ],
+)
+def test_comparison_names_the_fastest_strategy_and_the_exposed_communication(
+    over_ddp: float, shown: str
+) -> None:
+    split = {"exposed_comm_seconds": 0.03, "traced_exposed_comm_seconds": 0.01}
+    faster = stored(*ROUNDS, spec=step(2, 32, comm_hook="bf16"), metrics={"speedup_over_ddp": over_ddp})
+    slower = stored(*ROUNDS, spec=step(2, 32, bucket_cap_mb=1), metrics={"speedup_over_ddp": 0.9})
+    for one in (faster, slower):
+        one["references"] = {"ddp": stored(*ROUNDS, spec=step(2, 32))}
+    run = judged(
+        passed(
+            **{"test_comm_split[2]": stored(0.1, spec=step(2, 32), metrics=split)},
+            **{"test_strategies[slower]": slower, "test_strategies[faster]": faster},
+        ),
+        found("test_comm_split[2]", **SAME),
+        compared_with="0001_x.json",
+    )
+    run["ddpperf"]["verdict"] = {"status": "PASS", "reasons": ["nothing got slower"]}
+    assert "exposed communication, 2 devices, batch 32: 10% to 30% of a step" in short(run)
+    assert f"fastest strategy: {shown}" in short(run)
 
 
 def test_what_slower_measurements_have_in_common_is_said_if_it_separates_them() -> None:

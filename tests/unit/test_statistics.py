@@ -12,6 +12,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
+from scipy.stats import kendalltau, theilslopes
 
 from ddpperf.analysis.statistics import drift, fastest, mean_interval, spread_over_ranks, welch_interval
 from tests.project import REPOSITORY
@@ -73,6 +74,18 @@ def test_seven_rounds_drift_only_if_sorted() -> None:
     """So 2 of 5040 of whatever distribution are false alarms, if rounds are independent and alike."""
     drifting = [order for order in permutations(range(1, 8)) if drift(order) is not None]
     assert drifting == [(1, 2, 3, 4, 5, 6, 7), (7, 6, 5, 4, 3, 2, 1)]
+
+
+@pytest.mark.parametrize("rounds", [7, 10, 33])
+def test_drift_is_kendalls_tau_and_the_slope_of_theil_and_sen(rounds: int) -> None:
+    generator, found = np.random.default_rng(3), set()
+    for trend in np.linspace(-0.5, 0.5, 100):
+        seconds = list(2.0 + trend * np.linspace(0, 1, rounds) + 0.1 * generator.standard_normal(rounds))
+        change = theilslopes(seconds, range(rounds)).slope * (rounds - 1) / np.median(seconds)
+        drifts = kendalltau(range(rounds), seconds, method="exact").pvalue < 0.001 and abs(change) >= 0.02
+        assert drift(seconds) == (pytest.approx(change) if drifts else None)
+        found.add(bool(drifts))
+    assert found == {True, False}
 
 
 @pytest.mark.slow

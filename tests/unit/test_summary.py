@@ -165,7 +165,7 @@ def test_comparison_says_how_the_machine_changed() -> None:
     run = judged(calls(1024), *rows, compared_with="0001_x.json", new=["d"], drifts={"a": 0.1, "b": 0.0})
     lines = summary_lines(run)
     assert labelled(lines, "compared") == [
-        "with 0001_x.json: the candidate's times of 3 tests are in the median 10.0% longer than stored",
+        "with 0001_x.json, measured again; the candidate's times are in the median 10.0% longer than stored",
         "new, so compared with nothing: d",
         "1 test slower than stored, such as b (+30.0%)",
         "slow drift from the first 5 baselines to the last 5 runs: 1 test slower, such as a (+10.5%), of 2",
