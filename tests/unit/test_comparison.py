@@ -13,7 +13,7 @@ from ddpperf.specs import TrainingSpec
 from tests.unit.test_summary import SIDE, Json, found, judged, only_stored, passed, stored
 
 SAME = {"finding": "not worse", "suspicious": False, "ratio": 1.001, "low": 0.99, "high": 1.01, "steps": 40}
-ROUNDS = (0.099, 0.1, 0.1, 0.101)
+ROUNDS = (0.1, 0.1, 0.1, 0.1001)
 AGAIN = {"stages": ["first", "repeat"], "steps": 120}
 
 
