@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from _pytest.runner import runtestprotocol
 
-from ddpperf.errors import Refused
-from ddpperf.machine.hardware import differences
+from ddpperf.errors import Refused, first_line
+from ddpperf.machine.hardware import differences as changes_of_machine
 from ddpperf.plugin.base_checkout import stored_sides
 from ddpperf.plugin.control_steps import NO_STEP, copied, measure_controls, stored_copy
 from ddpperf.plugin.measure_fixture import Measuring
@@ -25,6 +26,7 @@ from ddpperf.results.outcomes import Outcome, OutcomeKind, Reason
 from ddpperf.results.samples import Measured
 from ddpperf.results.stored_runs import Baseline
 from ddpperf.results.units import counted
+from ddpperf.verdict.controls import untrusted
 from ddpperf.verdict.estimates import (
     Estimates,
     RowKey,
@@ -34,8 +36,10 @@ from ddpperf.verdict.estimates import (
     stored_missing,
     tests_by_pair,
 )
-from ddpperf.verdict.rows import REPEATS, Row, next_plan, only_the_machine_changed, rows
+from ddpperf.verdict.rows import REPEATS, Finding, Row, next_plan, only_the_machine_changed, rows
 from ddpperf.verdict.verdict import Answer, Context, answer_of
+from ddpperf.why.differences import differences
+from ddpperf.why.explain import Slower, explain
 
 COMPARISON_ROUNDS = 6  # of the first A/B measurement of a comparison, where the time is short
 LEAST_TIME = 0.25  # of --max-seconds, for the first A/B measurement, and for the first repeat
@@ -53,9 +57,16 @@ class Judge:
         self._tested: frozenset[RowKey] = frozenset()  # by the repeats
         self._problems: list[Reason] = []  # what could not be done
         self._late: list[Reason] = []  # what had no time left
+        self._why: list[dict[str, Any]] = []  # as stored
+        self._differ: list[str] = []  # between base and candidate
         self._stages: list[dict[str, Any]] = []  # of the measurements after the run's own, as stored
 
     def judge(self, items: Sequence[pytest.Item]) -> None:
+        """Compare the run's measurements, measure open pairs again, and find out why some got slower."""
+        self._compare(items)
+        self._explain()
+
+    def _compare(self, items: Sequence[pytest.Item]) -> None:
         """Compare the run's measurements, and measure open pairs again at most twice."""
         session = self._session
         if self._sides is not None:
@@ -212,6 +223,43 @@ class Judge:
         overhead = self._session.outcomes.seconds[test] - measure.counted_seconds
         return overhead + measuring.pool.expected_seconds(measure.measured)
 
+    # --- the reasons
+
+    def _explain(self) -> None:
+        """Find out why measurements got slower, on the live process sets. The answer stays as it is."""
+        found, session = self.rows, self._session
+        worse = {
+            row.key.pair: row
+            for row in sorted(found, key=lambda row: row.ratio)
+            if row.finding is Finding.WORSE and row.key.pair is not None
+            if row.key.metric in ("time", "mean_time") and row.key.control is None
+        }
+        if self._sides is None or not worse or untrusted(found, self._estimates):
+            return
+        slower = [
+            Slower(
+                tests=row.tests,
+                spec=pair.base,
+                candidate=pair.candidate,
+                seconds=row.base * pair.base.calls,
+            )
+            for pair, row in reversed(worse.items())
+        ]
+        began = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+        folder = session.storage.root / ".ddpperf" / "traces" / began
+        try:
+            if session.options.nodes > 1:
+                raise Refused("ranks of several nodes are not traced")
+            pool = session.passes[-1].pool
+
+            def stage(text: str) -> None:
+                session.progress.stage = text
+
+            self._why = explain(pool, slower, folder, stage)
+            self._differ = differences(self._sides.base, self._sides.candidate, session.storage.root)
+        except Exception as error:
+            self._why.append({"tests": [*slower[0].tests], "problem": first_line(error)})
+
     # --- the answer
 
     def answer(self, outcomes: Mapping[str, Outcome]) -> Answer | None:
@@ -244,7 +292,7 @@ class Judge:
             cannot=cannot,
             problems=problems,
             late=self._late,
-            differences=differences(baseline.environment, session.environment()) if baseline else (),
+            differences=changes_of_machine(baseline.environment, session.environment()) if baseline else (),
             new=self._new(),
         )
         return answer_of(self.rows, self._estimates, context)
@@ -266,6 +314,8 @@ class Judge:
             "rows": [row.to_json() for row in self.rows],
             "stages": self._stages,
             "settings": asdict(self._settings),
+            "why": self._why,
+            "differ": self._differ,
             "late": " ".join(reason.text for reason in self._late),
             "new": self._new(),
         }

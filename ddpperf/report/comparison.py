@@ -23,6 +23,7 @@ from ddpperf.report.terminal_tables import GAP, aligned, wrapped
 from ddpperf.results import units
 from ddpperf.results.metrics import find_or_plain
 from ddpperf.specs import TrainingSpec
+from ddpperf.why.lines import why_lines
 
 MOST_ROWS = 20  # of a table
 LEAST_ROOM = 30  # characters, of a name beside its figures
@@ -191,6 +192,18 @@ def comparison_lines(document: Mapping[str, Any], width: int, *, verbose: bool =
     }
     for label, text in facts.items():
         lines += wrapped(text, width, first=label.ljust(LABEL), indent=LABEL) if text else []
+        if label == "COMMON":
+            lines += _reasons(header, width)
+    return lines
+
+
+def _reasons(header: Mapping[str, Any], width: int) -> list[str]:
+    """Return why measurements got slower, and what differs between the sides of the comparison."""
+    lines: list[str] = []
+    for label, texts in (("WHY", why_lines(header)), ("DIFFER", header["judged"].get("differ", ()))):
+        for number, text in enumerate(texts):
+            first, indent = ("" if number else label).ljust(LABEL), len(text) - len(text.lstrip())
+            lines += wrapped(text.strip(), width, first=f"{first}{' ' * indent}", indent=LABEL + 2 * indent)
     return lines
 
 

@@ -161,7 +161,7 @@ def _delay(tolerance: float | None) -> tuple[str, str]:
     """Return by how much the control step was delayed, and how much of that must show, as texts."""
     if not tolerance:
         return "", ""
-    return f" by {tolerance:.0%}", f"; expected at least {1 + LEAST_SHOWN * tolerance:.3f}"
+    return f" by {tolerance:.0%}", f"; {1 + LEAST_SHOWN * tolerance:.3f} is enough"
 
 
 def _thresholds_in_short(header: Mapping[str, Any], sentences: Sequence[str]) -> list[str]:
@@ -267,8 +267,8 @@ def _scaling_in_short(cases: Sequence[Case]) -> Iterator[str]:
         value, error = best.value(OVER_DDP) or 0.0, (best.compared_with(OVER_DDP) or (0.0, math.inf))[1]
         noise = f" ± {value * error:.2f}" if math.isfinite(error) else ""
         speedup = f"{best.properties['strategy']}, {units.factor(value)}{noise} over ddp"
-        none = "" if value * (1 - error) > 1 else "none is faster than ddp for certain; at best "
-        yield f"fastest strategy: {none}{speedup}"
+        faster = value * (1 - error) > 1
+        yield f"fastest strategy: {speedup if faster else 'none is faster than ddp for certain'}"
 
 
 def _change_of_efficiency(cases: Sequence[Case], scaled: Case) -> float | None:

@@ -141,6 +141,21 @@ class Pool:
         jobs = [(live, specs_of.get(live.side.name, spec)) for live in self.live_sets(ranks=ranks)]
         return self._measure(jobs, spec, candidate)
 
+    def open(self, spec: Spec, candidate: Spec | None = None, *, most_sets: int = 0) -> list[Job]:
+        """Build a measurement on the process sets, and return them with what each can measure now.
+
+        most_sets: of each side, all by default.
+        """
+        places: list[int] = []
+        for place, side in enumerate(self.sides):
+            of_side = sum(self.sides[other].name == side.name for other in places)
+            places += [place] * (not most_sets or of_side < most_sets)
+        specs_of = {CANDIDATE: candidate or spec}
+        live_sets = self.live_sets(places, spec.world_size)
+        jobs = [(live, specs_of.get(live.side.name, spec)) for live in live_sets]
+        _open(jobs, None)
+        return jobs
+
     def measure_alone(self, spec: Spec) -> Measured:
         """Measure `spec` on the first process set, after all other process sets have ended."""
         return self._measure(self._alone([0], spec), spec)

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from ddpperf import specs
 from ddpperf.collectives.calls import AllReduce, Collective, custom_collective
 from ddpperf.data.sampler import Sampling
+from ddpperf.instruments import step_trace
 from ddpperf.instruments.bucket_replay import BucketReplay
 from ddpperf.instruments.counted_steps import CountedSteps
 from ddpperf.instruments.kernels import digest, kernel_names
@@ -31,6 +32,7 @@ from ddpperf.measuring.clock import delayed, keep_busy, seconds_of, synchronize
 from ddpperf.measuring.compile_and_capture import forbid_compiling, forget_compiled, require_none_new
 from ddpperf.measuring.message_ledger import Ledger
 from ddpperf.measuring.repeated_work import Measurement
+from ddpperf.measuring.trace_split import load_profiler
 from ddpperf.specs import Spec, is_custom_model
 from ddpperf.training.custom_step import CustomStep
 from ddpperf.training.epoch import TrainingEpoch
@@ -232,6 +234,35 @@ class Rank:
         record = {"spec": spec.id, "iterations": iterations, "seconds": seconds, "ended": time.monotonic()}
         print(json.dumps(record))  # for the rank's log
         return {"seconds": seconds}
+
+    def trace(self, steps: int, what: str, path: str = "") -> Message:
+        """Run steps of the open measurement to find out why they got slower (`ddpperf.why`).
+
+        what: "time" times the steps; "messages" counts what one step sends; "trace" and "stacks" trace
+        the steps to the file `path`, after which comes the rank. "load", "keep" and "free" prepare the
+        profiler and the memory, and run no step.
+        """
+        assert self.opened is not None
+        spec, training = self.opened.spec, self.opened.training
+        if what == "load":
+            load_profiler(self.device)
+        elif what in ("keep", "free"):
+            step_trace.keep_memory(kept=what == "keep")
+        if what in ("load", "keep", "free"):
+            return {}
+        self.opened.measurement.start_round()
+        synchronize(self.device)
+        if spec.grouped:
+            dist.barrier()
+        step, device = self.opened.step, self._device_of(spec)
+        if what == "messages":
+            return {"messages": step_trace.messages_of(step, captured=spec.captured)}
+        if what == "time":
+            return dict(step_trace.timed(step, steps, device))
+        file = Path(f"{path}-rank{self.rank}.json")
+        parts = training.training if training is not None else None
+        problem = step_trace.traced(step, steps, device, file, parts, stacks=what == "stacks")
+        return {"problem": problem, "file": str(file)}
 
     def finish(self) -> Message:
         """Check the measurement a last time, and return its counters.

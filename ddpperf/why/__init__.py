@@ -1,0 +1,1 @@
+"""Why a measurement got slower: rows of a traced step that add up to the change."""

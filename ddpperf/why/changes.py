@@ -1,0 +1,184 @@
+"""Compare the traced steps of base and candidate: rows with intervals that add up to the change of a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import mean, variance
+from typing import Any
+
+from ddpperf.analysis.statistics import t_quantile
+from ddpperf.results.samples import BASE, CANDIDATE
+from ddpperf.why.sweep import Path, Rows, total
+
+ALPHA = 0.01  # of a row's two-sided interval
+LEAST_PART = 0.05  # of the change, that a clear row has
+LEAST_OF_STEP = {"cpu": 0.01, "cuda": 0.002}  # that a clear row changes by: less differs between equal sides
+SPECIFIC = 0.7  # of a family's change: a kernel with so much of it is named
+SET_SPREAD = 0.01  # of a step: one process set a side does not tell how much they differ
+MANY_FAULTS = 500  # page faults of a step, by which the sides differ
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracedSet:
+    """What the steps of one process set took on one rank.
+
+    first: the seconds and the page faults of a step before freed memory was kept. seconds: of each
+    round of untraced steps after that. steps: the rows of the traced steps.
+    """
+
+    side: str
+    first: tuple[float, float]
+    seconds: Sequence[float]
+    steps: Sequence[Rows]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A duration of both sides, in seconds of a step, and the half of its change's 99% interval."""
+
+    base: float
+    candidate: float
+    half: float
+    calls: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def change(self) -> float:
+        return self.candidate - self.base
+
+    @property
+    def sure(self) -> bool:
+        return abs(self.change) > self.half
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """Why a step got slower: its change, and the rows that add up to it, the clearest and largest first.
+
+    whole: of untraced steps. rows: each with its path, and whether it is clear. traced: the seconds
+    that tracing adds to an event.
+    """
+
+    whole: Difference
+    rows: Sequence[tuple[Path, Difference, bool]]
+    per_event: float = 0.0
+    problems: Sequence[str] = field(default=())
+
+    @property
+    def unexplained(self) -> float:
+        return self.whole.change - sum(row.change for _, row, _ in self.rows)
+
+    def to_json(self) -> dict[str, Any]:
+        def fields(one: Difference) -> dict[str, Any]:
+            return {"base": one.base, "candidate": one.candidate, "half": one.half, "calls": one.calls}
+
+        rows = [{"path": path, "clear": clear, **fields(row)} for path, row, clear in self.rows]
+        return {"step": fields(self.whole), "rows": rows, "unexplained": self.unexplained}
+
+
+def changes(sets: Sequence[TracedSet], device: str) -> Changes:
+    """Return the rows of the change from the base's sets to the candidate's; each side has at least one.
+
+    Tracing adds a constant time to each event, so each row's change is smaller by that time for each
+    additional event. The memory's row is what a step takes longer while freed memory is given back,
+    if one side has more page faults.
+    """
+    means = [(one.side, _mean_rows(one.steps)) for one in sets]
+    events = mean(sum(calls for _, calls in rows.values()) for _, rows in means)
+    traced = mean(sum(seconds for seconds, _ in rows.values()) for _, rows in means)
+    per_event = max(0.0, traced - mean(mean(one.seconds) for one in sets)) / max(events, 1.0)
+    kept = _difference([(one.side, mean(one.seconds)) for one in sets])
+    paths = {path for _, rows in means for path in rows}
+    found = {
+        path: _difference(
+            [
+                (side, seconds - per_event * calls)
+                for side, rows in means
+                for seconds, calls in (rows.get(path, (0.0, 0.0)),)
+            ],
+            calls=[(side, rows.get(path, (0.0, 0.0))[1]) for side, rows in means],
+            step=kept.base,
+        )
+        for path in _with_specific(means, paths)
+    }
+    whole = kept
+    faults = _difference([(one.side, one.first[1]) for one in sets])
+    if faults.sure and abs(faults.change) > MANY_FAULTS:
+        whole = _difference([(one.side, one.first[0]) for one in sets])
+        pages = [(one.side, one.first[0] - mean(one.seconds)) for one in sets]
+        calls = [(one.side, one.first[1]) for one in sets]
+        found["memory pages",] = _difference(pages, calls=calls, step=kept.base)
+    least = max(LEAST_PART * abs(whole.change), LEAST_OF_STEP[device] * whole.base)
+    rows = [
+        (path, row, row.sure and row.change * whole.change > 0 and abs(row.change) >= least)
+        for path, row in found.items()
+    ]
+    rows.sort(key=lambda row: (not row[2], -abs(row[1].change)))
+    return Changes(whole=whole, rows=rows, per_event=per_event)
+
+
+def _mean_rows(steps: Sequence[Rows]) -> dict[Path, tuple[float, float]]:
+    """Return the mean seconds and events of each row, over the middle half of the steps by their time.
+
+    Means add up, medians do not.
+    """
+    ordered = sorted(steps, key=total)
+    out = len(ordered) // 4
+    middle = ordered[out : len(ordered) - out]
+    return {
+        path: (
+            sum(rows[path].seconds for rows in middle if path in rows) / len(middle),
+            sum(rows[path].calls for rows in middle if path in rows) / len(middle),
+        )
+        for path in {path for rows in middle for path in rows}
+    }
+
+
+def _with_specific(
+    means: Sequence[tuple[str, dict[Path, tuple[float, float]]]], paths: Iterable[Path]
+) -> list[Path]:
+    """Join the rows of a family of kernels to one row, under the name of a kernel with most of its change."""
+    families: dict[Path, list[Path]] = {}
+    kept = []
+    for path in paths:
+        if path[0] == "kernels":
+            families.setdefault(path[:2], []).append(path)
+        else:
+            kept.append(path)
+    for family, members in families.items():
+        of_member = {path: _change(means, [path]) for path in members}
+        whole = sum(of_member.values())
+        largest = max(members, key=lambda path: abs(of_member[path]))
+        is_most = abs(of_member[largest]) >= SPECIFIC * abs(whole) and of_member[largest] * whole > 0
+        joined = largest if is_most else family
+        kept.append(joined)
+        for _, rows in means:
+            values = [rows.pop(path) for path in members if path in rows]
+            rows[joined] = sum(seconds for seconds, _ in values), sum(calls for _, calls in values)
+    return kept
+
+
+def _change(means: Sequence[tuple[str, Mapping[Path, tuple[float, float]]]], paths: Iterable[Path]) -> float:
+    seconds = [(side, sum(rows.get(path, (0.0, 0.0))[0] for path in paths)) for side, rows in means]
+    return _difference(seconds).change
+
+
+def _difference(
+    values: Sequence[tuple[str, float]], *, calls: Sequence[tuple[str, float]] = (), step: float = 0.0
+) -> Difference:
+    """Return the difference of two sides' means over process sets, with its t interval.
+
+    step: the seconds of a step, for the spread of single process sets.
+    """
+    base, candidate = ([value for side, value in values if side == name] for name in (BASE, CANDIDATE))
+    freedom = len(base) + len(candidate) - 2
+    if freedom > 0 and min(len(base), len(candidate)) > 1:
+        squares = variance(base) / len(base) + variance(candidate) / len(candidate)
+        half = t_quantile(ALPHA / 2, freedom) * math.sqrt(squares)
+    else:
+        half = SET_SPREAD * (step or mean(base))
+    sides = [[value for side, value in calls if side == name] or [0.0] for name in (BASE, CANDIDATE)]
+    return Difference(
+        base=mean(base), candidate=mean(candidate), half=half, calls=(mean(sides[0]), mean(sides[1]))
+    )

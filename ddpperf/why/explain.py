@@ -1,0 +1,234 @@
+"""Trace measurements that got slower on the live process sets of both sides: what changed in a step?"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from ddpperf.errors import first_line
+from ddpperf.results.samples import BASE, CANDIDATE
+from ddpperf.specs import Spec
+from ddpperf.why import sweep
+from ddpperf.why.changes import Changes, TracedSet, changes
+from ddpperf.workers.failures import SetFailure
+from ddpperf.workers.pool import Job, Pool
+from ddpperf.workers.process_set import Answers
+
+MOST_TRACED = 3  # measurements of a run
+SECONDS = {"cpu": 60.0, "cuda": 30.0}  # for all of them
+OPENING_SECONDS = {"cpu": 6.0, "cuda": 4.0}  # of them, per measurement: building, reading the traces
+ROUNDS = 2  # of untraced, then traced steps
+FEWEST_STEPS, MOST_STEPS = 2, 8  # untraced or traced, in a round
+STACKS_FROM = 0.3  # of a change: with so much CPU time between operators, Python functions are traced
+KEPT_RUNS = 5  # whose traces are kept
+FAULTS = (SetFailure, ValueError, OSError)
+TOO_OLD = "has no attribute 'trace'"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slower:
+    """A measurement that got slower: its tests, what base and candidate measured, and a step's seconds."""
+
+    tests: Sequence[str]
+    spec: Spec
+    candidate: Spec | None
+    seconds: float
+
+    @property
+    def traceable(self) -> bool:
+        """Whether its steps are short enough: an epoch or a whole training is not traced."""
+        return self.spec.repeats
+
+
+def explain(
+    pool: Pool, slower: Sequence[Slower], folder: Path, stage: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Return why measurements got slower, as JSON, the largest slow-downs first.
+
+    slower: in this order. folder: of the raw traces of one run, beside those of earlier runs. stage:
+    called with what is done now. Each entry has the tests and either a problem in one sentence, or the
+    fields of `Changes.to_json`, the traced rank, the messages that changed and the files of raw traces.
+    """
+    device, found = pool.options.device, list[dict[str, Any]]()
+    end = time.monotonic() + SECONDS[device]
+    chosen = sorted(filter(lambda one: one.traceable, slower), key=lambda one: one.spec.compiled)
+    for number, one in enumerate(chosen[:MOST_TRACED]):
+        left = end - time.monotonic()
+        sets = 2 if one.spec.compiled else len(pool.sides)
+        if number and left < OPENING_SECONDS[device] + _least_seconds(one, sets):
+            break
+        stage(f"why it is slower, {number + 1} of {min(MOST_TRACED, len(chosen))}")
+        try:
+            found.append({"tests": [*one.tests], **_traced(pool, one, folder, left)})
+        except FAULTS as error:
+            old = TOO_OLD in str(error)
+            problem = "the base's code is too old: its ranks cannot trace" if old else first_line(error)
+            found.append({"tests": [*one.tests], "problem": problem})
+            break  # the process sets have ended
+    if not chosen and slower:
+        problem = "an epoch or a training is too long to trace; compare a test of its step, too"
+        found.append({"tests": [*slower[0].tests], "problem": problem})
+    _keep_newest(folder.parent)
+    return found
+
+
+def _least_seconds(one: Slower, sets: int) -> float:
+    return sets * _steps_in_all(FEWEST_STEPS) * one.seconds
+
+
+def _steps_in_all(steps: int) -> int:
+    """Return how many steps a process set runs, with `steps` in each round."""
+    return steps + 2 + ROUNDS * (2 * steps + 1)
+
+
+def _traced(pool: Pool, one: Slower, folder: Path, seconds: float) -> dict[str, Any]:
+    device = pool.options.device
+    jobs = pool.open(one.spec, one.candidate, most_sets=1 if one.spec.compiled else 0)
+    for_steps = (seconds / MOST_TRACED - OPENING_SECONDS[device]) / max(one.seconds * len(jobs), 1e-9)
+    steps = max(FEWEST_STEPS, min(MOST_STEPS, int((for_steps - 4) / 5)))
+    ranks = one.spec.turns(pool.options.devices_in_turn)[0]
+    folder.mkdir(parents=True, exist_ok=True)
+    name = re.sub(r"\W+", "-", one.tests[0].rpartition("::")[2]).strip("-")
+
+    def all_do(what: str) -> None:
+        for live, _ in jobs:
+            live.ask("trace", ranks=ranks, steps=0, what=what)
+        for live, _ in jobs:
+            live.answers()
+
+    def do(live: Any, what: str, count: int = 0, path: str = "") -> Answers:
+        answers: Answers = live.request("trace", ranks=ranks, steps=count, what=what, path=path)
+        if problem := next(filter(None, (answer.get("problem") for answer in answers.values())), ""):
+            raise ValueError(problem)
+        return answers
+
+    all_do("load")
+    first = {live.name: do(live, "time", steps) for live, _ in jobs}
+    sides = {live.side.name: live for live, _ in reversed(jobs)}
+    sent = {side: do(live, "messages") for side, live in sides.items()}
+    seconds_of: dict[str, list[Answers]] = {live.name: [] for live, _ in jobs}
+    files: dict[str, list[Answers]] = {live.name: [] for live, _ in jobs}
+    all_do("keep")
+    try:
+        for live, _ in jobs:
+            do(live, "time", 2)
+        for number in range(ROUNDS):
+            for live, _ in jobs if number % 2 == 0 else jobs[::-1]:
+                seconds_of[live.name].append(do(live, "time", steps))
+                path = folder / f"{name}-{live.name}-{number + 1}"
+                files[live.name].append(do(live, "trace", steps, str(path.resolve())))
+        rank = _least_waiting(files[sides[CANDIDATE].name][0])
+        sets = [
+            TracedSet(
+                side=live.side.name,
+                first=(first[live.name][rank]["seconds"], first[live.name][rank]["page_faults"]),
+                seconds=[answers[rank]["seconds"] for answers in seconds_of[live.name]],
+                steps=[step for of_round in files[live.name] for step in _steps(of_round[rank]["file"])],
+            )
+            for live, _ in jobs
+        ]
+        why = changes(sets, device)
+        kept = {side: files[live.name][-1][rank]["file"] for side, live in sides.items()}
+        answer = {
+            **why.to_json(),
+            "rank": rank,
+            "sets": len(jobs) // 2,
+            "messages": _changed_messages(*(sent[side][rank]["messages"] for side in (BASE, CANDIDATE))),
+            "function": "",
+        }
+        if _between(why) >= STACKS_FROM * abs(why.whole.change):
+            stacks = {
+                side: do(live, "stacks", 1, str((folder / f"{name}-{live.name}-stacks").resolve()))
+                for side, live in sides.items()
+            }
+            answer["function"] = _function(*(stacks[side][rank]["file"] for side in (BASE, CANDIDATE)))
+    finally:
+        if all(live.alive for live, _ in jobs):
+            all_do("free")
+            _close(jobs)
+    answer["traces"] = _keep(folder, name, kept)
+    return answer
+
+
+def _close(jobs: Sequence[Job]) -> None:
+    for live, _ in jobs:
+        live.ask("close")
+    for live, _ in jobs:
+        live.answers()
+
+
+def _events(file: str) -> list[dict[str, Any]]:
+    try:
+        events: list[dict[str, Any]] = json.loads(Path(file).read_bytes())["traceEvents"]
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"a trace cannot be read ({first_line(error)})") from error
+    return events
+
+
+def _steps(file: str) -> list[sweep.Rows]:
+    if not (steps := sweep.steps_of(_events(file))):
+        raise ValueError("a trace has no marks of its steps; torch's profiler saw nothing (CUPTI in use?)")
+    return steps
+
+
+def _least_waiting(answers: Answers) -> int:
+    """Return the rank whose traced steps wait least for others: it is the one that makes them wait."""
+    if len(answers) == 1:
+        return next(iter(answers))
+    waits = {rank: mean(map(sweep.waiting, _steps(answer["file"]))) for rank, answer in answers.items()}
+    return min(waits, key=lambda rank: waits[rank])
+
+
+def _changed_messages(
+    base: Mapping[str, Sequence[int]], candidate: Mapping[str, Sequence[int]]
+) -> dict[str, list[Sequence[int]]]:
+    """Return the number and the bytes of a step's messages on both sides, of each kind that differs."""
+    kinds = {**base, **candidate}
+    both = {kind: [base.get(kind, (0, 0)), candidate.get(kind, (0, 0))] for kind in kinds}
+    return {kind: sides for kind, sides in both.items() if [*sides[0]] != [*sides[1]]}
+
+
+def _between(why: Changes) -> float:
+    """Return by how many seconds the CPU's time between operators or launches grew."""
+    places = (sweep.BETWEEN, sweep.LAUNCHING)
+    return math.fsum(row.change for path, row, _ in why.rows if any(place in path for place in places))
+
+
+def _function(base: str, candidate: str) -> str:
+    """Return the Python function whose own time grew most, with its file and line."""
+    before, now = (sweep.functions_of(_events(file)) for file in (base, candidate))
+    grown = {path: seconds - before.get(path, 0.0) for path, seconds in now.items()}
+    if not grown:
+        return ""
+    name = max(grown, key=lambda path: grown[path])[-1]
+    found = re.fullmatch(r"(.+)\((\d+)\): (.+)", name)
+    return f"{found[3]} ({found[1]}:{found[2]})" if found else name
+
+
+def _keep(folder: Path, name: str, kept: Mapping[str, str]) -> list[str]:
+    """Keep a raw trace of each side, under a name that says so, and delete the other traces of a test."""
+    names = []
+    for side, word in ((BASE, "base"), (CANDIDATE, "candidate")):
+        rank = kept[side].rpartition("-")[2]
+        path = folder / f"{name}-{word}-{rank}"
+        Path(kept[side]).replace(path)
+        names.append(str(path))
+    for path in folder.glob(f"{name}-*"):
+        if str(path) not in names:
+            path.unlink()
+    return names
+
+
+def _keep_newest(folder: Path) -> None:
+    """Delete the traces of all but the newest runs; their folders' names sort by time."""
+    runs = sorted(path for path in folder.glob("*") if path.is_dir()) if folder.is_dir() else []
+    for path in runs[:-KEPT_RUNS]:
+        shutil.rmtree(path, ignore_errors=True)
