@@ -30,16 +30,15 @@ USUAL_BYTES = {TRIM: 2**26, MMAP: 2**25}  # where glibc's own adjustment ends
 Step = Callable[[], None]
 
 
-def timed(step: Step, steps: int, device: torch.device) -> dict[str, float]:
-    """Run steps, and return the seconds, the CPU time in the kernel and the page faults of one."""
-    before = resource.getrusage(resource.RUSAGE_SELF)
-    seconds = seconds_of(step, steps, device)
-    after = resource.getrusage(resource.RUSAGE_SELF)
-    return {
-        "seconds": seconds / steps,
-        "system_seconds": (after.ru_stime - before.ru_stime) / steps,
-        "page_faults": (after.ru_minflt - before.ru_minflt) / steps,
-    }
+def timed(step: Step, steps: int, device: torch.device) -> dict[str, Any]:
+    """Run steps, and return the seconds of each (on a GPU, of all: their mean), and a step's page faults."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    if device.type == "cuda":
+        seconds = [seconds_of(step, steps, device) / steps]
+    else:
+        seconds = [seconds_of(step, 1, device) for _ in range(steps)]
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    return {"seconds": seconds, "page_faults": faults / steps}
 
 
 def traced(
@@ -111,17 +110,11 @@ def _marks(step: Step, device: torch.device, training: TrainingStep | None) -> I
             step()
             enter("")
 
-    if training is None:
+    with _entering(training, enter):
         yield marked, mark
-        return
-    usual, training.enter = training.enter, enter
-    try:
-        yield marked, mark
-    finally:
-        training.enter = usual
 
 
-def messages_of(step: Step, *, captured: bool) -> dict[str, list[int]]:
+def messages_of(step: Step, training: TrainingStep | None, *, captured: bool) -> dict[str, list[int]]:
     """Run a step and return its messages: how many of each kind, and their bytes.
 
     Nothing is known of a replayed CUDA graph, so nothing is run.
@@ -129,13 +122,27 @@ def messages_of(step: Step, *, captured: bool) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     if captured:
         return found
-    with (ledger := Ledger()):
+    ledger = Ledger()
+    with ledger, _entering(training, ledger.enter_part):
         step()
     for kind, nbytes in ledger.messages:
         of_kind = found.setdefault(kind, [0, 0])
         of_kind[0] += 1
         of_kind[1] += nbytes
     return found
+
+
+@contextmanager
+def _entering(training: TrainingStep | None, enter: Callable[[str], None]) -> Iterator[None]:
+    """Call `enter` with the name of each part of a training step when the part begins."""
+    if training is None:
+        yield
+        return
+    usual, training.enter = training.enter, enter
+    try:
+        yield
+    finally:
+        training.enter = usual
 
 
 def keep_memory(*, kept: bool) -> None:

@@ -14,6 +14,7 @@ from ddpperf.report.plots.picture import Picture
 from ddpperf.report.stored_cases import all_metrics
 from ddpperf.report.summary import WIDTH, highlights, next_step, sentences, summary_facts, title
 from ddpperf.report.tables import tables_of
+from ddpperf.why.lines import headings, tree
 
 ON_TOP = ("ab", "scaling")  # pictures
 MOST_ROWS = 12  # of a table that is not folded
@@ -58,6 +59,11 @@ def page(document: Mapping[str, Any], history: History = ()) -> str:
         highlights=[*highlights(document), *(f"Thresholds: {line}." for line in facts["thresholds"])],
         changes=comparison_lines(document, WIDTH) if "judged" in header else [],
         compared=comparison_lines(document, WIDTH, verbose=True) if "judged" in header else [],
+        traced=[
+            {"why": why, "heading": headings(why), "rows": tree(why)}
+            for why in header.get("judged", {}).get("why", ())
+            if not why.get("problem")
+        ],
         on_top=list(map(_embedded, on_top)),
         sections=sections,
         pictures={picture.name: _embedded(picture) for picture in others if not picture.experiment},

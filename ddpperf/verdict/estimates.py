@@ -201,9 +201,11 @@ def _timed(measured: Measured) -> dict[str, Mapping[str, float]]:
 
 
 def _steps(measured: Measured) -> int:
+    """Return the number of timed steps, of all devices together if they took turns."""
+    turns = max(1, len(measured.samples[0].seconds[0]) // measured.spec.world_size)
     steps = measured.spec.steps_per_epoch if isinstance(measured.spec, EpochSpec) else 1
     rounds = sum(len(sample.seconds) for sample in measured.samples)
-    return rounds * measured.iterations * measured.spec.calls * steps
+    return rounds * measured.iterations * measured.spec.calls * steps * turns
 
 
 def _idle(measured: Iterable[Measured], settings: Settings, stage: Stage) -> list[Estimates]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean, variance
 from typing import Any
@@ -17,6 +17,7 @@ LEAST_PART = 0.05  # of the change, that a clear row has
 LEAST_OF_STEP = {"cpu": 0.01, "cuda": 0.002}  # that a clear row changes by: less differs between equal sides
 SPECIFIC = 0.7  # of a family's change: a kernel with so much of it is named
 SET_SPREAD = 0.01  # of a step: one process set a side does not tell how much they differ
+MOST_PER_EVENT = 1.5e-6  # seconds that tracing adds to an event; more is noise (0.6 us on 2 CPU cores)
 MANY_FAULTS = 500  # page faults of a step, by which the sides differ
 
 
@@ -24,12 +25,13 @@ MANY_FAULTS = 500  # page faults of a step, by which the sides differ
 class TracedSet:
     """What the steps of one process set took on one rank.
 
-    first: the seconds and the page faults of a step before freed memory was kept. seconds: of each
-    round of untraced steps after that. steps: the rows of the traced steps.
+    first: the seconds of untraced steps before freed memory was kept. page_faults: of one of them.
+    seconds: of untraced steps after that. steps: the rows of the traced steps.
     """
 
     side: str
-    first: tuple[float, float]
+    first: Sequence[float]
+    page_faults: float
     seconds: Sequence[float]
     steps: Sequence[Rows]
 
@@ -54,7 +56,9 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """Why a step got slower: its change, and the rows that add up to it, the clearest and largest first.
+    """Why a step got slower: its change, and the rows that add up to it.
+
+    Clear rows come first, then those with another number of events, then the others; the largest first.
 
     whole: of untraced steps. rows: each with its path, and whether it is clear. traced: the seconds
     that tracing adds to an event.
@@ -87,8 +91,10 @@ def changes(sets: Sequence[TracedSet], device: str) -> Changes:
     means = [(one.side, _mean_rows(one.steps)) for one in sets]
     events = mean(sum(calls for _, calls in rows.values()) for _, rows in means)
     traced = mean(sum(seconds for seconds, _ in rows.values()) for _, rows in means)
-    per_event = max(0.0, traced - mean(mean(one.seconds) for one in sets)) / max(events, 1.0)
-    kept = _difference([(one.side, mean(one.seconds)) for one in sets])
+    untraced = [(one.side, mean(_middle(one.seconds))) for one in sets]
+    slower = traced - mean(seconds for _, seconds in untraced)
+    per_event = min(MOST_PER_EVENT, max(0.0, slower) / max(events, 1.0))
+    kept = _difference(untraced)
     paths = {path for _, rows in means for path in rows}
     found = {
         path: _difference(
@@ -103,19 +109,33 @@ def changes(sets: Sequence[TracedSet], device: str) -> Changes:
         for path in _with_specific(means, paths)
     }
     whole = kept
-    faults = _difference([(one.side, one.first[1]) for one in sets])
+    calls = [(one.side, one.page_faults) for one in sets]
+    faults = _difference(calls)
     if faults.sure and abs(faults.change) > MANY_FAULTS:
-        whole = _difference([(one.side, one.first[0]) for one in sets])
-        pages = [(one.side, one.first[0] - mean(one.seconds)) for one in sets]
-        calls = [(one.side, one.first[1]) for one in sets]
+        first = [(one.side, mean(_middle(one.first))) for one in sets]
+        pages = [(side, before - now) for (side, before), (_, now) in zip(first, untraced, strict=True)]
+        whole = _difference(first)
         found["memory pages",] = _difference(pages, calls=calls, step=kept.base)
     least = max(LEAST_PART * abs(whole.change), LEAST_OF_STEP[device] * whole.base)
     rows = [
         (path, row, row.sure and row.change * whole.change > 0 and abs(row.change) >= least)
         for path, row in found.items()
     ]
-    rows.sort(key=lambda row: (not row[2], -abs(row[1].change)))
+    rows.sort(key=lambda row: (not row[2], not _counted(row[1], whole, least), -abs(row[1].change)))
     return Changes(whole=whole, rows=rows, per_event=per_event)
+
+
+def _counted(row: Difference, whole: Difference, least: float) -> bool:
+    """Return whether a row has more events in a step, which is exact, and takes longer."""
+    return (
+        abs(row.calls[1] - row.calls[0]) >= 1 and row.change * whole.change > 0 and abs(row.change) >= least
+    )
+
+
+def _middle(values: Sequence[Any], key: Callable[[Any], float] = float) -> Sequence[Any]:
+    """Return the middle half of some values by their size."""
+    ordered, out = sorted(values, key=key), len(values) // 4
+    return ordered[out : len(ordered) - out]
 
 
 def _mean_rows(steps: Sequence[Rows]) -> dict[Path, tuple[float, float]]:
@@ -123,9 +143,7 @@ def _mean_rows(steps: Sequence[Rows]) -> dict[Path, tuple[float, float]]:
 
     Means add up, medians do not.
     """
-    ordered = sorted(steps, key=total)
-    out = len(ordered) // 4
-    middle = ordered[out : len(ordered) - out]
+    middle = _middle(steps, key=total)
     return {
         path: (
             sum(rows[path].seconds for rows in middle if path in rows) / len(middle),

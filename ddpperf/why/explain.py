@@ -129,8 +129,9 @@ def _traced(pool: Pool, one: Slower, folder: Path, seconds: float) -> dict[str, 
         sets = [
             TracedSet(
                 side=live.side.name,
-                first=(first[live.name][rank]["seconds"], first[live.name][rank]["page_faults"]),
-                seconds=[answers[rank]["seconds"] for answers in seconds_of[live.name]],
+                first=first[live.name][rank]["seconds"],
+                page_faults=first[live.name][rank]["page_faults"],
+                seconds=[one for answers in seconds_of[live.name] for one in answers[rank]["seconds"]],
                 steps=[step for of_round in files[live.name] for step in _steps(of_round[rank]["file"])],
             )
             for live, _ in jobs

@@ -8,7 +8,7 @@ from typing import Any
 from ddpperf.io.terminal_text import harmless
 from ddpperf.results import units
 
-MOST_ROWS = 3  # of a measurement
+MOST_ROWS, LEAST_ROWS = 3, 2  # of a measurement, of which at least so many are shown even if unclear
 UNEXPLAINED = 0.25  # of a change: the heading then says so
 
 
@@ -26,12 +26,14 @@ def headings(why: Mapping[str, Any]) -> str:
 
 def rows_of(why: Mapping[str, Any], most: int = MOST_ROWS) -> list[str]:
     """Return the first rows of a reason; what was sent is the second one if it changed."""
-    rows = [row_text(row) for row in why["rows"]]
-    if why["messages"]:
-        rows.insert(1, f"sends other messages in a step: {_messages(why['messages'])}")
+    shown = [row for row in why["rows"] if row["clear"]]
+    shown += [row for row in why["rows"] if not row["clear"]][: max(0, LEAST_ROWS - len(shown))]
+    rows = [row_text(row) for row in shown]
     if why["function"]:
-        place = next((n for n, row in enumerate(why["rows"]) if row["path"][0].startswith("CPU time")), 0)
+        place = next((n for n, row in enumerate(shown) if any("CPU time" in part for part in row["path"])), 0)
         rows[place] += f", most in {why['function']}"
+    if why["messages"]:
+        rows.insert(1, f"other messages in a step: {_messages(why['messages'])}")
     return rows[:most]
 
 
@@ -74,6 +76,40 @@ def why_lines(header: Mapping[str, Any]) -> list[str]:
         if not number:
             lines += [f"  {harmless(row)}" for row in rows]
     return lines
+
+
+def tree(why: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return all rows of a reason for a page: each kind with its sum, then its rows, the largest first.
+
+    bar: the change as a fraction of the largest one.
+    """
+    kinds: dict[str, list[Mapping[str, Any]]] = {}
+    for row in sorted(why["rows"], key=lambda row: -abs(row["candidate"] - row["base"])):
+        kinds.setdefault(row["path"][0], []).append(row)
+    sums = [_sum(kind, rows) for kind, rows in kinds.items()]
+    largest = max((abs(one["candidate"] - one["base"]) for one in sums), default=0.0)
+    shown = []
+    for one, rows in zip(sums, kinds.values(), strict=True):
+        for row in [one, *rows]:
+            change = row["candidate"] - row["base"]
+            shown.append(
+                {
+                    "name": name(row["path"]) if row is not one else row["path"][0],
+                    "is_sum": row is one,
+                    "values": [units.seconds(row[side]) for side in ("base", "candidate")],
+                    "change": _signed(change),
+                    "half": "" if row is one else f"± {units.seconds(row['half'])}",
+                    "calls": " -> ".join(f"{count:g}" for count in dict.fromkeys(row["calls"])),
+                    "clear": "clear" if row.get("clear") else "",
+                    "bar": min(1.0, abs(change) / largest) if largest else 0.0,
+                }
+            )
+    return shown
+
+
+def _sum(kind: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    sides = {side: sum(row[side] for row in rows) for side in ("base", "candidate")}
+    return {"path": [kind], **sides, "calls": [sum(row["calls"][side] for row in rows) for side in (0, 1)]}
 
 
 def _messages(messages: Mapping[str, Sequence[Sequence[int]]]) -> str:

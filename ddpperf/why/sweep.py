@@ -124,7 +124,8 @@ def _path_on_cpu(event: Event, parts: Sequence[Span], functions: bool) -> Path:
     place = bisect_right(parts, (float(event["ts"]), float("inf"))) - 1
     part = parts[place].path[1] if place >= 0 and float(event["ts"]) < parts[place].end else ""
     if kind == "python_function":
-        return (BETWEEN, part, name) if functions else ()
+        # The time of a function of C is that of the Python function that calls it.
+        return (BETWEEN, part, name) if functions and not name.startswith("<built-in") else ()
     if name.startswith(LOADER):
         return ("loading", "", "DataLoader")
     if kind == "cpu_op" and COMPILED.search(name):

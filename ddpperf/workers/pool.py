@@ -27,7 +27,8 @@ Seconds = tuple[float, ...]  # each rank's duration of one round
 ROUND_SECONDS = {"cpu": 0.15, "cuda": 0.05}  # a round takes about this long, or one step
 # The wanted steps of a round, so that a rare stall has a chance to occur. Each of the 7 rounds of an A/B
 # run has at least 16 steps, about a hundred in all. Each of the 10 rounds of another run has 32 steps or
-# calls if a CUDA graph holds them, because the mean of a stored run decides only from 300 steps on.
+# calls if a CUDA graph holds them, because the mean of a stored run decides only from 300 steps on. Devices
+# that take turns share these steps.
 COMPARED_STEPS, CAPTURED_STEPS = 16, 32
 # A round of an A/B run, which has six to twelve sets, has only the steps of ROUND_SECONDS if it would take
 # longer. A round of another run has as many steps as fit into this time.
@@ -214,7 +215,8 @@ class Pool:
     def _iterations(self, spec: Spec, step_seconds: float, limit: int, parts: int) -> int:
         """Return how many steps each of the `parts` parts of a round has, at most `limit`."""
         round_seconds = ROUND_SECONDS[self.options.device]
-        wanted = COMPARED_STEPS if self._compared else CAPTURED_STEPS if spec.captured else 1
+        turns = len(spec.turns(self.options.devices_in_turn))
+        wanted = COMPARED_STEPS if self._compared else CAPTURED_STEPS / turns if spec.captured else 1
         if isinstance(spec, Call) and self.options.device == "cpu":
             wanted = 1  # the times of its calls vary more than stalls could add
         on_gpus = self._compared and self.options.device == "cuda"

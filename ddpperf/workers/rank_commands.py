@@ -255,12 +255,12 @@ class Rank:
         if spec.grouped:
             dist.barrier()
         step, device = self.opened.step, self._device_of(spec)
-        if what == "messages":
-            return {"messages": step_trace.messages_of(step, captured=spec.captured)}
-        if what == "time":
-            return dict(step_trace.timed(step, steps, device))
-        file = Path(f"{path}-rank{self.rank}.json")
         parts = training.training if training is not None else None
+        if what == "messages":
+            return {"messages": step_trace.messages_of(step, parts, captured=spec.captured)}
+        if what == "time":
+            return step_trace.timed(step, steps, device)
+        file = Path(f"{path}-rank{self.rank}.json")
         problem = step_trace.traced(step, steps, device, file, parts, stacks=what == "stacks")
         return {"problem": problem, "file": str(file)}
 

@@ -1,0 +1,102 @@
+"""Slow-downs that are put into one side from outside are named, on real process sets of both sides."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpperf.specs import EpochSpec, TrainingSpec
+from ddpperf.why import explain
+from ddpperf.why.explain import Slower
+from ddpperf.why.lines import rows_of
+from ddpperf.why.sweep import steps_of
+from ddpperf.workers.interpreter import Side
+from ddpperf.workers.pool import Pool
+from ddpperf.workers.process_set import SetOptions
+
+SPEC = TrainingSpec(model="resnet10_cifar", world_size=2, per_rank_batch_size=2, strategy="ddp")
+PATCH = """
+import sys, threading, time
+
+def patch():
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.optim import SGD
+    {patch}
+
+class Finder:  # patches when the rank's commands are imported, after torch
+    def find_spec(self, name, path=None, target=None):
+        if name == "ddpperf.workers.rank_commands":
+            sys.meta_path.remove(self)
+            patch()
+
+sys.meta_path.insert(0, Finder())
+"""
+BURN = """
+    def burn():
+        end = time.perf_counter() + 0.03
+        while time.perf_counter() < end:
+            pass
+    usual = SGD.step
+    def step(self, *arguments):
+        burn()
+        return usual(self, *arguments)
+    SGD.step = step
+"""
+BUCKETS = """
+    usual = DistributedDataParallel.__init__
+    def begin(self, module, **options):
+        usual(self, module, **options | {"bucket_cap_mb": 0.05})
+    DistributedDataParallel.__init__ = begin
+"""
+
+
+def reasons(tmp_path: Path, patch: str = "", *, spec: TrainingSpec = SPEC, replicates: int = 1) -> Any:
+    """Why the candidate, whose ranks are patched, is slower than the base."""
+    (tmp_path / "sitecustomize.py").write_text(PATCH.format(patch=patch.strip()))
+    candidate = Side(name="B", environment={"PYTHONPATH": str(tmp_path)} if patch else {})
+    options = SetOptions(size=2, device="cpu", rounds=1, deadline_seconds=60)
+    slower = [Slower(tests=["perf/test_it.py::test_a[2]"], spec=spec, candidate=None, seconds=0.02)]
+    with Pool(options, sides=[Side(), candidate], replicates=replicates) as pool:
+        (found,) = explain.explain(pool, slower, tmp_path / "traces" / "now", lambda stage: None)
+    return found
+
+
+def test_burnt_time_is_named_with_its_function(tmp_path: Path) -> None:
+    found = reasons(tmp_path, BURN)
+    first, *_ = rows_of(found)
+    assert first.startswith("CPU time between operators in optimizer: +")
+    assert "most in burn (" in first
+    change = found["step"]["candidate"] - found["step"]["base"]
+    row = found["rows"][0]
+    assert row["candidate"] - row["base"] == pytest.approx(0.03, abs=0.01)
+    assert sum(row["candidate"] - row["base"] for row in found["rows"]) + found[
+        "unexplained"
+    ] == pytest.approx(change)
+    sides = [steps_of(json.loads(Path(trace).read_bytes())["traceEvents"]) for trace in found["traces"]]
+    assert [bool(steps) for steps in sides] == [True, True], "the raw trace of each side is kept"
+    assert len(list((tmp_path / "traces" / "now").iterdir())) == 2
+
+
+def test_smaller_buckets_are_named_by_their_messages(tmp_path: Path) -> None:
+    found = reasons(tmp_path, BUCKETS, replicates=1)
+    (base, base_bytes), (candidate, candidate_bytes) = found["messages"]["gradients"]
+    assert candidate >= 3 * base
+    assert candidate_bytes == base_bytes
+    assert any(f"gradients {base} -> {candidate} messages" in row for row in rows_of(found))
+
+
+def test_epochs_are_not_traced(tmp_path: Path) -> None:
+    epoch = EpochSpec(
+        model="resnet10_cifar", world_size=2, per_rank_batch_size=2, strategy="ddp", epoch_images=64
+    )
+    assert "an epoch or a training is too long to trace" in reasons(tmp_path, spec=epoch)["problem"]
+
+
+def test_traces_of_the_newest_runs_stay(tmp_path: Path) -> None:
+    for number in range(7):
+        (tmp_path / f"run{number}").mkdir()
+    explain._keep_newest(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"run{number}" for number in range(2, 7)]

@@ -1,0 +1,202 @@
+"""Why a step got slower: rows of both sides that add up to the change, and how they are said."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from ddpperf.why.changes import TracedSet, changes
+from ddpperf.why.lines import name, tree, why_lines
+from ddpperf.why.sweep import Path, Row, Rows
+
+CONVOLUTION: Path = ("operators", "forward", "aten::conv2d")
+MUL: Path = ("operators", "forward", "aten::mul")
+BETWEEN: Path = ("CPU time between operators", "optimizer")
+NOISE = 1e-4  # seconds, of a step of 0.1 s
+
+
+def side_of(
+    name: str,
+    rows: dict[Path, tuple[float, int]],
+    *,
+    seed: int,
+    sets: int = 3,
+    traced: float = 0.0,
+    **fields: Any,
+) -> list[TracedSet]:
+    """Process sets whose steps have some rows. traced: what tracing adds to each event."""
+    generator, found = random.Random(seed), []
+    for _ in range(sets):
+        offset = generator.gauss(0, NOISE)
+        steps: list[Rows] = [
+            {
+                path: Row(seconds + traced * calls + (offset if path == CONVOLUTION else 0.0), calls)
+                for path, (seconds, calls) in rows.items()
+            }
+            for _ in range(8)
+        ]
+        seconds = sum(seconds for seconds, _ in rows.values()) + offset
+        usual: dict[str, Any] = {"first": [seconds] * 8, "page_faults": 10.0, "seconds": [seconds] * 8}
+        found.append(TracedSet(side=name, steps=steps, **usual | fields))
+    return found
+
+
+BASE = {CONVOLUTION: (0.08, 20), BETWEEN: (0.02, 0)}
+
+
+@pytest.mark.parametrize("traced", [0.0, 1e-6])
+def test_rows_add_up_to_the_change(traced: float) -> None:
+    slower = BASE | {MUL: (0.01, 60), BETWEEN: (0.025, 0)}
+    sets = side_of("A", BASE, seed=1, traced=traced) + side_of("B", slower, seed=2, traced=traced)
+    why = changes(sets, "cpu")
+    assert why.whole.change == pytest.approx(0.015, abs=3 * NOISE)
+    assert [path for path, _, clear in why.rows if clear] == [MUL, BETWEEN]
+    (_, row, _), *_ = why.rows
+    assert row.change == pytest.approx(0.01, abs=1e-6)
+    assert row.calls == (0, 60)
+    assert abs(why.unexplained) < 1e-5
+
+
+def test_equal_sides_have_no_clear_row() -> None:
+    for seed in range(20):
+        sets = side_of("A", BASE, seed=seed) + side_of("B", BASE, seed=100 + seed)
+        assert not any(clear for _, _, clear in changes(sets, "cpu").rows)
+
+
+def test_rows_with_more_events_come_before_rows_of_noise() -> None:
+    noisy = [{"first": [0.1] * 8, "seconds": [0.1 + 0.05 * number] * 8} for number in range(3)]
+    base, candidate = (
+        side_of(side, BASE | rows, seed=1) for side, rows in (("A", {}), ("B", {MUL: (0.01, 60)}))
+    )
+    sets = [
+        TracedSet(
+            side=one.side,
+            page_faults=0.0,
+            steps=[{**step, CONVOLUTION: Row(0.08 + spread, 20)} for step in one.steps],
+            **noise,
+        )
+        for side in (base, candidate)
+        for one, noise, spread in zip(side, noisy, (0.0, 0.02 if side is base else 0.05, 0.04), strict=True)
+    ]
+    (path, *_), *_ = changes(sets, "cpu").rows
+    assert path == MUL
+
+
+def test_a_row_of_the_other_sign_is_not_clear() -> None:
+    moved = {CONVOLUTION: (0.06, 20), BETWEEN: (0.05, 0)}
+    sets = side_of("A", BASE, seed=1) + side_of("B", moved, seed=2)
+    found: dict[Path, Any] = {path: (row.change, clear) for path, row, clear in changes(sets, "cpu").rows}
+    assert found[BETWEEN] == (pytest.approx(0.03), True)
+    assert found[CONVOLUTION] == (pytest.approx(-0.02, abs=3 * NOISE), False)
+
+
+def test_memory_pages_are_what_untraced_steps_lose_while_memory_is_given_back() -> None:
+    before: dict[str, Any] = {"first": [0.13] * 8, "page_faults": 20_000.0}
+    sets = side_of("A", BASE, seed=1) + side_of("B", BASE, seed=2, **before)
+    why = changes(sets, "cpu")
+    (path, row, clear), *_ = why.rows
+    assert (path, row.calls, clear) == (("memory pages",), (10, 20_000), True)
+    assert row.change == pytest.approx(0.03, abs=3 * NOISE)
+    assert why.whole.change == pytest.approx(0.03, abs=3 * NOISE)
+
+
+def test_kernels_of_a_family_are_one_row_unless_one_of_them_has_most_of_the_change() -> None:
+    family = ("kernels", "elementwise")
+    base: dict[Path, tuple[float, int]] = {(*family, "add"): (1e-3, 10), (*family, "mul"): (1e-3, 10)}
+    both: dict[Path, tuple[float, int]] = {(*family, "add"): (2e-3, 20), (*family, "mul"): (2e-3, 20)}
+    one: dict[Path, tuple[float, int]] = {(*family, "add"): (3e-3, 30), (*family, "mul"): (1e-3, 10)}
+    for slower, path, calls in ((both, family, (20, 40)), (one, (*family, "add"), (20, 40))):
+        why = changes(side_of("A", base, seed=1) + side_of("B", slower, seed=2), "cuda")
+        assert [(found, row.calls) for found, row, _ in why.rows] == [(path, calls)]
+        assert why.rows[0][1].change == pytest.approx(2e-3)
+
+
+def test_one_process_set_a_side_leaves_one_percent_of_a_step_unclear() -> None:
+    little = BASE | {MUL: (0.0005, 1)}
+    much = BASE | {MUL: (0.005, 1)}
+    for slower, found in ((little, []), (much, [MUL])):
+        sets = side_of("A", BASE, seed=1, sets=1) + side_of("B", slower, seed=2, sets=1)
+        assert [path for path, _, clear in changes(sets, "cuda").rows if clear] == found
+
+
+# --- the text
+
+
+def why_of(
+    base: dict[Path, tuple[float, int]], now: dict[Path, tuple[float, int]], **fields: Any
+) -> dict[str, Any]:
+    found = changes(side_of("A", base, seed=1) + side_of("B", now, seed=2), "cpu").to_json()
+    usual = {"tests": ["perf/test_it.py::test_a[2]"], "rank": 1, "sets": 3, "messages": {}, "function": ""}
+    return {**found, **usual, **fields}
+
+
+def text_of(*reasons: dict[str, Any]) -> str:
+    return "\n".join(why_lines({"judged": {"why": reasons}}))
+
+
+def test_text_names_the_clear_rows_first() -> None:
+    shown = text_of(why_of(BASE, BASE | {MUL: (0.01, 60)}))
+    assert "test_a[2]: a step takes +" in shown
+    assert "on rank 1 (3 process sets a side)\n  aten::mul in forward: +10.00 ms" in shown
+    assert "new: 60 calls" in shown
+    assert shown.index("aten::mul") < shown.index("aten::conv2d"), "whose change is noise"
+
+
+def test_messages_that_changed_are_the_second_row() -> None:
+    messages = {"gradients": [(2, 44_000_000), (60, 44_000_000)], "buffers": [(0, 0), (2, 38_560)]}
+    second = text_of(why_of(BASE, BASE | {MUL: (0.01, 60)}, messages=messages)).splitlines()[2]
+    assert "gradients 2 -> 60 messages, 44 MB -> 44 MB; buffers 0 -> 2 messages, 0 B -> 38.56 KB" in second
+
+
+def test_python_function_stands_beside_the_time_between_operators() -> None:
+    slower = BASE | {BETWEEN: (0.05, 0)}
+    shown = text_of(why_of(BASE, slower, function="burn (mine.py:7)"))
+    assert "CPU time between operators in optimizer: +30.00 ms" in shown
+    assert "most in burn (mine.py:7)" in shown
+
+
+def test_heading_says_if_rows_do_not_explain_the_change() -> None:
+    why = why_of(BASE, BASE)
+    why["step"] |= {"candidate": why["step"]["base"] + 0.02, "half": 0.001}
+    assert "the rows do not explain +20" in text_of(why | {"unexplained": 0.0201})
+    assert "do not explain" not in text_of(why | {"unexplained": 0.004})
+
+
+def test_what_could_not_be_traced_is_one_sentence() -> None:
+    problem = {"tests": ["perf/test_it.py::test_b[1]"], "problem": "the base's code is too old"}
+    assert text_of(problem) == "test_b[1]: not shown, because the base's code is too old"
+
+
+def test_page_has_all_rows_below_the_sum_of_their_kind() -> None:
+    rows = tree(why_of(BASE, BASE | {MUL: (0.01, 60), BETWEEN: (0.03, 0)}))
+    names = [(row["name"], row["is_sum"]) for row in rows]
+    assert names[:2] == [
+        ("CPU time between operators", True),
+        ("CPU time between operators in optimizer", False),
+    ] or (
+        names[:3]
+        == [("operators", True), ("aten::mul in forward", False), ("aten::conv2d in forward", False)]
+    )
+    sums = [row for row in rows if row["is_sum"]]
+    assert {row["name"] for row in sums} == {"operators", "CPU time between operators"}
+    assert max(row["bar"] for row in rows) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        (("kernels", "convolution", "convolution wgrad bf16"), "convolution wgrad bf16"),
+        (("kernels", "elementwise"), "elementwise"),
+        (("kernels", "elementwise", "add"), "elementwise: add"),
+        (
+            ("idle", "CPU time between launches", "backward"),
+            "the GPU is idle: CPU time between launches in backward",
+        ),
+        (("loading", "", "DataLoader"), "loading: DataLoader"),
+        (("memory pages",), "memory pages"),
+    ],
+)
+def test_rows_have_plain_names(path: Path, text: str) -> None:
+    assert name(path) == text
