@@ -15,7 +15,7 @@ from typing import Any
 
 from ddpperf.errors import first_line
 from ddpperf.results.samples import BASE, CANDIDATE
-from ddpperf.specs import Spec
+from ddpperf.specs import Spec, TraceSpec
 from ddpperf.why import sweep
 from ddpperf.why.changes import Changes, TracedSet, changes
 from ddpperf.workers.failures import SetFailure
@@ -44,8 +44,8 @@ class Slower:
 
     @property
     def traceable(self) -> bool:
-        """Whether its steps are short enough: an epoch or a whole training is not traced."""
-        return self.spec.repeats
+        """Whether its steps are short, and not traced anyway. An epoch or a whole training is too long."""
+        return self.spec.repeats and not isinstance(self.spec, TraceSpec)
 
 
 def explain(

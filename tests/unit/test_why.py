@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from ddpperf.report.html_page import page
+from ddpperf.report.summary import summary_lines
 from ddpperf.why.changes import TracedSet, changes
 from ddpperf.why.lines import name, tree, why_lines
 from ddpperf.why.sweep import Path, Row, Rows
+from tests.unit.test_comparison import compared
 
 CONVOLUTION: Path = ("operators", "forward", "aten::conv2d")
 MUL: Path = ("operators", "forward", "aten::mul")
@@ -182,6 +185,23 @@ def test_page_has_all_rows_below_the_sum_of_their_kind() -> None:
     sums = [row for row in rows if row["is_sum"]]
     assert {row["name"] for row in sums} == {"operators", "CPU time between operators"}
     assert max(row["bar"] for row in rows) == 1.0
+
+
+def test_comparison_and_page_say_why() -> None:
+    run = compared()
+    why = why_of(BASE, BASE | {MUL: (0.01, 60)}, traces=["/tmp/base.json", "/tmp/candidate.json"])
+    run["ddpperf"]["judged"] |= {"why": [why], "differ": ["commits: 1 -> 2; 1 file changed: a.py"]}
+    lines = summary_lines(run, verbose=False)
+    place = next(
+        number for number, line in enumerate(lines) if line.startswith("WHY       test_a[2]: a step takes")
+    )
+    assert lines[place + 1].startswith("            aten::mul in forward: +10.00 ms")
+    assert "DIFFER    commits: 1 -> 2; 1 file changed: a.py" in lines
+    assert all(len(line) <= 110 for line in lines)
+    shown = page(run)
+    assert "Why perf/test_it.py::test_a[2] is slower: all rows of a step" in shown
+    assert "/tmp/base.json, /tmp/candidate.json" in shown
+    assert shown.count('class="bar"') == 2 + 3
 
 
 @pytest.mark.parametrize(
