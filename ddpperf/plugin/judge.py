@@ -16,7 +16,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 from ddpperf.errors import Refused, first_line
-from ddpperf.machine.hardware import differences as changes_of_machine
+from ddpperf.machine.hardware import differences
 from ddpperf.plugin.base_checkout import stored_sides
 from ddpperf.plugin.control_steps import NO_STEP, copied, measure_controls, stored_copy
 from ddpperf.plugin.measure_fixture import Measuring
@@ -38,7 +38,7 @@ from ddpperf.verdict.estimates import (
 )
 from ddpperf.verdict.rows import REPEATS, Finding, Row, next_plan, only_the_machine_changed, rows
 from ddpperf.verdict.verdict import Answer, Context, answer_of
-from ddpperf.why.differences import differences
+from ddpperf.why.differences import differences_of
 from ddpperf.why.explain import Slower, explain
 
 COMPARISON_ROUNDS = 6  # of the first A/B measurement of a comparison, where the time is short
@@ -256,7 +256,7 @@ class Judge:
                 session.progress.stage = text
 
             self._why = explain(pool, slower, folder, stage)
-            self._differ = differences(self._sides.base, self._sides.candidate, session.storage.root)
+            self._differ = differences_of(self._sides.base, self._sides.candidate, session.storage.root)
         except Exception as error:
             self._why.append({"tests": [*slower[0].tests], "problem": first_line(error)})
 
@@ -292,7 +292,7 @@ class Judge:
             cannot=cannot,
             problems=problems,
             late=self._late,
-            differences=changes_of_machine(baseline.environment, session.environment()) if baseline else (),
+            differences=differences(baseline.environment, session.environment()) if baseline else (),
             new=self._new(),
         )
         return answer_of(self.rows, self._estimates, context)

@@ -21,7 +21,7 @@ LIST = (
 )
 
 
-def differences(base: Side, candidate: Side, here: Path) -> list[str]:
+def differences_of(base: Side, candidate: Side, here: Path) -> list[str]:
     """Return a sentence for each kind of difference. here: the source tree of a side without a root."""
     found = []
     before, now = base.root or here, candidate.root or here

@@ -206,7 +206,8 @@ def _on_gpu(events: Sequence[Event], begin: float, end: float) -> Rows:
     for _, span, correlation in [*works, (0, Span(end, end, ()), None)]:
         if span.begin > at:
             launch = launches.get(correlation)
-            path = _idle(at, span.begin, correlation == before, launch, blocked, parts)
+            same = correlation is not None and correlation == before
+            path = _idle(at, span.begin, same, launch, blocked, parts)
             _added(rows, path, span.begin - at)
         if span.end >= at:
             at, before = span.end, correlation
