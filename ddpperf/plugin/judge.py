@@ -236,14 +236,8 @@ class Judge:
         }
         if self._sides is None or not worse or untrusted(found, self._estimates):
             return
-        slower = [
-            Slower(
-                tests=row.tests,
-                spec=pair.base,
-                candidate=pair.candidate,
-                seconds=row.base * pair.base.calls,
-            )
-            for pair, row in reversed(worse.items())
+        slower = [Slower.of(row.tests, pair.base, pair.candidate, row.base) for pair, row in worse.items()][
+            ::-1
         ]
         began = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
         folder = session.storage.root / ".ddpperf" / "traces" / began

@@ -16,7 +16,7 @@ ALPHA = 0.01  # of a row's two-sided interval
 LEAST_PART = 0.05  # of the change, that a clear row has
 LEAST_OF_STEP = {"cpu": 0.01, "cuda": 0.002}  # that a clear row changes by: less differs between equal sides
 SPECIFIC = 0.7  # of a family's change: a kernel with so much of it is named
-SET_SPREAD = 0.01  # of a step: one process set a side does not tell how much they differ
+SET_SPREAD = {"cpu": 0.1, "cuda": 0.01}  # of a step: one process set a side does not tell how they differ
 MOST_PER_EVENT = 1.5e-6  # seconds that tracing adds to an event; more is noise (0.6 us on 2 CPU cores)
 MANY_FAULTS = 500  # page faults of a step, by which the sides differ
 
@@ -94,7 +94,8 @@ def changes(sets: Sequence[TracedSet], device: str) -> Changes:
     untraced = [(one.side, mean(_middle(one.seconds))) for one in sets]
     slower = traced - mean(seconds for _, seconds in untraced)
     per_event = min(MOST_PER_EVENT, max(0.0, slower) / max(events, 1.0))
-    kept = _difference(untraced)
+    spread = SET_SPREAD[device] * mean(seconds for _, seconds in untraced)
+    kept = _difference(untraced, spread=spread)
     paths = {path for _, rows in means for path in rows}
     found = {
         path: _difference(
@@ -104,18 +105,18 @@ def changes(sets: Sequence[TracedSet], device: str) -> Changes:
                 for seconds, calls in (rows.get(path, (0.0, 0.0)),)
             ],
             calls=[(side, rows.get(path, (0.0, 0.0))[1]) for side, rows in means],
-            step=kept.base,
+            spread=spread,
         )
         for path in _with_specific(means, paths)
     }
     whole = kept
     calls = [(one.side, one.page_faults) for one in sets]
-    faults = _difference(calls)
+    faults = _difference(calls, spread=0.0)
     if faults.sure and abs(faults.change) > MANY_FAULTS:
         first = [(one.side, mean(_middle(one.first))) for one in sets]
         pages = [(side, before - now) for (side, before), (_, now) in zip(first, untraced, strict=True)]
-        whole = _difference(first)
-        found["memory pages",] = _difference(pages, calls=calls, step=kept.base)
+        whole = _difference(first, spread=spread)
+        found["memory pages",] = _difference(pages, calls=calls, spread=spread)
     least = max(LEAST_PART * abs(whole.change), LEAST_OF_STEP[device] * whole.base)
     rows = [
         (path, row, row.sure and row.change * whole.change > 0 and abs(row.change) >= least)
@@ -179,15 +180,15 @@ def _with_specific(
 
 def _change(means: Sequence[tuple[str, Mapping[Path, tuple[float, float]]]], paths: Iterable[Path]) -> float:
     seconds = [(side, sum(rows.get(path, (0.0, 0.0))[0] for path in paths)) for side, rows in means]
-    return _difference(seconds).change
+    return _difference(seconds, spread=0.0).change
 
 
 def _difference(
-    values: Sequence[tuple[str, float]], *, calls: Sequence[tuple[str, float]] = (), step: float = 0.0
+    values: Sequence[tuple[str, float]], *, spread: float, calls: Sequence[tuple[str, float]] = ()
 ) -> Difference:
     """Return the difference of two sides' means over process sets, with its t interval.
 
-    step: the seconds of a step, for the spread of single process sets.
+    spread: half of the interval of single process sets.
     """
     base, candidate = ([value for side, value in values if side == name] for name in (BASE, CANDIDATE))
     freedom = len(base) + len(candidate) - 2
@@ -195,7 +196,7 @@ def _difference(
         squares = variance(base) / len(base) + variance(candidate) / len(candidate)
         half = t_quantile(ALPHA / 2, freedom) * math.sqrt(squares)
     else:
-        half = SET_SPREAD * (step or mean(base))
+        half = spread
     sides = [[value for side, value in calls if side == name] or [0.0] for name in (BASE, CANDIDATE)]
     return Difference(
         base=mean(base), candidate=mean(candidate), half=half, calls=(mean(sides[0]), mean(sides[1]))

@@ -15,11 +15,11 @@ from typing import Any
 
 from ddpperf.errors import first_line
 from ddpperf.results.samples import BASE, CANDIDATE
-from ddpperf.specs import Spec, TraceSpec
+from ddpperf.specs import EpochSpec, Spec, TraceSpec
 from ddpperf.why import sweep
 from ddpperf.why.changes import Changes, TracedSet, changes
 from ddpperf.workers.failures import SetFailure
-from ddpperf.workers.pool import Job, Pool
+from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import Answers
 
 MOST_TRACED = 3  # measurements of a run
@@ -35,17 +35,28 @@ TOO_OLD = "has no attribute 'trace'"
 
 @dataclass(frozen=True, kw_only=True)
 class Slower:
-    """A measurement that got slower: its tests, what base and candidate measured, and a step's seconds."""
+    """A measurement that got slower: its tests, and what base and candidate measured.
+
+    seconds: of a step, or of all the calls of one; of an epoch, of one of its training steps.
+    """
 
     tests: Sequence[str]
     spec: Spec
     candidate: Spec | None
     seconds: float
 
+    @classmethod
+    def of(cls, tests: Sequence[str], spec: Spec, candidate: Spec, seconds: float) -> Slower:
+        """Return a slower measurement from the base's seconds of a step, a call or an epoch."""
+        steps = spec.steps_per_epoch if isinstance(spec, EpochSpec) else 1
+        return cls(tests=tests, spec=spec, candidate=candidate, seconds=seconds * spec.calls / steps)
+
     @property
     def traceable(self) -> bool:
-        """Whether its steps are short, and not traced anyway. An epoch or a whole training is too long."""
-        return self.spec.repeats and not isinstance(self.spec, TraceSpec)
+        """Whether ranks can trace its steps, or those of its epoch. A whole training is too long."""
+        return isinstance(self.spec, EpochSpec) or (
+            self.spec.repeats and not isinstance(self.spec, TraceSpec)
+        )
 
 
 def explain(
@@ -74,7 +85,7 @@ def explain(
             found.append({"tests": [*one.tests], "problem": problem})
             break  # the process sets have ended
     if not chosen and slower:
-        problem = "an epoch or a training is too long to trace; compare a test of its step, too"
+        problem = "a whole training is too long to trace; compare a test of its step, too"
         found.append({"tests": [*slower[0].tests], "problem": problem})
     _keep_newest(folder.parent)
     return found
@@ -154,16 +165,9 @@ def _traced(pool: Pool, one: Slower, folder: Path, seconds: float) -> dict[str, 
     finally:
         if all(live.alive for live, _ in jobs):
             all_do("free")
-            _close(jobs)
+            pool.close_opened(jobs)
     answer["traces"] = _keep(folder, name, kept)
     return answer
-
-
-def _close(jobs: Sequence[Job]) -> None:
-    for live, _ in jobs:
-        live.ask("close")
-    for live, _ in jobs:
-        live.answers()
 
 
 def _events(file: str) -> list[dict[str, Any]]:

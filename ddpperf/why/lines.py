@@ -29,9 +29,10 @@ def rows_of(why: Mapping[str, Any], most: int = MOST_ROWS) -> list[str]:
     shown = [row for row in why["rows"] if row["clear"]]
     shown += [row for row in why["rows"] if not row["clear"]][: max(0, LEAST_ROWS - len(shown))]
     rows = [row_text(row) for row in shown]
-    if why["function"]:
-        place = next((n for n, row in enumerate(shown) if any("CPU time" in part for part in row["path"])), 0)
-        rows[place] += f", most in {why['function']}"
+    for place, row in enumerate(shown):
+        if why["function"] and any("CPU time" in part for part in row["path"]):
+            rows[place] += f", most in {why['function']}"
+            break
     if why["messages"]:
         rows.insert(1, f"other messages in a step: {_messages(why['messages'])}")
     return rows[:most]
@@ -39,7 +40,7 @@ def rows_of(why: Mapping[str, Any], most: int = MOST_ROWS) -> list[str]:
 
 def row_text(row: Mapping[str, Any]) -> str:
     """Return a row with its change and, if they changed, its calls or kernels."""
-    calls = [f"{count:g}" for count in row["calls"]]
+    calls = [_count(count) for count in row["calls"]]
     counts = f", {calls[0]} -> {calls[1]} calls" if calls[0] != calls[1] else ""
     if row["calls"][0] == 0 < row["calls"][1]:
         counts = f", new: {calls[1]} calls"
@@ -99,7 +100,7 @@ def tree(why: Mapping[str, Any]) -> list[dict[str, Any]]:
                     "values": [units.seconds(row[side]) for side in ("base", "candidate")],
                     "change": _signed(change),
                     "half": "" if row is one else f"± {units.seconds(row['half'])}",
-                    "calls": " -> ".join(f"{count:g}" for count in dict.fromkeys(row["calls"])),
+                    "calls": " -> ".join(dict.fromkeys(map(_count, row["calls"]))),
                     "clear": "clear" if row.get("clear") else "",
                     "bar": min(1.0, abs(change) / largest) if largest else 0.0,
                 }
@@ -110,6 +111,10 @@ def tree(why: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _sum(kind: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     sides = {side: sum(row[side] for row in rows) for side in ("base", "candidate")}
     return {"path": [kind], **sides, "calls": [sum(row["calls"][side] for row in rows) for side in (0, 1)]}
+
+
+def _count(count: float) -> str:
+    return f"{count:,.0f}" if count >= 10 or count == int(count) else f"{count:.1f}"
 
 
 def _messages(messages: Mapping[str, Sequence[Sequence[int]]]) -> str:

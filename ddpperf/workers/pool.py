@@ -157,6 +157,11 @@ class Pool:
         _open(jobs, None)
         return jobs
 
+    @staticmethod
+    def close_opened(jobs: list[Job]) -> None:
+        """End what `open` has begun."""
+        _ask([jobs], "close")
+
     def measure_alone(self, spec: Spec) -> Measured:
         """Measure `spec` on the first process set, after all other process sets have ended."""
         return self._measure(self._alone([0], spec), spec)

@@ -255,6 +255,8 @@ class Rank:
         if spec.grouped:
             dist.barrier()
         step, device = self.opened.step, self._device_of(spec)
+        if training is not None and not spec.repeats:
+            step = training.step  # of an epoch
         parts = training.training if training is not None else None
         if what == "messages":
             return {"messages": step_trace.messages_of(step, parts, captured=spec.captured)}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ddpperf.specs import EpochSpec, TrainingSpec
+from ddpperf.specs import EpochSpec, RunSpec, TrainingSpec
 from ddpperf.why import explain
 from ddpperf.why.explain import Slower
 from ddpperf.why.lines import rows_of
@@ -16,6 +17,7 @@ from ddpperf.why.sweep import steps_of
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
+from tests.generated import RECIPE
 
 SPEC = TrainingSpec(model="resnet10_cifar", world_size=2, per_rank_batch_size=2, strategy="ddp")
 PATCH = """
@@ -53,13 +55,15 @@ BUCKETS = """
 """
 
 
-def reasons(tmp_path: Path, patch: str = "", *, spec: TrainingSpec = SPEC, replicates: int = 1) -> Any:
+def reasons(
+    tmp_path: Path, patch: str = "", *, spec: TrainingSpec = SPEC, candidate: TrainingSpec | None = None
+) -> Any:
     """Why the candidate, whose ranks are patched, is slower than the base."""
     (tmp_path / "sitecustomize.py").write_text(PATCH.format(patch=patch.strip()))
-    candidate = Side(name="B", environment={"PYTHONPATH": str(tmp_path)} if patch else {})
+    side = Side(name="B", environment={"PYTHONPATH": str(tmp_path)} if patch else {})
     options = SetOptions(size=2, device="cpu", rounds=1, deadline_seconds=60)
-    slower = [Slower(tests=["perf/test_it.py::test_a[2]"], spec=spec, candidate=None, seconds=0.02)]
-    with Pool(options, sides=[Side(), candidate], replicates=replicates) as pool:
+    slower = [Slower(tests=["perf/test_it.py::test_a[2]"], spec=spec, candidate=candidate, seconds=0.02)]
+    with Pool(options, sides=[Side(), side]) as pool:
         (found,) = explain.explain(pool, slower, tmp_path / "traces" / "now", lambda stage: None)
     return found
 
@@ -81,18 +85,30 @@ def test_burnt_time_is_named_with_its_function(tmp_path: Path) -> None:
 
 
 def test_smaller_buckets_are_named_by_their_messages(tmp_path: Path) -> None:
-    found = reasons(tmp_path, BUCKETS, replicates=1)
+    found = reasons(tmp_path, BUCKETS)
     (base, base_bytes), (candidate, candidate_bytes) = found["messages"]["gradients"]
     assert candidate >= 3 * base
     assert candidate_bytes == base_bytes
     assert any(f"gradients {base} -> {candidate} messages" in row for row in rows_of(found))
 
 
-def test_epochs_are_not_traced(tmp_path: Path) -> None:
+def test_steps_of_an_epoch_without_loader_workers_wait_for_images(tmp_path: Path) -> None:
     epoch = EpochSpec(
-        model="resnet10_cifar", world_size=2, per_rank_batch_size=2, strategy="ddp", epoch_images=64
+        model="resnet10_cifar",
+        world_size=1,
+        per_rank_batch_size=64,
+        strategy="single",
+        input="dataloader",
+        loader_workers=1,
+        epoch_images=512,
     )
-    assert "an epoch or a training is too long to trace" in reasons(tmp_path, spec=epoch)["problem"]
+    found = reasons(tmp_path, spec=epoch, candidate=replace(epoch, loader_workers=0))
+    assert any("DataLoader" in row for row in rows_of(found)), found["rows"][:3]
+
+
+def test_whole_trainings_are_not_traced(tmp_path: Path) -> None:
+    training = RunSpec(**RECIPE)
+    assert "too long to trace" in reasons(tmp_path, spec=training)["problem"]
 
 
 def test_traces_of_the_newest_runs_stay(tmp_path: Path) -> None:
