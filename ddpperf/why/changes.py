@@ -14,7 +14,7 @@ from ddpperf.why.sweep import Path, Rows, total
 
 ALPHA = 0.01  # of a row's two-sided interval
 LEAST_PART = 0.05  # of the change, that a clear row has
-LEAST_OF_STEP = {"cpu": 0.01, "cuda": 0.002}  # that a clear row changes by: less differs between equal sides
+LEAST_OF_STEP = {"cpu": 0.02, "cuda": 0.002}  # that a clear row changes by: less differs between equal sides
 SPECIFIC = 0.7  # of a family's change: a kernel with so much of it is named
 SET_SPREAD = {"cpu": 0.1, "cuda": 0.01}  # of a step: one process set a side does not tell how they differ
 MOST_PER_EVENT = 1.5e-6  # seconds that tracing adds to an event; more is noise (0.6 us on 2 CPU cores)

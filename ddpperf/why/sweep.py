@@ -102,7 +102,13 @@ def _on_cpu(events: Sequence[Event], step: Event, *, functions: bool = False) ->
         for event in own
         if str(event["name"]).startswith(PART)
     )
-    spans = [_span(event, path) for event in own if (path := _path_on_cpu(event, parts, functions))]
+    loading = [_span(event, ("loading", "DataLoader")) for event in own if event["name"].startswith(LOADER)]
+    spans = loading + [
+        _span(event, path)
+        for event in own
+        if not any(one.begin <= float(event["ts"]) < one.end for one in loading)
+        if (path := _path_on_cpu(event, parts, functions))
+    ]
     messages = [_span(event) for event in inside if event["tid"] != thread and _is_message(event)]
     rows: Rows = {}
     for span in spans:
@@ -126,8 +132,6 @@ def _path_on_cpu(event: Event, parts: Sequence[Span], functions: bool) -> Path:
     if kind == "python_function":
         # The time of a function of C is that of the Python function that calls it.
         return (BETWEEN, part, name) if functions and not name.startswith("<built-in") else ()
-    if name.startswith(LOADER):
-        return ("loading", "", "DataLoader")
     if kind == "cpu_op" and COMPILED.search(name):
         return ("operators", part, "compiled graph")
     if kind != "cpu_op" or "::" not in name or name.startswith(NO_OPERATOR):

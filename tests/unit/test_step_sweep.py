@@ -83,11 +83,12 @@ def test_barriers_loaders_and_compiled_graphs_have_rows_of_their_own() -> None:
     inside = [
         event("cpu_op", "c10d::barrier", 0, 10),
         event("user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 20, 30),
+        event("cpu_op", "aten::stack", 25, 10),
         event("cpu_op", "## Call CompiledFxGraph fabc ##", 60, 20),
     ]
     (found,) = steps_of(cpu_step(0) + cpu_step(500, *inside))
     assert found[SENT, "c10d::barrier"].seconds == near(10)
-    assert found["loading", "", "DataLoader"].seconds == near(30)
+    assert found["loading", "DataLoader"].seconds == near(30)
     assert found["operators", "", "compiled graph"].seconds == near(20)
 
 

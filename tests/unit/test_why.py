@@ -214,7 +214,7 @@ def test_comparison_and_page_say_why() -> None:
             ("idle", "CPU time between launches", "backward"),
             "the GPU is idle: CPU time between launches in backward",
         ),
-        (("loading", "", "DataLoader"), "loading: DataLoader"),
+        (("loading", "DataLoader"), "loading: DataLoader"),
         (("memory pages",), "memory pages"),
     ],
 )
