@@ -18,6 +18,7 @@ from ddpperf.results.samples import BASE, CANDIDATE
 from ddpperf.specs import EpochSpec, Spec, TraceSpec
 from ddpperf.why import sweep
 from ddpperf.why.changes import Changes, TracedSet, changes
+from ddpperf.why.tracing_sets import TracingSets
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import Answers
@@ -26,6 +27,7 @@ MOST_TRACED = 3  # measurements of a run
 SECONDS = {"cpu": 60.0, "cuda": 30.0}  # for all of them
 OPENING_SECONDS = {"cpu": 6.0, "cuda": 4.0}  # of them, per measurement: building, reading the traces
 ROUNDS = 2  # of untraced, then traced steps
+SETTLING_STEPS = 2  # before them, after freed memory is kept
 FEWEST_STEPS, MOST_STEPS = 2, 8  # untraced or traced, in a round
 STACKS_FROM = 0.3  # of a change: with so much CPU time between operators, Python functions are traced
 KEPT_RUNS = 5  # whose traces are kept
@@ -97,77 +99,57 @@ def _least_seconds(one: Slower, sets: int) -> float:
 
 def _steps_in_all(steps: int) -> int:
     """Return how many steps a process set runs, with `steps` in each round."""
-    return steps + 2 + ROUNDS * (2 * steps + 1)
+    return steps + SETTLING_STEPS + ROUNDS * (2 * steps + 1)
 
 
 def _traced(pool: Pool, one: Slower, folder: Path, seconds: float) -> dict[str, Any]:
+    """Time and trace steps of a measurement on all its process sets, and return what changed as JSON."""
     device = pool.options.device
-    jobs = pool.open(one.spec, one.candidate, most_sets=1 if one.spec.compiled else 0)
-    for_steps = (seconds / MOST_TRACED - OPENING_SECONDS[device]) / max(one.seconds * len(jobs), 1e-9)
-    steps = max(FEWEST_STEPS, min(MOST_STEPS, int((for_steps - 4) / 5)))
-    ranks = one.spec.turns(pool.options.devices_in_turn)[0]
-    folder.mkdir(parents=True, exist_ok=True)
-    name = re.sub(r"\W+", "-", one.tests[0].rpartition("::")[2]).strip("-")
-
-    def all_do(what: str) -> None:
-        for live, _ in jobs:
-            live.ask("trace", ranks=ranks, steps=0, what=what)
-        for live, _ in jobs:
-            live.answers()
-
-    def do(live: Any, what: str, count: int = 0, path: str = "") -> Answers:
-        answers: Answers = live.request("trace", ranks=ranks, steps=count, what=what, path=path)
-        if problem := next(filter(None, (answer.get("problem") for answer in answers.values())), ""):
-            raise ValueError(problem)
-        return answers
-
-    all_do("load")
-    first = {live.name: do(live, "time", steps) for live, _ in jobs}
-    sides = {live.side.name: live for live, _ in reversed(jobs)}
-    sent = {side: do(live, "messages") for side, live in sides.items()}
-    seconds_of: dict[str, list[Answers]] = {live.name: [] for live, _ in jobs}
-    files: dict[str, list[Answers]] = {live.name: [] for live, _ in jobs}
-    all_do("keep")
-    try:
-        for live, _ in jobs:
-            do(live, "time", 2)
+    with TracingSets(pool, one.spec, one.candidate, folder, one.tests[0]) as tracing:
+        most = seconds / MOST_TRACED - OPENING_SECONDS[device]
+        fitting = [
+            steps
+            for steps in range(FEWEST_STEPS, MOST_STEPS + 1)
+            if len(tracing.sets) * _steps_in_all(steps) * one.seconds <= most
+        ]
+        steps = max(fitting, default=FEWEST_STEPS)
+        first = {live.name: tracing.do(live, "time", steps) for live in tracing.sets}
+        sent = {side: tracing.do(live, "messages") for side, live in tracing.sides.items()}
+        timed: dict[str, list[Answers]] = {live.name: [] for live in tracing.sets}
+        files: dict[str, list[Answers]] = {live.name: [] for live in tracing.sets}
+        tracing.all_do("keep")
+        for live in tracing.sets:
+            tracing.do(live, "time", SETTLING_STEPS)
         for number in range(ROUNDS):
-            for live, _ in jobs if number % 2 == 0 else jobs[::-1]:
-                seconds_of[live.name].append(do(live, "time", steps))
-                path = folder / f"{name}-{live.name}-{number + 1}"
-                files[live.name].append(do(live, "trace", steps, str(path.resolve())))
-        rank = _least_waiting(files[sides[CANDIDATE].name][0])
+            for live in tracing.sets if number % 2 == 0 else tracing.sets[::-1]:
+                timed[live.name].append(tracing.do(live, "time", steps))
+                files[live.name].append(tracing.do(live, "trace", steps))
+        rank = _least_waiting(files[tracing.sides[CANDIDATE].name][0])
         sets = [
             TracedSet(
                 side=live.side.name,
                 first=first[live.name][rank]["seconds"],
                 page_faults=first[live.name][rank]["page_faults"],
-                seconds=[one for answers in seconds_of[live.name] for one in answers[rank]["seconds"]],
-                steps=[step for of_round in files[live.name] for step in _steps(of_round[rank]["file"])],
+                seconds=[each for answers in timed[live.name] for each in answers[rank]["seconds"]],
+                steps=[step for answers in files[live.name] for step in _steps(answers[rank]["file"])],
             )
-            for live, _ in jobs
+            for live in tracing.sets
         ]
-        why = changes(sets, device)
-        kept = {side: files[live.name][-1][rank]["file"] for side, live in sides.items()}
-        answer = {
-            **why.to_json(),
-            "rank": rank,
-            "sets": len(jobs) // 2,
-            "messages": _changed_messages(*(sent[side][rank]["messages"] for side in (BASE, CANDIDATE))),
-            "function": "",
-        }
+        why, function = changes(sets, device), ""
         if _between(why) >= STACKS_FROM * abs(why.whole.change):
-            stacks = {
-                side: do(live, "stacks", 1, str((folder / f"{name}-{live.name}-stacks").resolve()))
-                for side, live in sides.items()
-            }
-            answer["function"] = _function(*(stacks[side][rank]["file"] for side in (BASE, CANDIDATE)))
-    finally:
-        if all(live.alive for live, _ in jobs):
-            all_do("free")
-            pool.close_opened(jobs)
-    answer["traces"] = _keep(folder, name, kept)
-    return answer
+            stacks = {side: tracing.do(live, "stacks", 1) for side, live in tracing.sides.items()}
+            function = _function(*(stacks[side][rank]["file"] for side in (BASE, CANDIDATE)))
+        traces = tracing.keep(
+            {side: files[live.name][-1][rank]["file"] for side, live in tracing.sides.items()}
+        )
+    return {
+        **why.to_json(),
+        "rank": rank,
+        "sets": len(sets) // 2,
+        "messages": _changed_messages(*(sent[side][rank]["messages"] for side in (BASE, CANDIDATE))),
+        "function": function,
+        "traces": traces,
+    }
 
 
 def _events(file: str) -> list[dict[str, Any]]:
@@ -216,20 +198,6 @@ def _function(base: str, candidate: str) -> str:
     name = max(grown, key=lambda path: grown[path])[-1]
     found = re.fullmatch(r"(.+)\((\d+)\): (.+)", name)
     return f"{found[3]} ({found[1]}:{found[2]})" if found else name
-
-
-def _keep(folder: Path, name: str, kept: Mapping[str, str]) -> list[str]:
-    """Keep a raw trace of each side, under a name that says so, and delete the other traces of a test."""
-    names = []
-    for side, word in ((BASE, "base"), (CANDIDATE, "candidate")):
-        rank = kept[side].rpartition("-")[2]
-        path = folder / f"{name}-{word}-{rank}"
-        Path(kept[side]).replace(path)
-        names.append(str(path))
-    for path in folder.glob(f"{name}-*"):
-        if str(path) not in names:
-            path.unlink()
-    return names
 
 
 def _keep_newest(folder: Path) -> None:
