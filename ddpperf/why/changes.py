@@ -17,7 +17,7 @@ LEAST_PART = 0.05  # of the change, that a clear row has
 LEAST_OF_STEP = {"cpu": 0.02, "cuda": 0.002}  # that a clear row changes by: less differs between equal sides
 SPECIFIC = 0.7  # of a family's change: a kernel with so much of it is named
 SET_SPREAD = {"cpu": 0.1, "cuda": 0.01}  # of a step: one process set a side does not tell how they differ
-MOST_PER_EVENT = 1.5e-6  # seconds that tracing adds to an event; more is noise (0.6 us on 2 CPU cores)
+MOST_PER_EVENT = 0.8e-6  # seconds that tracing adds to an event; more is noise (0.6 us on 2 CPU cores)
 MANY_FAULTS = 500  # page faults of a step, by which the sides differ
 
 
@@ -100,7 +100,7 @@ def changes(sets: Sequence[TracedSet], device: str) -> Changes:
     found = {
         path: _difference(
             [
-                (side, seconds - per_event * calls)
+                (side, max(0.0, seconds - per_event * calls))
                 for side, rows in means
                 for seconds, calls in (rows.get(path, (0.0, 0.0)),)
             ],

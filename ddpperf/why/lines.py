@@ -75,8 +75,14 @@ def why_lines(header: Mapping[str, Any]) -> list[str]:
         rows = rows_of(why, 1 if number else MOST_ROWS)
         lines.append(harmless(f"{test}: {headings(why)}" if not number else f"{test}: {rows[0]}"))
         if not number:
-            lines += [f"  {harmless(row)}" for row in rows]
+            lines += [f"  {harmless(row)}" for row in [*rows, _rest(why, len(rows) - bool(why["messages"]))]]
     return lines
+
+
+def _rest(why: Mapping[str, Any], shown: int) -> str:
+    """Return the change of the rows that are not shown, and what no row explains."""
+    others = sum(row["candidate"] - row["base"] for row in why["rows"][shown:])
+    return f"other rows: {_signed(others)}; not explained: {_signed(why['unexplained'])}"
 
 
 def tree(why: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -101,7 +107,7 @@ def tree(why: Mapping[str, Any]) -> list[dict[str, Any]]:
                     "change": _signed(change),
                     "half": "" if row is one else f"± {units.seconds(row['half'])}",
                     "calls": " -> ".join(dict.fromkeys(map(_count, row["calls"]))),
-                    "clear": "clear" if row.get("clear") else "",
+                    "is_clear": "clear" if row.get("clear") else "",
                     "bar": min(1.0, abs(change) / largest) if largest else 0.0,
                 }
             )
@@ -125,4 +131,7 @@ def _messages(messages: Mapping[str, Sequence[Sequence[int]]]) -> str:
 
 
 def _signed(seconds: float) -> str:
+    """Format a change; less than a nanosecond, which no clock shows, is 0."""
+    if abs(seconds) < 1e-9:
+        return "0"
     return f"{'-' if seconds < 0 else '+'}{units.seconds(abs(seconds))}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 import pytest
@@ -145,6 +146,7 @@ def test_text_names_the_clear_rows_first() -> None:
     assert "on rank 1 (3 process sets a side)\n  aten::mul in forward: +10.00 ms" in shown
     assert "new: 60 calls" in shown
     assert shown.index("aten::mul") < shown.index("aten::conv2d"), "whose change is noise"
+    assert re.fullmatch(r"  other rows: 0; not explained: 0", shown.splitlines()[-1])
 
 
 def test_messages_that_changed_are_the_second_row() -> None:
