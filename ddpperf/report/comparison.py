@@ -185,8 +185,8 @@ def comparison_lines(document: Mapping[str, Any], width: int, *, verbose: bool =
         "ALSO": _moved_alike(worse, judged, facet),
         "COMMON": common,
         "FASTER": _named([one for one in judged if one.improved]),
-        "UNDECIDED": _named([one for one in shown if one not in tables["UNDECIDED"]], undecided=True),
-        "EXCLUDED": _excluded(header, judged, len(undecided) - len(shown)),
+        "UNDECIDED": _named([one for one in undecided if one not in tables["UNDECIDED"]], undecided=True),
+        "EXCLUDED": _excluded(header, judged),
         "BYTES": _bytes(header),
         "TESTS": _tests(len(cases), _count(every), count),
     }
@@ -336,11 +336,8 @@ def _common(worse: Sequence[Measurement], found: Sequence[Measurement]) -> tuple
     return best[1:]
 
 
-def _excluded(header: Mapping[str, Any], found: Sequence[Measurement], unclear: int) -> str:
-    """Return which slow-downs the unchanged times exclude, in their medians and means, rounded up.
-
-    unclear: how many measurements vary too much to say, without looking worse.
-    """
+def _excluded(header: Mapping[str, Any], found: Sequence[Measurement]) -> str:
+    """Return which slow-downs the unchanged times exclude, in their medians and means, rounded up."""
     highs: dict[tuple[str, ...], list[float]] = {}
     for row in judged_rows(header):
         if (
@@ -355,17 +352,16 @@ def _excluded(header: Mapping[str, Any], found: Sequence[Measurement], unclear: 
         for tests, one in clear.items()
         if tests in highs
     )
-    more = f"{units.counted(unclear, 'more measurement')} cannot exclude their tolerance" if unclear else ""
     reasons = header["verdict"]["reasons"]
     if not ends or any(" control " in reason.partition(":")[0] for reason in reasons):
-        return more
+        return ""
     half = median(end for end, _ in ends)
     most, (largest, name) = ends[math.ceil(0.9 * len(ends)) - 1][0], ends[-1]
     text = (
         f"slow-downs above {half:.1%} for half of the {units.counted(len(ends), 'time')} that are not worse"
     )
     text += f", above {most:.1%} for 9 of 10" if most < largest else ""
-    return "; ".join(filter(None, (f"{text}, above {largest:.1%} for all ({name})", more)))
+    return f"{text}, above {largest:.1%} for all ({name})"
 
 
 def _bytes(header: Mapping[str, Any]) -> str:

@@ -114,7 +114,7 @@ def test_all_measurements_are_shown_on_request() -> None:
         *("NOT WORSE 22 of 25 measurements", "UNJUDGED  1 of 26 measurements"),
     ]
     assert sum(line.startswith("  weak scaling") for line in lines) == 26
-    assert "1 more measurement cannot exclude their tolerance" in short(run)
+    assert "UNDECIDED weak scaling, 2 GPUs, batch 3 (" in short(run)
 
 
 def test_change_that_cannot_be_measured_is_0() -> None:
