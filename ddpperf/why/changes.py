@@ -58,7 +58,8 @@ class Difference:
 class Changes:
     """Why a step got slower: its change, and the rows that add up to it.
 
-    Clear rows come first, then those with another number of events, then the others; the largest first.
+    Clear rows come first, then those with another number of events, then others that change as the
+    whole does; of these, the largest first.
 
     whole: of untraced steps. rows: each with its path, and whether it is clear. traced: the seconds
     that tracing adds to an event.
@@ -122,15 +123,15 @@ def changes(sets: Sequence[TracedSet], device: str) -> Changes:
         (path, row, row.sure and row.change * whole.change > 0 and abs(row.change) >= least)
         for path, row in found.items()
     ]
-    rows.sort(key=lambda row: (not row[2], not _counted(row[1], whole, least), -abs(row[1].change)))
+    rows.sort(key=lambda row: (not row[2], *_order(row[1], whole)))
     return Changes(whole=whole, rows=rows, per_event=per_event)
 
 
-def _counted(row: Difference, whole: Difference, least: float) -> bool:
-    """Return whether a row has more events in a step, which is exact, and takes longer."""
-    return (
-        abs(row.calls[1] - row.calls[0]) >= 1 and row.change * whole.change > 0 and abs(row.change) >= least
-    )
+def _order(row: Difference, whole: Difference) -> tuple[bool, bool, float]:
+    """Return what sorts unclear rows: those with another number of events, which is exact, come first."""
+    alike = row.change * whole.change > 0
+    counted = abs(row.calls[1] - row.calls[0]) >= 1 and abs(row.change) >= LEAST_PART * abs(whole.change)
+    return not (alike and counted), not alike, -abs(row.change)
 
 
 def _middle(values: Sequence[Any], key: Callable[[Any], float] = float) -> Sequence[Any]:
