@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shlex
 import shutil
@@ -25,9 +26,9 @@ from math import log
 from pathlib import Path
 from typing import Any
 
-from ddpperf.errors import Refused
+from ddpperf.errors import Refused, first_line
 from ddpperf.history.bisection import SETS, Comparisons, Stage, first_bad
-from ddpperf.history.versions import Candidates, CannotMeasure, candidates_of
+from ddpperf.history.versions import Candidates, CannotMeasure, committed, days_between, listed
 from ddpperf.io.command import Parser, print_lines, refused
 from ddpperf.io.files import read_text, write_atomically
 from ddpperf.machine.child_process import run_child
@@ -52,105 +53,99 @@ class ABRuns:
 
     def measure(self, base: str, candidate: str, sets: int) -> list[Stage]:
         """Return the stages of an A/B run. sets: how many process sets the pair already has."""
-        return _stages(self.run(base, candidate, f"{sets}", "--max-seconds=0", f"--replicates={SETS}"))
+        return self.run(base, candidate, f"{sets}", "--max-seconds=0", f"--replicates={SETS}")
 
-    def run(self, base: str, candidate: str, name: str, *options: str) -> dict[str, Any]:
-        """Return the document of an A/B run, which is stored under this name if it is measured now."""
+    def run(self, base: str, candidate: str, name: str, *options: str) -> list[Stage]:
+        """Return the stages of an A/B run that is stored under this name, or that is made now."""
         digest = sha256(f"{base}\n{candidate}".encode()).hexdigest()[:16]
         path = self.folder / f"{digest}-{name}.json"
         if not path.exists():
-            pair = zip(("--base", "--candidate"), (base, candidate), strict=True)
-            sides = [f"{side}={self.candidates.side(one, n)}" for n, (side, one) in enumerate(pair)]
-            command = [sys.executable, "-m", "pytest", self.test, *sides, f"--benchmark-json={path}"]
+            command = [sys.executable, "-m", "pytest", self.test, f"--benchmark-json={path}"]
             try:
+                command += [f"--base={self.candidates.side(base, 0)}"]
+                command += [f"--candidate={self.candidates.side(candidate, 1)}"]
                 ended = run_child([*command, *options, *self.options], {}, COMPARISON_SECONDS)
-            except subprocess.TimeoutExpired as error:
-                raise CannotMeasure(f"took longer than {COMPARISON_SECONDS} s") from error
+            except (OSError, subprocess.TimeoutExpired) as error:
+                raise CannotMeasure(first_line(error)) from error
             if not path.exists():
                 errors = re.findall(r"(?:ERROR|error): (?!usage)(.+)", f"{ended.stdout}\n{ended.stderr}")
                 raise CannotMeasure((errors or [f"pytest ended with status {ended.returncode}"])[-1])
-        document: dict[str, Any] = read_document(path)
         try:
-            _stages(document)
+            return stages_of(read_document(path))
         except CannotMeasure:
-            path.unlink()
+            path.unlink()  # measure it again if the search is continued
             raise
-        return document
 
 
-def _stages(document: dict[str, Any]) -> list[Stage]:
+def stages_of(document: dict[str, Any]) -> list[Stage]:
     """Return the log seconds of the process sets in each stage of an A/B run of one test."""
-    header, tests = document["ddpperf"], [one["fullname"] for one in document["benchmarks"]]
-    if len(header["outcomes"]) > 1:
-        raise CannotMeasure(f"it names {len(header['outcomes'])} tests; name one, such as {tests[0]}")
-    why = [outcome["reason"] for outcome in header["outcomes"].values()] + header["verdict"]["reasons"]
+    header = document["ddpperf"]
+    if len(outcomes := header["outcomes"]) > 1:
+        raise CannotMeasure(f"TEST names {len(outcomes)} tests; name one, such as {min(outcomes)}")
+    stored = [one["extra_info"]["ddpperf"] for one in document["benchmarks"]]
+    for stage in header.get("judged", {}).get("stages", ()):
+        stored += stage["tests"].values()
     stages: list[Stage] = []
-    of_stages = [stage["tests"] for stage in header.get("judged", {}).get("stages", ())]
-    first = {one["fullname"]: one["extra_info"]["ddpperf"] for one in document["benchmarks"]}
-    for fields in (of[test] for of in (first, *of_stages) for test in of):
-        one = Measured.from_json(fields)
+    for one in map(Measured.from_json, stored):
         seconds = one.median_step_seconds() if one.spec.repeats else one.mean_step_seconds()
-        sets = {
-            side: [log(seconds[s.set]) for s in one.samples if s.side == side] for side in (BASE, CANDIDATE)
-        }
-        if min(map(len, sets.values())) > 1:
-            stages.append((sets[BASE], sets[CANDIDATE]))
+        sides = [
+            [log(seconds[sample.set]) for sample in one.samples if sample.side == side]
+            for side in (BASE, CANDIDATE)
+        ]
+        stages += [(sides[0], sides[1])] if min(map(len, sides)) > 1 else []
     if not stages:
-        raise CannotMeasure(next(filter(None, why), "it measured nothing"))
+        reasons = [outcome["reason"] for outcome in outcomes.values()] + header["verdict"]["reasons"]
+        raise CannotMeasure(next(filter(None, reasons), "it measured nothing"))
     return stages
 
 
-def search(given: argparse.Namespace, options: list[str], cleanup: ExitStack) -> int:
-    """Search between the given ends, print what is found, and return the exit status."""
-    folder, state = FOLDER.absolute(), FOLDER.absolute() / "search.json"
+def search(given: argparse.Namespace, options: list[str], cleanup: ExitStack) -> str:
+    """Search between the given ends, print each step, and return why there is no answer, or ""."""
+    folder = FOLDER.absolute()
+    state, tree = folder / "search.json", folder / "tree"
     known = json.loads(read_text(state)) if state.exists() else None
     test, options = what_to_measure(given.test, options, known)
     wanted = [given.good, given.bad, given.between, test, options]
     if known not in (None, wanted):
-        raise Refused(
-            f"{FOLDER} has a search from {known[0]} to {known[1]} that has not ended; "
-            f"type its command again, or delete {FOLDER}"
-        )
-    between = list(filter(None, given.between.split(",")))
-    environments = given.environments or folder / "environments"
-    candidates = candidates_of(given.good, given.bad, between, folder, environments.absolute(), cleanup)
+        what = f"{FOLDER} has a search from {known[0]} to {known[1]} that has not ended"
+        raise Refused(f"{what}; type its command again, or delete {FOLDER}")
+    if "==" in given.good or os.path.isfile(given.good):
+        between = given.between.split(",") if given.between else days_between(given.good, given.bad)
+        environments = (given.environments or folder / "environments").absolute()
+        candidates = listed([given.good, *between, given.bad], tree, environments, cleanup)
+    else:
+        candidates = committed(given.good, given.bad, tree, cleanup)
     write_atomically(state, json.dumps(wanted))
     runs = ABRuns(candidates=candidates, test=test, options=options, folder=folder)
     comparisons = Comparisons(runs.measure)
-    good, bad = map(candidates.label, candidates.ends)
+    ends = candidates.label(candidates.ends[0]), candidates.label(candidates.ends[1])
     try:
-        differ = comparisons.is_above(good, bad)
+        differ = comparisons.is_above(ends)
     except CannotMeasure as why:
-        cleanup.callback(shutil.rmtree, folder)
+        shutil.rmtree(folder)
         raise Refused(f"{given.good} and {given.bad} cannot be compared: {why}") from why
-    size = comparisons.in_words(good, bad)
+    size = comparisons.in_words(ends)
+    left = []
+    if differ:
+        print_lines([test, f"{given.bad} against {given.good}: {size}"])
+        left = first_bad(candidates, comparisons, lambda line: print_lines([line]))
+    cleanup.callback(shutil.rmtree, folder)  # the search has ended
     if not differ:
-        cleanup.callback(shutil.rmtree, folder)
         advice = "exchange them" if differ is False else "use a quieter machine, or a test that changed more"
-        print_lines([f"NO VERDICT: {given.bad} is not slower than {given.good} in {test}: {size}; {advice}"])
-        return NO_VERDICT
-    print_lines([test, f"{given.bad} against {given.good}: {size}"])
-    left = first_bad(candidates, comparisons, lambda line: print_lines([line]))
-    cleanup.callback(shutil.rmtree, folder)
+        return f"{given.bad} is not slower than {given.good} in {test}: {size}; {advice}"
     if len(left) > 1:
-        print_lines(["NO VERDICT: one of these is the first bad one:", *map(candidates.described, left)])
-        return NO_VERDICT
-    before, culprit = map(candidates.label, (candidates.before(left[0]), left[0]))
+        return f"one of these is the first bad one: {'; '.join(map(candidates.described, left))}"
+    name, before = candidates.described(left[0]), candidates.label(candidates.before(left[0]))
+    pair = before, candidates.label(left[0])
     try:
-        document = runs.run(before, culprit, "last")
-        comparisons.stages.setdefault((before, culprit), []).extend(_stages(document))
-        slower = comparisons.is_above(before, culprit)
-        size = comparisons.in_words(before, culprit)
+        comparisons.stages.setdefault(pair, []).extend(runs.run(*pair, "last"))
+        slower, size = comparisons.is_above(pair), comparisons.in_words(pair)
     except CannotMeasure as why:
         slower, size = None, str(why)
-    name = candidates.described(left[0])
     if not slower:
-        print_lines(
-            [f"NO VERDICT: {name} seemed to be the first bad one, but against the one before: {size}"]
-        )
-        return NO_VERDICT
+        return f"{name} seemed to be the first bad one, but against the one before: {size}"
     print_lines([f"FIRST BAD: {name}", f"against the one before: {size}", *candidates.changes(left[0])])
-    return 0
+    return ""
 
 
 def what_to_measure(test: str, options: list[str], known: list[Any] | None) -> tuple[str, list[str]]:
@@ -184,12 +179,14 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with ExitStack() as cleanup:
-            return search(given, options, cleanup)
+            problem = search(given, options, cleanup)
     except KeyboardInterrupt:
-        print_lines(["NO VERDICT: the search was interrupted; the same command continues it"])
-        return NO_VERDICT
-    except (NoBaseline, Refused, OSError) as problem:
-        return refused(problem)
+        problem = "the search was interrupted; the same command continues it"
+    except (NoBaseline, Refused, OSError) as error:
+        return refused(error)
+    if problem:
+        print_lines([f"NO VERDICT: {problem}"])
+    return NO_VERDICT if problem else 0
 
 
 if __name__ == "__main__":

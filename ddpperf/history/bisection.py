@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import expm1, hypot, sqrt
-from statistics import mean
+from statistics import fmean, mean
 
 from ddpperf.analysis.statistics import t_quantile
 from ddpperf.history.versions import Candidates, CannotMeasure
@@ -19,6 +19,7 @@ from ddpperf.verdict.noise import pooled
 ALPHA = 0.01  # the probability of a wrong answer, in each direction
 SETS, MOST_SETS = 3, 12  # process sets per side of a comparison: at first, and at most
 WORDS = {True: "bad", False: "good", None: "skip"}  # of git bisect
+Pair = tuple[str, str]  # base and candidate
 Stage = tuple[Sequence[float], Sequence[float]]  # log seconds of the base's and the candidate's sets
 
 
@@ -31,48 +32,40 @@ class Comparisons:
     """
 
     measure: Callable[[str, str, int], list[Stage]]
-    stages: dict[tuple[str, str], list[Stage]] = field(default_factory=dict)
+    stages: dict[Pair, list[Stage]] = field(default_factory=dict)
 
-    def sets(self, base: str, candidate: str) -> int:
-        return sum(min(map(len, stage)) for stage in self.stages.get((base, candidate), []))
+    def sets(self, pair: Pair) -> int:
+        return sum(min(map(len, stage)) for stage in self.stages.get(pair, []))
 
-    def effect(self, base: str, candidate: str) -> tuple[float, float]:
-        """Return the log ratio of a pair, and its standard error."""
-        stages = self.stages[base, candidate]
-        weights = [1 / (1 / len(before) + 1 / len(after)) for before, after in stages]
-        changes = [mean(after) - mean(before) for before, after in stages]
-        total = sum(weights)
-        variance = pooled(self._groups()).variance
-        return sum(w * c for w, c in zip(weights, changes, strict=True)) / total, sqrt(variance / total)
+    def effect(self, pair: Pair) -> tuple[float, float]:
+        """Return the log ratio of a pair, and half the width of its interval of 98%."""
+        groups = [side for stages in self.stages.values() for stage in stages for side in stage]
+        noise, stages = pooled(groups), self.stages[pair]
+        weights = [1 / (1 / len(base) + 1 / len(candidate)) for base, candidate in stages]
+        changes = [mean(candidate) - mean(base) for base, candidate in stages]
+        error = sqrt(noise.variance / sum(weights))
+        return fmean(changes, weights), t_quantile(ALPHA, noise.freedom) * error
 
-    @property
-    def quantile(self) -> float:
-        return t_quantile(ALPHA, pooled(self._groups()).freedom)
-
-    def _groups(self) -> list[Sequence[float]]:
-        return [side for stages in self.stages.values() for stage in stages for side in stage]
-
-    def is_above(self, base: str, candidate: str, ends: tuple[str, str] | None = None) -> bool | None:
+    def is_above(self, pair: Pair, ends: Pair | None = None) -> bool | None:
         """Return whether a pair differs by more than half of what `ends` differ by, or than 0 without ends.
 
         Measures until the answer is clear; returns None if it is not with MOST_SETS process sets.
         """
         while True:
-            if sets := self.sets(base, candidate):
-                change, error = self.effect(base, candidate)
-                limit, of_limit = (value / 2 for value in self.effect(*ends)) if ends else (0.0, 0.0)
-                if abs(change - limit) > self.quantile * hypot(error, of_limit):
+            if sets := self.sets(pair):
+                change, error = self.effect(pair)
+                limit, of_limit = (value / 2 for value in self.effect(ends)) if ends else (0.0, 0.0)
+                if abs(change - limit) > hypot(error, of_limit):
                     return change > limit
                 if sets >= MOST_SETS:
                     return None
-            found = self.measure(base, candidate, sets)
-            self.stages.setdefault((base, candidate), []).extend(found)
+            self.stages.setdefault(pair, []).extend(self.measure(*pair, sets))
 
-    def in_words(self, base: str, candidate: str) -> str:
+    def in_words(self, pair: Pair) -> str:
         """Return the change of a pair with its interval of 98%."""
-        change, error = self.effect(base, candidate)
-        low, size, high = (f"{expm1(change + sign * self.quantile * error):+.1%}" for sign in (-1, 0, 1))
-        return f"{size} ({low} to {high}, {self.sets(base, candidate)} process sets per side)"
+        change, error = self.effect(pair)
+        low, size, high = (f"{expm1(end):+.1%}" for end in (change - error, change, change + error))
+        return f"{size} ({low} to {high}, {self.sets(pair)} process sets per side)"
 
 
 def first_bad(candidates: Candidates, comparisons: Comparisons, report: Callable[[str], None]) -> list[str]:
@@ -90,8 +83,8 @@ def first_bad(candidates: Candidates, comparisons: Comparisons, report: Callable
             return left
         commit, answer = git(tree, "rev-parse", "HEAD"), None
         try:
-            answer = comparisons.is_above(good, label(commit), (good, bad))
-            found = comparisons.in_words(good, label(commit))
+            answer = comparisons.is_above((good, label(commit)), (good, bad))
+            found = comparisons.in_words((good, label(commit)))
         except CannotMeasure as why:
             found = str(why)
         report(f"{WORDS[answer]:<5}{candidates.described(commit)}: {found}; {len(left)} were left")

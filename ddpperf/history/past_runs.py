@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ddpperf.machine.gpu_description import visible_gpus
-from ddpperf.machine.hardware import hardware_key
 from ddpperf.results.command_words import OF_COMPARISONS, command_words
 from ddpperf.results.outcomes import OutcomeKind
 from ddpperf.results.stored_runs import (
@@ -21,14 +17,11 @@ from ddpperf.results.stored_runs import (
     Storage,
     is_ab_run,
     is_baseline,
-    newest_run,
     numbered,
     read_document,
     stem,
 )
 from ddpperf.specs import Spec
-from ddpperf.verdict.settings import Settings
-from ddpperf.verdict.thresholds import read_threshold_file
 
 FIRST_RUNS = 5  # which a drift starts from
 MOST_SHOWN = 60  # the newest runs of a history, and as many baselines; 60 files of 0.85 MB take 1.2 s
@@ -110,22 +103,3 @@ def _seconds(header: Mapping[str, Any], run: Baseline) -> dict[Work, float]:
         for test, one in run.measured.items()
         if test in sound and not any(one.counter("resumed_epochs").values())
     }
-
-
-def kept(runs: Sequence[PastRun]) -> list[tuple[str, dict[str, float]]]:
-    """Return the name and the step seconds by test of each run."""
-    return [(run.name, {test: seconds for (test, _), seconds in run.seconds.items()}) for run in runs]
-
-
-def this_machine(root: Path) -> Storage:
-    """Return the storage of the machine of the newest run below `root`, or else of this machine."""
-    with contextlib.suppress(NoBaseline):
-        return Storage(root=root, hardware_key=newest_run(root).parent.name)
-    gpus = visible_gpus()
-    return Storage(root=root, hardware_key=hardware_key("cuda" if gpus else "cpu", gpus))
-
-
-def machine_settings(storage: Storage) -> Settings:
-    """Return the settings of comparisons on a machine; raise Refused for a wrong perf/thresholds.toml."""
-    _, by_hardware = read_threshold_file(storage.root)
-    return by_hardware["cpu" if re.match(r"(\d+x)?cpu\d", storage.hardware_key) else "gpu"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -20,9 +19,9 @@ from ddpperf.machine.git import CHECKOUT_SECONDS, check_out, git, remove_worktre
 
 MOST_ENVIRONMENTS = 3  # each takes about 5 GB
 PIP_SECONDS = 1800
-COMPARE = "https://github.com/pytorch/pytorch/compare"
-GIT_VERSION = "import torch; print(torch.version.git_version)"
 DAY = re.compile(r"(?<=\.dev)\d{8}")  # of a nightly, as in torch==2.15.0.dev20261123+cu130
+CHANGES_OF_TORCH = "https://github.com/pytorch/pytorch/compare/{}...{}"
+GIT_VERSION = "import torch; print(torch.version.git_version)"
 
 
 class CannotMeasure(Exception):
@@ -31,10 +30,11 @@ class CannotMeasure(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
-    """The commits of a search, the work tree in which git bisects, and where each side's code is.
+    """The commits of a search, and how each of them is run.
 
-    labels: an interpreter or a package version for each commit; empty if the code itself is searched.
-    sides: the folders where the base's and the candidate's commits are checked out.
+    tree: the work tree in which git bisects. ends: the commits of good and bad. labels: the interpreter
+    or package version that each commit stands for; empty if the commits themselves are run. sides: the
+    work trees of base and candidate. environments: the folder of the environments of package versions.
     """
 
     tree: Path
@@ -58,105 +58,102 @@ class Candidates:
         if not all(name.startswith("torch==") for name in pair):
             return []
         pythons = [self.side(name, number) for number, name in enumerate(pair)]
-        first, last = (run_child([python, "-c", GIT_VERSION], {}, 60).stdout.strip() for python in pythons)
-        return [f"changes: {COMPARE}/{first}...{last}"]
+        ended = [run_child([python, "-c", GIT_VERSION], {}, PIP_SECONDS) for python in pythons]
+        return [f"changes: {CHANGES_OF_TORCH.format(*(one.stdout.strip() for one in ended))}"]
 
-    def side(self, name: str, number: int) -> str:
+    def side(self, label: str, number: int) -> str:
         """Return the value of --base (number 0) or --candidate (1) that runs a commit or version."""
         if not self.labels:
-            git(self.sides[number], "checkout", "--quiet", "--detach", name, seconds=CHECKOUT_SECONDS)
+            git(self.sides[number], "checkout", "--quiet", "--detach", label, seconds=CHECKOUT_SECONDS)
             return str(self.sides[number])
-        good = self.labels[self.ends[0]]
-        return str(environment(self.environments, name, good)) if "==" in name else name
+        kept = self.label(self.ends[0])
+        return str(environment(self.environments, label, kept)) if "==" in label else label
 
 
-def candidates_of(
-    good: str, bad: str, between: Sequence[str], folder: Path, environments: Path, cleanup: ExitStack
-) -> Candidates:
-    """Return what lies between good and bad. cleanup: removes the work trees when it is closed.
+def listed(names: Sequence[str], tree: Path, environments: Path, cleanup: ExitStack) -> Candidates:
+    """Return interpreters or package versions, the oldest first, as a repository of empty commits.
 
-    Raises Refused if nothing can lie between them.
+    cleanup: removes the repository when it is closed. Raises Refused if the names are of two kinds.
     """
-    here = Path.cwd()
-    tree = folder / "tree"
-    if "==" in good or os.path.isfile(good):
-        ends = [good, *(between or _days_between(good, bad)), bad]
-        for one in ends:
-            if ("==" in one) != ("==" in good) or not ("==" in one or os.access(one, os.X_OK)):
-                raise Refused(f"{one} is no {'version' if '==' in good else 'interpreter'}, as {good} is one")
-        shutil.rmtree(tree, ignore_errors=True)
-        tree.mkdir(parents=True)
-        cleanup.callback(shutil.rmtree, tree)
-        git(tree, "init", "--quiet")
-        user = ("-c", "user.name=ddpperf", "-c", "user.email=", "-c", "commit.gpgsign=false")
-        for one in ends:
-            git(tree, *user, "commit", "--quiet", "--allow-empty", "-m", one)
-        commits = git(tree, "rev-list", "--reverse", "HEAD").split()
-        labels = dict(zip(commits, ends, strict=True))
-        return Candidates(tree=tree, ends=(commits[0], commits[-1]), labels=labels, environments=environments)
-    commits = [_commit(here, option, name) for option, name in (("--good", good), ("--bad", bad))]
-    first = git(here, "merge-base", *commits) if commits[0] != commits[1] else commits[1]
-    if first != commits[0] or commits[0] == commits[1]:
-        advice = "exchange them" if first == commits[1] != commits[0] else f"name {first[:9]} as --good"
-        advice = "name two commits" if commits[0] == commits[1] else advice
+    for name in names:
+        if ("==" in name) != ("==" in names[0]) or not ("==" in name or os.access(name, os.X_OK)):
+            kind = "NAME==VERSION" if "==" in names[0] else "interpreter"
+            raise Refused(f"{name} is no {kind}, as {names[0]} is one; name several of one kind")
+    shutil.rmtree(tree, ignore_errors=True)
+    tree.mkdir(parents=True)
+    cleanup.callback(shutil.rmtree, tree)
+    git(tree, "init", "--quiet")
+    user = ("-c", "user.name=ddpperf", "-c", "user.email=", "-c", "commit.gpgsign=false")
+    for name in names:
+        git(tree, *user, "commit", "--quiet", "--allow-empty", "-m", name)
+    commits = git(tree, "rev-list", "--reverse", "HEAD").split()
+    labels = dict(zip(commits, names, strict=True))
+    return Candidates(tree=tree, ends=(commits[0], commits[-1]), labels=labels, environments=environments)
+
+
+def committed(good: str, bad: str, tree: Path, cleanup: ExitStack) -> Candidates:
+    """Return the commits from good to bad, in two new work trees that `cleanup` removes.
+
+    Raises Refused if good is no ancestor of bad.
+    """
+    here, ends = Path.cwd(), []
+    for option, name in (("--good", good), ("--bad", bad)):
+        try:
+            ends.append(git(here, "rev-parse", "--verify", "--end-of-options", f"{name}^{{commit}}"))
+        except OSError as error:
+            what = f"{option} {name} is no commit here, no interpreter and no NAME==VERSION; name one"
+            raise Refused(what) from error
+    common = git(here, "rev-list", "--max-count=1", ends[0], f"^{ends[1]}")  # a commit that bad lacks
+    if common or ends[0] == ends[1]:
+        reversed_ends = not git(here, "rev-list", "--max-count=1", ends[1], f"^{ends[0]}")
+        advice = "exchange them" if common and reversed_ends else "name an earlier commit as --good"
         raise Refused(f"--good {good} is no earlier commit of --bad {bad}; {advice}")
-    base = folder / "base"
     places = []
-    for place, commit in ((base, commits[0]), (tree, commits[1])):
-        remove_worktree(here, place)
+    for place, commit in zip((tree.with_name("base"), tree), ends, strict=True):
+        remove_worktree(here, place)  # as a killed search leaves it
         cleanup.callback(remove_worktree, here, place)
         places.append(check_out(here, commit, place))
-    return Candidates(tree=tree, ends=(commits[0], commits[1]), sides=tuple(places))
+    return Candidates(tree=tree, ends=(ends[0], ends[1]), sides=tuple(places))
 
 
-def _commit(root: Path, option: str, name: str) -> str:
-    try:
-        return git(root, "rev-parse", "--verify", "--end-of-options", f"{name}^{{commit}}")
-    except OSError as error:
-        raise Refused(f"{option} {name} is no commit here, no interpreter and no NAME==VERSION") from error
-
-
-def _days_between(good: str, bad: str) -> list[str]:
+def days_between(good: str, bad: str) -> list[str]:
     """Return the nightlies of the days between two nightlies; a day without one is skipped later."""
-    days = [DAY.search(text) for text in (good, bad)]
-    if not (days[0] and days[1]):
+    first, last = (DAY.search(name) for name in (good, bad))
+    if not (first and last):
         return []
-    first, last = (date.fromisoformat(day[0]) for day in days if day)
-    between = (first + timedelta(days=number) for number in range(1, (last - first).days))
-    return [DAY.sub(f"{day:%Y%m%d}", bad) for day in between]
+    begin, end = (date.fromisoformat(day[0]) for day in (first, last))
+    days = (begin + timedelta(days=number) for number in range(1, (end - begin).days))
+    return [DAY.sub(f"{day:%Y%m%d}", bad) for day in days]
 
 
 def environment(folder: Path, requirement: str, kept: str) -> Path:
-    """Return the interpreter of an environment with a package version, which is made if it is missing.
+    """Return the interpreter of an environment with a package version, and make it if it is missing.
 
-    Before, the oldest environments are removed, but not that of `kept`. An environment has this
-    environment's torch unless torch is the package. Raises CannotMeasure if pip fails.
+    The oldest environments are removed before, but not that of `kept`. Unless the package is torch, the
+    environment has the torch of this one. Raises CannotMeasure if pip fails.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     names = [re.sub(r"[^\w.+-]", "_", text.removeprefix("torch==")) for text in (requirement, kept)]
     place = folder / names[0]
-    ready = place / "ready"
+    python, ready = place / "bin" / "python", place / "ready"
     if not ready.exists() or ready.read_text(encoding="utf-8") != sys.version:
-        found = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
-        found = [path for path in found if (path / "bin").exists() and path.name not in (*names, "pip")]
-        found.sort(key=lambda path: -path.stat().st_mtime)
-        for old in found[MOST_ENVIRONMENTS - 2 :]:
+        found = [path.parent for path in folder.glob("*/pyvenv.cfg") if not path.parent.is_symlink()]
+        others = [path for path in found if path.name not in (*names, "pip")]
+        for old in sorted(others, key=lambda path: -path.stat().st_mtime)[MOST_ENVIRONMENTS - 2 :]:
             shutil.rmtree(old)
-        steps = [[requirement, "numpy"]]
-        if not requirement.startswith("torch=="):
-            steps = [[f"torch=={version('torch')}", "numpy"], ["--no-deps", requirement]]
-        pip = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet"]
-        for command in (
-            [sys.executable, "-m", "venv", "--clear", str(place)],
-            *(pip + step for step in steps),
-        ):
-            try:
-                ended = run_child(command, {}, PIP_SECONDS)
-            except (OSError, subprocess.TimeoutExpired) as error:
-                raise CannotMeasure(f"cannot be installed ({error})") from error
+        commands = [[sys.executable, "-m", "venv", "--clear", str(place)]]
+        install = [str(python), "-m", "pip", "install", "--quiet"]
+        if requirement.startswith("torch=="):
+            commands += [[*install, requirement, "numpy"]]
+        else:  # which torch may require in another version
+            commands += [
+                [*install, f"torch=={version('torch')}", "numpy"],
+                [*install, "--no-deps", requirement],
+            ]
+        for command in commands:
+            ended = run_child(command, {}, PIP_SECONDS)
             if ended.returncode:
                 errors = re.findall(r"ERROR: (.+)", ended.stderr) or [f"status {ended.returncode}"]
-                raise CannotMeasure(f"cannot be installed ({errors[-1]})")
+                raise CannotMeasure(f"it cannot be installed ({errors[-1]})")
         ready.write_text(sys.version, encoding="utf-8")
     os.utime(place)
-    return place / "bin" / "python"
+    return python

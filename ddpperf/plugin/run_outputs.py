@@ -226,7 +226,7 @@ class RunOutputs:
         if path := self._verdict_file:
             self._write("the verdict", partial(write_atomically, path, markdown(document)))
         if path := self._page:
-            self._write("the page", lambda: write_atomically(path, page(document, storage)))
+            self._write("the page", lambda: write_atomically(path, page(document, storage.root)))
 
     def _write(self, what: str, write: Callable[[], Path]) -> None:
         try:

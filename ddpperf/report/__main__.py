@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from ddpperf.errors import Refused, first_line
-from ddpperf.history.past_runs import kept, past_runs
 from ddpperf.io.command import Parser, hour_price, print_lines, refused
 from ddpperf.io.files import require_replaceable, write_atomically
 from ddpperf.report.csv_files import CSV_BEGINS, CURVES_BEGINS, curves_csv, metrics_csv
@@ -104,7 +103,6 @@ def _made(given: argparse.Namespace) -> list[str]:
         document = compared(document, given.run, given.baseline, Path.cwd())
     if given.gpu_hour_price is not None:
         header["options"]["gpu_hour_price"] = given.gpu_hour_price
-    storage = Storage(root=Path.cwd(), hardware_key=header["hardware_key"])
     lines = report_tables(document).splitlines() if given.tables else []
 
     def save(option: str, path: Path | None, begins: bytes, what: str, text: Callable[[], str]) -> None:
@@ -115,11 +113,11 @@ def _made(given: argparse.Namespace) -> list[str]:
     if given.output is not None and given.output.suffix == ".md":
         save("-o", given.output, RESULTS_BEGIN.encode(), "pages", lambda: results_page(document))
     else:
-        save("-o", given.output, PAGE_BEGINS, "pages", lambda: page(document, storage))
+        save("-o", given.output, PAGE_BEGINS, "pages", lambda: page(document, Path.cwd()))
     save("--csv", given.csv, CSV_BEGINS, "exports", lambda: metrics_csv(document))
     save("--curves", given.curves, CURVES_BEGINS, "exports", lambda: curves_csv(document))
     if given.plots is not None:
-        lines.append(f"saved {write_plots(given.plots, document, kept(past_runs(storage)[0]))}")
+        lines.append(f"saved {write_plots(given.plots, document)}")
     summary = summary_lines(document, verbose=given.verbose)
     return lines or [*summary, *verdict_lines(document["ddpperf"], verbose=given.verbose)]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ddpperf.history.lines import history_lines
-from ddpperf.history.past_runs import kept, machine_settings, past_runs
 from ddpperf.io.terminal_text import printable
 from ddpperf.report.comparison import comparison_lines
 from ddpperf.report.plots import pictures_of
@@ -15,18 +15,16 @@ from ddpperf.report.plots.picture import Picture
 from ddpperf.report.stored_cases import all_metrics
 from ddpperf.report.summary import WIDTH, highlights, next_step, sentences, summary_facts, title
 from ddpperf.report.tables import tables_of
-from ddpperf.results.stored_runs import Storage
 
 ON_TOP = ("ab", "scaling")  # pictures
 MOST_ROWS = 12  # of a table that is not folded
 PAGE_BEGINS = b"<!doctype html>\n<!-- made by ddpperf -->\n"
 
 
-def page(document: Mapping[str, Any], storage: Storage | None = None) -> str:
-    """Return the HTML page of a stored run. storage: the runs of its history, if it has one."""
+def page(document: Mapping[str, Any], root: Path | None = None) -> str:
+    """Return the HTML page of a stored run. root: the project whose stored runs are its history."""
     header, facts = document["ddpperf"], dict(summary_facts(document))
-    runs, damaged = past_runs(storage) if storage is not None else ([], [])
-    pictures = pictures_of(document, kept(runs))
+    pictures = pictures_of(document)
     on_top = sorted(
         (picture for picture in pictures if picture.name in ON_TOP),
         key=lambda picture: ON_TOP.index(picture.name),
@@ -62,9 +60,7 @@ def page(document: Mapping[str, Any], storage: Storage | None = None) -> str:
         sections=sections,
         pictures={picture.name: _embedded(picture) for picture in others if not picture.experiment},
         facts=[(label, lines) for label, lines in facts.items() if lines],
-        history=history_lines(runs, machine_settings(storage), damaged=damaged)
-        if storage is not None
-        else [],
+        history=history_lines(root, header["hardware_key"]) if root is not None else [],
         metrics=all_metrics(document),
         environment=sorted((name, str(value)) for name, value in header["environment"].items()),
         command_line=header["options"].get("command_line", ""),

@@ -15,7 +15,14 @@ import pytest
 
 from ddpperf import bisect
 from ddpperf.history.bisection import Comparisons, Stage, first_bad
-from ddpperf.history.versions import MOST_ENVIRONMENTS, Candidates, CannotMeasure, candidates_of, environment
+from ddpperf.history.versions import (
+    MOST_ENVIRONMENTS,
+    Candidates,
+    CannotMeasure,
+    days_between,
+    environment,
+    listed,
+)
 from tests.package_index import add_wheel
 from tests.project import git
 
@@ -27,7 +34,7 @@ def steps(tmp_path: Path) -> Iterator[Candidates]:
     """Versions 0 to 16 of something, which are never installed."""
     names = [f"x=={number}" for number in range(COUNT + 1)]
     with ExitStack() as cleanup:
-        yield candidates_of(names[0], names[-1], names[1:-1], tmp_path, tmp_path, cleanup)
+        yield listed(names, tmp_path / "tree", tmp_path, cleanup)
 
 
 def simulated(
@@ -45,7 +52,7 @@ def simulated(
 def search(candidates: Candidates, comparisons: Comparisons) -> list[str]:
     """Return the versions among which the first bad one is."""
     good, bad = map(candidates.label, candidates.ends)
-    assert comparisons.is_above(good, bad)
+    assert comparisons.is_above((good, bad))
     found = first_bad(candidates, comparisons, lambda line: None)
     git(candidates.tree, "bisect", "reset")
     return list(map(candidates.label, found))
@@ -60,7 +67,7 @@ def test_simulated_searches_find_the_culprit(steps: Candidates, size: float, noi
         culprit = int(generator.integers(1, COUNT + 1))
         comparisons = Comparisons(simulated(generator, culprit, size, noise))
         right += search(steps, comparisons) == [f"x=={culprit}"]
-        comparisons.is_above(f"x=={culprit - 1}", f"x=={culprit}")
+        comparisons.is_above((f"x=={culprit - 1}", f"x=={culprit}"))
         most = max(most, len(comparisons.stages))
     assert right >= 19
     assert most <= 6
@@ -89,17 +96,20 @@ def test_unclear_step_gets_more_sets_and_is_skipped() -> None:
         return [((0.0, 0.01, -0.01), (level, level + 0.01, level - 0.01))]
 
     comparisons = Comparisons(half)
-    assert comparisons.is_above("good", "bad") is True
-    assert comparisons.is_above("good", "half", ("good", "bad")) is None
+    assert comparisons.is_above(("good", "bad")) is True
+    assert comparisons.is_above(("good", "half"), ("good", "bad")) is None
     assert asked == [("bad", 0), *(("half", sets) for sets in (0, 3, 6, 9))]
 
 
 def test_noise_is_that_of_all_comparisons() -> None:
-    stages: list[Stage] = [((0.0, 0.02), (0.1, 0.12))]
-    comparisons = Comparisons(lambda *_: [], {("a", "b"): stages, ("a", "c"): [((0.0, 0.04), (0.0, 0.04))]})
-    assert comparisons.effect("a", "b") == pytest.approx(
-        (0.1, math.sqrt((4 * 0.02**2 / 2 + 6 * 0.02**2 / 2) / 4))
-    )
+    stages: dict[tuple[str, str], list[Stage]] = {
+        ("a", "b"): [((0.0, 0.02), (0.1, 0.12))],
+        ("a", "c"): [((0.0, 0.04), (0.0, 0.04))],
+    }
+    change, error = Comparisons(lambda *_: [], stages).effect(("a", "b"))
+    assert change == pytest.approx(0.1)
+    variance = (2 * 0.02**2 / 2 + 2 * 0.04**2 / 2) / 4
+    assert error == pytest.approx(3.747 * math.sqrt(variance), rel=1e-3), "with four degrees of freedom"
 
 
 # --- environments
@@ -130,12 +140,11 @@ def test_at_most_three_environments_exist(index: Path, tmp_path: Path) -> None:
         environment(folder, "torch==2.9", "torch==2.0")
 
 
-def test_nightlies_of_each_day_lie_between(tmp_path: Path) -> None:
-    with ExitStack() as cleanup:
-        good, bad = (f"torch==2.15.0.dev202611{day}+cu130" for day in ("29", "30"))
-        bad = bad.replace("1130", "1202")
-        found = candidates_of(good, bad, [], tmp_path, tmp_path, cleanup)
-    assert [name[17:25] for name in found.labels.values()] == ["20261129", "20261130", "20261201", "20261202"]
+def test_nightlies_of_each_day_lie_between() -> None:
+    good, bad = "torch==2.15.0.dev20261129+cu130", "torch==2.16.0.dev20261202+cu130"
+    found = days_between(good, bad)
+    assert found == [f"torch==2.16.0.dev{day}+cu130" for day in (20261130, 20261201)]
+    assert days_between("torch==2.14.0", bad) == []
 
 
 # --- refusals
@@ -169,9 +178,19 @@ def said(
     [
         ("one", "none", "a.py::t", "--bad none is no commit here, no interpreter and no NAME==VERSION"),
         ("two", "one", "a.py::t", "--good two is no earlier commit of --bad one; exchange them"),
-        ("one", "one", "a.py::t", "--good one is no earlier commit of --bad one; name two commits"),
-        ("two", "other", "a.py::t", "--good two is no earlier commit of --bad other; name {one} as --good"),
-        ("torch==2.1", "two", "a.py::t", "two is no version, as torch==2.1 is one"),
+        (
+            "one",
+            "one",
+            "a.py::t",
+            "--good one is no earlier commit of --bad one; name an earlier commit as --good",
+        ),
+        (
+            "two",
+            "other",
+            "a.py::t",
+            "--good two is no earlier commit of --bad other; name an earlier commit as --good",
+        ),
+        ("torch==2.1", "two", "a.py::t", "two is no NAME==VERSION, as torch==2.1 is one"),
         (sys.executable, "/etc/passwd", "a.py::t", "/etc/passwd is no interpreter, as"),
         ("one", "two", "t", "TEST takes a test such as perf/test_it.py::test_it[x], got t; name one"),
         ("one", "two", "", "{runs} holds no run; measure one with"),
@@ -188,9 +207,8 @@ def test_wrong_ends_are_one_sentence(
     sentence: str,
 ) -> None:
     status, text = said(capfd, monkeypatch, "--good", good, "--bad", bad, test)
-    one = git(repository, "rev-parse", "--short=9", "one")
     assert status == 4
-    assert text.startswith(sentence.format(one=one, runs=repository / ".ddpperf" / "runs"))
+    assert text.startswith(sentence.format(runs=repository / ".ddpperf" / "runs"))
     assert text.count("\n") == 1
     assert len(git(repository, "worktree", "list").splitlines()) == 1
 
