@@ -32,6 +32,8 @@ from ddpperf.history.versions import Candidates, CannotMeasure, committed, days_
 from ddpperf.io.command import Parser, print_lines, refused
 from ddpperf.io.files import read_text, write_atomically
 from ddpperf.machine.child_process import run_child
+from ddpperf.machine.device_lock import lock_devices
+from ddpperf.machine.gpu_description import visible_gpus
 from ddpperf.report.summary import worst_test
 from ddpperf.results.command_words import OF_COMPARISONS, command_words
 from ddpperf.results.samples import BASE, CANDIDATE, Measured
@@ -68,6 +70,7 @@ class ABRuns:
             except (OSError, subprocess.TimeoutExpired) as error:
                 raise CannotMeasure(first_line(error)) from error
             if not path.exists():
+                lock_devices([gpu.uuid for gpu in visible_gpus()] or ["cpu"]).close()  # another run ends all
                 errors = re.findall(r"(?:ERROR|error): (?!usage)(.+)", f"{ended.stdout}\n{ended.stderr}")
                 raise CannotMeasure((errors or [f"pytest ended with status {ended.returncode}"])[-1])
         try:
@@ -103,7 +106,7 @@ def search(given: argparse.Namespace, options: list[str], cleanup: ExitStack) ->
     """Search between the given ends, print each step, and return why there is no answer, or ""."""
     folder = FOLDER.absolute()
     state, tree = folder / "search.json", folder / "tree"
-    known = json.loads(read_text(state)) if state.exists() else None
+    known = json.loads(read_text(state)) if any(folder.glob("*-*.json")) else None
     test, options = what_to_measure(given.test, options, known)
     wanted = [given.good, given.bad, given.between, test, options]
     if known not in (None, wanted):
@@ -122,21 +125,17 @@ def search(given: argparse.Namespace, options: list[str], cleanup: ExitStack) ->
     try:
         differ = comparisons.is_above(ends)
     except CannotMeasure as why:
-        shutil.rmtree(folder)
         raise Refused(f"{given.good} and {given.bad} cannot be compared: {why}") from why
     size = comparisons.in_words(ends)
-    left = []
-    if differ:
-        print_lines([test, f"{given.bad} against {given.good}: {size}"])
-        left = first_bad(candidates, comparisons, lambda line: print_lines([line]))
-    cleanup.callback(shutil.rmtree, folder)  # the search has ended
     if not differ:
         advice = "exchange them" if differ is False else "use a quieter machine, or a test that changed more"
         return f"{given.bad} is not slower than {given.good} in {test}: {size}; {advice}"
+    print_lines([test, f"{given.bad} against {given.good}: {size}"])
+    left = first_bad(candidates, comparisons, lambda line: print_lines([line]))
     if len(left) > 1:
         return f"one of these is the first bad one: {'; '.join(map(candidates.described, left))}"
-    name, before = candidates.described(left[0]), candidates.label(candidates.before(left[0]))
-    pair = before, candidates.label(left[0])
+    name = candidates.described(left[0])
+    pair = candidates.label(candidates.before(left[0])), candidates.label(left[0])
     try:
         comparisons.stages.setdefault(pair, []).extend(runs.run(*pair, "last"))
         slower, size = comparisons.is_above(pair), comparisons.in_words(pair)
@@ -168,9 +167,7 @@ def what_to_measure(test: str, options: list[str], known: list[Any] | None) -> t
 
 def main() -> int:
     parser = Parser("ddpperf.bisect", __doc__)
-    parser.add_argument(
-        "--good", required=True, metavar="A", help="a commit, an interpreter or NAME==VERSION"
-    )
+    parser.add_argument("--good", required=True, metavar="A", help="a commit, interpreter or NAME==VERSION")
     parser.add_argument("--bad", required=True, metavar="B", help="a later one of the same kind")
     parser.add_argument("--between", default="", metavar="X,Y", help="what lies between, the oldest first")
     parser.add_argument("--environments", type=Path, metavar="DIR", help="keep environments of versions here")
@@ -180,6 +177,7 @@ def main() -> int:
     try:
         with ExitStack() as cleanup:
             problem = search(given, options, cleanup)
+            cleanup.callback(shutil.rmtree, FOLDER)  # the search has ended
     except KeyboardInterrupt:
         problem = "the search was interrupted; the same command continues it"
     except (NoBaseline, Refused, OSError) as error:

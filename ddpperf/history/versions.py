@@ -81,7 +81,7 @@ def listed(names: Sequence[str], tree: Path, environments: Path, cleanup: ExitSt
             raise Refused(f"{name} is no {kind}, as {names[0]} is one; name several of one kind")
     shutil.rmtree(tree, ignore_errors=True)
     tree.mkdir(parents=True)
-    cleanup.callback(shutil.rmtree, tree)
+    cleanup.callback(shutil.rmtree, tree, ignore_errors=True)
     git(tree, "init", "--quiet")
     user = ("-c", "user.name=ddpperf", "-c", "user.email=", "-c", "commit.gpgsign=false")
     for name in names:

@@ -23,6 +23,7 @@ from ddpperf.history.versions import (
     environment,
     listed,
 )
+from ddpperf.machine.device_lock import lock_devices
 from tests.package_index import add_wheel
 from tests.project import git
 
@@ -211,6 +212,19 @@ def test_wrong_ends_are_one_sentence(
     assert text.startswith(sentence.format(runs=repository / ".ddpperf" / "runs"))
     assert text.count("\n") == 1
     assert len(git(repository, "worktree", "list").splitlines()) == 1
+    assert not list(repository.glob(".ddpperf/bisect/tree"))
+
+
+def test_busy_machine_ends_the_search(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A step that was refused because of another run says nothing about its commit."""
+    monkeypatch.setenv("DDPPERF_LOCK_FOLDER", str(tmp_path))
+    monkeypatch.setattr(bisect, "visible_gpus", list)
+    with lock_devices(["cpu"]):
+        status, text = said(capfd, monkeypatch, "--good", "one", "--bad", "two", "a.py::t")
+    assert status == 4
+    assert text.startswith("cpu is being measured by process ")
 
 
 def test_state_of_another_search_is_refused(
@@ -219,6 +233,7 @@ def test_state_of_another_search_is_refused(
     state = repository / ".ddpperf" / "bisect" / "search.json"
     state.parent.mkdir(parents=True)
     state.write_text(json.dumps(["v1", "v2", "", "a.py::t", []]))
+    (state.parent / "1-0.json").touch()
     status, text = said(capfd, monkeypatch, "--good", "one", "--bad", "two", "a.py::t")
     assert status == 4
     assert text == (
