@@ -53,14 +53,16 @@ class ABRuns:
     options: list[str]
     folder: Path
 
+    def path_of(self, base: str, candidate: str, name: str) -> Path:
+        return self.folder / f"{sha256(f'{base} {candidate}'.encode()).hexdigest()[:16]}-{name}.json"
+
     def measure(self, base: str, candidate: str, sets: int) -> list[Stage]:
         """Return the stages of an A/B run. sets: how many process sets the pair already has."""
         return self.run(base, candidate, f"{sets}", "--max-seconds=0", f"--replicates={SETS}")
 
     def run(self, base: str, candidate: str, name: str, *options: str) -> list[Stage]:
         """Return the stages of an A/B run that is stored under this name, or that is made now."""
-        digest = sha256(f"{base}\n{candidate}".encode()).hexdigest()[:16]
-        path = self.folder / f"{digest}-{name}.json"
+        path = self.path_of(base, candidate, name)
         if not path.exists():
             command = [sys.executable, "-m", "pytest", self.test, f"--benchmark-json={path}"]
             try:

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ddpperf.errors import short
 from ddpperf.history.changes import FEWEST_RUNS, Change, changes, spread
 from ddpperf.history.past_runs import PastRun, Work, past_runs
 from ddpperf.machine.hardware import differences
@@ -62,7 +63,7 @@ def history_lines(root: Path, hardware_key: str, test: str = "") -> list[str]:
     for then, now in pairwise(runs):
         facts = environment_changes(then.environment, now.environment)
         facts += ["all tests moved, so the machine changed"] if now in moved else []
-        lines += [f"{now.day}  {then.name} -> {now.name}: {'; '.join(facts)}"] if facts else []
+        lines += [f"{now.day}  {then.name} -> {now.name}: {short('; '.join(facts), 300)}"] if facts else []
     for one in found:
         newest = units.seconds(one.runs[-1].seconds[one.work])
         lines += ["", f"{sparkline(one.logs)}  {newest}  {one.work[0]}"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -52,7 +52,7 @@ class PastRun:
 
 
 def past_runs(
-    storage: Storage, newest: int = MOST_SHOWN, also: Iterable[Path] = ()
+    storage: Storage, newest: int = MOST_SHOWN, also: Sequence[Path] = ()
 ) -> tuple[list[PastRun], list[str]]:
     """Return the stored runs of this hardware, oldest first, and the names of damaged files.
 
