@@ -24,8 +24,9 @@ from ddpperf.history.versions import (
     listed,
 )
 from ddpperf.machine.device_lock import lock_devices
+from ddpperf.results.stored_runs import Storage, read_document
 from tests.package_index import add_wheel
-from tests.project import git
+from tests.project import REPOSITORY, git
 
 COUNT = 16  # commits after the good one
 
@@ -213,6 +214,16 @@ def test_wrong_ends_are_one_sentence(
     assert text.count("\n") == 1
     assert len(git(repository, "worktree", "list").splitlines()) == 1
     assert not list(repository.glob(".ddpperf/bisect/tree"))
+
+
+def test_newest_run_names_the_test_and_its_options(repository: Path) -> None:
+    run = read_document(REPOSITORY / "docs" / "runs" / "h100x4-gate_slower.json.gz")
+    run["ddpperf"]["options"]["command_line"] = "perf/ -m gate --base ../main --model m:f --report=a.html"
+    Storage(root=repository, hardware_key="h100x4").save_run(run, "1234")
+    test, options = bisect.what_to_measure("", ["--rounds=3"], None)
+    assert test.startswith("perf/test_")
+    assert options == ["--model", "m:f", "--rounds=3"]
+    assert bisect.what_to_measure("", [], ["a", "b", "", "a.py::t", ["-v"]]) == ("a.py::t", ["-v"])
 
 
 def test_busy_machine_ends_the_search(
