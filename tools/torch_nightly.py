@@ -2,11 +2,10 @@
 
     python3 tools/torch_nightly.py candidate [--version VERSION]
     python3 tools/torch_nightly.py accept VERSION
-    python3 tools/torch_nightly.py hint VERSION
 
 `candidate` installs the newest nightly, or the nightly VERSION, and prints the command that compares
-it with the last good one. `accept` makes a nightly the last good one. `hint` says how to find the
-commit of torch that made a nightly worse.
+it with the last good one. `accept` makes a nightly the last good one. If a nightly is slower,
+`python -m ddpperf.bisect` finds the first slower one, with the environments of this folder.
 
 The environments are in the folder of --folder, one for each version. The link `last-good` there
 leads to the last good one. At most three environments are kept, because each takes about 5 GB. An
@@ -30,8 +29,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MOST_ENVIRONMENTS = 3
-COMPARE = "https://github.com/pytorch/pytorch/compare"
-GIT_VERSION = "import torch; print(torch.version.git_version)"
 DAY = re.compile(r"\.dev\d{8}")  # of a nightly, as in 2.15.0.dev20261123+cu130
 
 
@@ -91,22 +88,6 @@ class Nightlies:
         new.replace(self.folder / "last-good")
         self._remove_old()
 
-    def hint(self, version: str) -> str:
-        """Return the lines that say how to find the commit of torch that made this nightly worse."""
-        self._require(version)
-        good = self.last_good()
-        if good is None:
-            failed = f"torch {version} did not pass the comparison with the released torch."
-            return f"{failed} There is no good nightly yet."
-        first, last = (_run(self.python(nightly), "-c", GIT_VERSION).strip() for nightly in (good, version))
-        between = DAY.sub(".devYYYYMMDD", version)
-        return (
-            f"torch {version} did not pass the comparison with torch {good}.\n"
-            f"all changes: {COMPARE}/{first}...{last}\n"
-            "To try a nightly of a day between, run on this machine with TORCH_NIGHTLY_INDEX:\n"
-            f"    python3 tools/torch_nightly.py --folder {self.folder} candidate --version {between}"
-        )
-
     def _make(self, name: str, *packages: str) -> None:
         """Make an environment, unless this Python already made it, as its file `ready` says."""
         ready = self.environment(name) / "ready"
@@ -165,7 +146,8 @@ def candidate(nightlies: Nightlies, wanted: str | None) -> dict[str, str]:
     compared = f"torch {good}, the last good nightly" if good else "the released torch"
     print(f"torch {version} is installed. To compare it with {compared}, run:")
     print(f"    python -m pytest perf/ -m gate {arguments}")
-    return {"version": version, "arguments": arguments}
+    found = {"good": good or "", "folder": str(nightlies.folder)}
+    return {"version": version, "arguments": arguments, **found}
 
 
 def _append(variable: str, text: str) -> None:
@@ -182,7 +164,6 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("candidate").add_argument("--version", help="a nightly; the newest by default")
     commands.add_parser("accept").add_argument("version")
-    commands.add_parser("hint").add_argument("version")
     given = parser.parse_args()
     index = os.environ.get("TORCH_NIGHTLY_INDEX", "")
     nightlies = Nightlies(folder=given.folder.absolute(), index=index)
@@ -207,13 +188,9 @@ def run(nightlies: Nightlies, given: argparse.Namespace) -> None:
         outputs = candidate(nightlies, given.version)
         lines = "".join(f"{name}={text}\n" for name, text in outputs.items())
         _append("GITHUB_OUTPUT", lines)
-    elif given.command == "accept":
+    else:
         nightlies.accept(given.version)
         print(f"torch {given.version} is the last good nightly now")
-    else:
-        hint = nightlies.hint(given.version)
-        print(hint)
-        _append("GITHUB_STEP_SUMMARY", f"```text\n{hint}\n```\n")
 
 
 if __name__ == "__main__":

@@ -143,7 +143,7 @@ def main() -> None:
     for path, text in pages():
         path.write_text(text)
     with tempfile.TemporaryDirectory() as folder:
-        write_plots(Path(folder), read_document(ROOT / PICTURED), [])
+        write_plots(Path(folder), read_document(ROOT / PICTURED))
         shutil.copy(Path(folder) / "scaling.png", PICTURE)
 
 

@@ -84,7 +84,7 @@ def git(root: Path, *arguments: str, seconds: float = READ_SECONDS) -> str:
         name for name in os.environ if name.startswith("GIT_") and not name.startswith(KEPT_VARIABLES)
     }
     # Without locks, or `git status` would lock the index, and a commit of the user fail.
-    variables = dict.fromkeys(redirecting) | {"GIT_OPTIONAL_LOCKS": "0"}
+    variables = dict.fromkeys(redirecting) | {"GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C.UTF-8"}
     try:  # in a session of its own, so that what git has started ends, too
         ended = run_child(["git", "-C", str(root), *WITHOUT_HOOKS, *arguments], variables, seconds)
     except subprocess.TimeoutExpired as error:

@@ -79,7 +79,7 @@ class Judge:
             if not self._estimates or not self._check_out(session.baseline):
                 return
             self._measure(items, Stage.FIRST, self._end(1.0))
-        for repeat in range(REPEATS):
+        for repeat in range(REPEATS if session.options.max_seconds else 0):
             found, end = self.rows, self._end(1.0, least=0.0 if repeat else LEAST_TIME)
             still_open = {row.key.pair for row in found if row.open}
             if not still_open or any(row.certain for row in found) or only_the_machine_changed(found):

@@ -25,8 +25,9 @@ from _pytest.cacheprovider import LFPlugin
 from _pytest.junitxml import LogXML, xml_key
 from pytest_benchmark.plugin import pytest_benchmark_generate_commit_info, pytest_benchmark_generate_json
 
-from ddpperf.analysis.run_drift import drifts
 from ddpperf.errors import Refused, first_line
+from ddpperf.history.past_runs import MOST_OF_DRIFT, past_runs
+from ddpperf.history.run_drift import drifts
 from ddpperf.io.files import require_replaceable, write_atomically
 from ddpperf.io.secret_values import shown_command_line
 from ddpperf.io.terminal_text import harmless, printable, printable_document
@@ -41,7 +42,6 @@ from ddpperf.report.markdown_pages import VERDICT_BEGINS, github_annotations, ma
 from ddpperf.report.questions import report_tables
 from ddpperf.report.summary import WIDTH, markup, summary_lines, verdict_lines
 from ddpperf.results.outcomes import AGAIN, Reason, Status, Verdict
-from ddpperf.results.samples import Measured
 from ddpperf.results.stored_runs import SCHEMA, Baseline, is_ab_run, is_baseline, to_json
 from ddpperf.verdict.noise_classes import usual_spread
 from ddpperf.verdict.verdict import decide
@@ -226,7 +226,7 @@ class RunOutputs:
         if path := self._verdict_file:
             self._write("the verdict", partial(write_atomically, path, markdown(document)))
         if path := self._page:
-            self._write("the page", lambda: write_atomically(path, page(document, storage.kept())))
+            self._write("the page", lambda: write_atomically(path, page(document, storage.root)))
 
     def _write(self, what: str, write: Callable[[], Path]) -> None:
         try:
@@ -288,15 +288,10 @@ def _header(session: Session, command_line: str) -> dict[str, Any]:
 
 def _drifts(session: Session, baseline: Baseline) -> dict[str, float]:
     """Return the slow drifts of step times over the stored runs, as `run_drift.drifts` does."""
-    now, settings = session.measured(), session.settings
-
-    def logs(measured: Mapping[str, Measured]) -> dict[str, float]:
-        like = {test: run for test, run in measured.items() if test in now and run.spec == now[test].spec}
-        return {test: log(median(run.all_step_seconds())) for test, run in like.items()}
-
-    history = [(promoted, logs(measured)) for promoted, measured in session.storage.history(baseline)]
-    usual = {test: usual_spread("time", run.spec, settings) for test, run in now.items()}
-    return drifts(history, logs(now), usual, settings.false_alarms)
+    logs = {(test, run.spec): log(median(run.all_step_seconds())) for test, run in session.measured().items()}
+    history, _ = past_runs(session.storage, MOST_OF_DRIFT, [baseline.path])
+    usual = {work: usual_spread("time", work[1], session.settings) for work in logs}
+    return drifts(history, logs, usual, session.settings.false_alarms)
 
 
 def _lost_code(commit: str, root: Path) -> list[str]:

@@ -103,7 +103,6 @@ def _made(given: argparse.Namespace) -> list[str]:
         document = compared(document, given.run, given.baseline, Path.cwd())
     if given.gpu_hour_price is not None:
         header["options"]["gpu_hour_price"] = given.gpu_hour_price
-    kept = Storage(root=Path.cwd(), hardware_key=header["hardware_key"]).kept
     lines = report_tables(document).splitlines() if given.tables else []
 
     def save(option: str, path: Path | None, begins: bytes, what: str, text: Callable[[], str]) -> None:
@@ -114,11 +113,11 @@ def _made(given: argparse.Namespace) -> list[str]:
     if given.output is not None and given.output.suffix == ".md":
         save("-o", given.output, RESULTS_BEGIN.encode(), "pages", lambda: results_page(document))
     else:
-        save("-o", given.output, PAGE_BEGINS, "pages", lambda: page(document, kept()))
+        save("-o", given.output, PAGE_BEGINS, "pages", lambda: page(document, Path.cwd()))
     save("--csv", given.csv, CSV_BEGINS, "exports", lambda: metrics_csv(document))
     save("--curves", given.curves, CURVES_BEGINS, "exports", lambda: curves_csv(document))
     if given.plots is not None:
-        lines.append(f"saved {write_plots(given.plots, document, kept())}")
+        lines.append(f"saved {write_plots(given.plots, document)}")
     summary = summary_lines(document, verbose=given.verbose)
     return lines or [*summary, *verdict_lines(document["ddpperf"], verbose=given.verbose)]
 

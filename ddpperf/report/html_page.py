@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from ddpperf.history.lines import history_lines
 from ddpperf.io.terminal_text import printable
 from ddpperf.report.comparison import comparison_lines
 from ddpperf.report.plots import pictures_of
-from ddpperf.report.plots.over_time import History
 from ddpperf.report.plots.picture import Picture
 from ddpperf.report.stored_cases import all_metrics
 from ddpperf.report.summary import WIDTH, highlights, next_step, sentences, summary_facts, title
@@ -21,13 +22,10 @@ MOST_ROWS = 12  # of a table that is not folded
 PAGE_BEGINS = b"<!doctype html>\n<!-- made by ddpperf -->\n"
 
 
-def page(document: Mapping[str, Any], history: History = ()) -> str:
-    """Return the HTML page of a stored run.
-
-    history: the name and the step seconds by test of each kept run, oldest first.
-    """
+def page(document: Mapping[str, Any], root: Path | None = None) -> str:
+    """Return the HTML page of a stored run. root: the project whose stored runs are its history."""
     header, facts = document["ddpperf"], dict(summary_facts(document))
-    pictures = pictures_of(document, history)
+    pictures = pictures_of(document)
     on_top = sorted(
         (picture for picture in pictures if picture.name in ON_TOP),
         key=lambda picture: ON_TOP.index(picture.name),
@@ -68,6 +66,7 @@ def page(document: Mapping[str, Any], history: History = ()) -> str:
         sections=sections,
         pictures={picture.name: _embedded(picture) for picture in others if not picture.experiment},
         facts=[(label, lines) for label, lines in facts.items() if lines],
+        history=history_lines(root, header["hardware_key"]) if root is not None else [],
         metrics=all_metrics(document),
         environment=sorted((name, str(value)) for name, value in header["environment"].items()),
         command_line=header["options"].get("command_line", ""),

@@ -7,12 +7,10 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from itertools import pairwise
 from statistics import median
 from typing import Any
 
 from ddpperf.analysis.comm_split import AGREEMENT
-from ddpperf.analysis.run_drift import DRIFT_RUNS
 from ddpperf.machine.links import rates_in_words
 from ddpperf.report.comparison import (
     EQUAL_SIDES,
@@ -38,6 +36,7 @@ from ddpperf.report.stored_cases import (
 from ddpperf.report.tables import EXPOSED, tables_of
 from ddpperf.report.terminal_tables import table_lines, wrapped
 from ddpperf.results import units
+from ddpperf.results.command_words import MAY_HAVE_A_VALUE, command_words
 from ddpperf.results.metrics import find, find_or_plain
 from ddpperf.results.outcomes import AGAIN, OutcomeKind, Status
 from ddpperf.results.stored_runs import is_ab_run
@@ -49,29 +48,9 @@ WIDTH = 110  # characters of a line, unless the output is a terminal
 MOST_NAMED = 3  # tests that one line names
 MOST_ROWS = {"collectives": 6}  # of tables in a run of many tables
 MOST_REASONS = 8  # of a verdict
-WRITES = (  # options that write files
-    *("--benchmark-json", "--benchmark-save", "--report", "--verdict", "--junitxml", "--tables"),
-    *("--durations", "--worker-logs", "--traces", "--csv"),
-)
-CHOOSES = ("-k", "-m", "--full", "--deselect", "--ignore", "--lf", "--last-failed")  # tests
 TITLE_BEGINS = "ddpperf on "
 COMMAND = ": python -m "  # stands on a line of its own, so that it can be copied
 PLUS_MINUS = "± is half of a 95% interval."
-FLAGS = (  # long options without a value
-    *(
-        "--full",
-        "--tables",
-        "--lf",
-        "--last-failed",
-        "--ff",
-        "--failed-first",
-        "--sw",
-        "--stepwise",
-    ),
-    *("--exitfirst", "--verbose", "--quiet", "--benchmark-verbose", "--benchmark-autosave"),
-)
-SHORT_WITH_A_VALUE = ("-k", "-m", "-p", "-n", "-c", "-o", "-W", "-r")
-MAY_HAVE_A_VALUE = ("--benchmark-compare",)
 FEW_TABLES = 3  # with at most so many tables, the explanations of results are shown, too
 MARKUP = {Status.PASS: "green", Status.FAIL: "red", Status.NO_VERDICT: "yellow"}
 USUAL = ("model", "execution", "strategy")  # properties
@@ -325,36 +304,16 @@ def _is_worse(reason: str) -> bool:
     return bool(found) and ": " not in who
 
 
-def _worst(header: Mapping[str, Any]) -> str:
+def worst_test(header: Mapping[str, Any]) -> str:
     """Return a test that got worse for certain, with the largest change; "" if none got worse."""
     worse = certain_first(one for one in measurements_of(header) if one.is_("worse"))
     return str(worse[0].row["tests"][0]) if worse else ""
 
 
-def _words(header: Mapping[str, Any], *, tests: bool, without: Sequence[str] = ()) -> str:
-    """Return a run's command line behind `pytest`, without what writes files, and without some options.
-
-    tests: whether the words that choose tests are kept, too.
-    """
-    words = shlex.split(header.get("options", {}).get("command_line", ""))
-    kept: list[str] = []
-    option = ""  # whose value the next word is
-    for word, following in pairwise([*words, "-"]):
-        is_short = re.match(r"-\w", word) is not None
-        name = word[:2] if is_short else word.partition("=")[0] if word.startswith("-") else option
-        is_path = name in MAY_HAVE_A_VALUE and (following.startswith(("perf", "tests")) or "::" in following)
-        takes_value = word in SHORT_WITH_A_VALUE if is_short else "=" not in word and name not in FLAGS
-        is_option = word.startswith("-") and not option
-        option = name if is_option and takes_value and not is_path and following[:1] != "-" else ""
-        if name not in (*WRITES, *without) and (tests or (name and name not in CHOOSES)):
-            kept.append(word)
-    return " ".join(map(shlex.quote, kept))
-
-
 def next_step(header: Mapping[str, Any]) -> str:
     """Return the advice that follows from the verdict, with the command to run next."""
     compared = header.get("compared_with")
-    same = f"python -m pytest {_words(header, tests=True) or 'perf/'}"
+    same = f"python -m pytest {command_words(header, tests=True) or 'perf/'}"
     match header["verdict"]["status"]:
         case Status.PASS if compared and sides(header).endswith(EQUAL_SIDES):
             return f"base and candidate were the same code; commit a change, then compare: {same}"
@@ -363,19 +322,19 @@ def next_step(header: Mapping[str, Any]) -> str:
         case Status.PASS if is_ab_run(header):
             return "store a baseline of the accepted code: python -m pytest perf/ --benchmark-save=NAME"
         case Status.PASS:
-            words = _words(header, tests=True, without=MAY_HAVE_A_VALUE) or "perf/"
+            words = command_words(header, tests=True, without=MAY_HAVE_A_VALUE) or "perf/"
             return f"commit, change the code, then compare: python -m pytest {words} --benchmark-compare"
         case Status.FAIL:
             failed = [test for test, outcome in header["outcomes"].items() if outcome["kind"] == "failed"]
-            for test in filter(None, [*failed, _worst(header)]):
-                words = _words(header, tests=False)
+            for test in filter(None, [*failed, worst_test(header)]):
+                words = command_words(header, tests=False)
                 return f"see it again: python -m pytest {shlex.quote(test)} {words}".rstrip()
             return f"find the thread or process that is busy between the rounds, then: {same}"
     if advice := header["verdict"].get("advice"):  # runs of schema 2 have none
         again = str(advice).replace(AGAIN, "run this again")
         return advice if again == advice else f"{again}: {same}"
     if compared:
-        words = _words(header, tests=True, without=("--max-seconds",)) or "perf/"
+        words = command_words(header, tests=True, without=("--max-seconds",)) or "perf/"
         return f"use a quieter machine, or more time: python -m pytest {words} --max-seconds 1200"
     return f"remove the reasons above, then run this again: {same}"
 
@@ -435,7 +394,7 @@ def _compared(header: Mapping[str, Any]) -> list[str]:
         slower = {test: math.expm1(change) for test, change in drifts.items() if change > 0}
         found = f"{units.counted(len(slower), 'test')} slower, such as {_largest(slower)}"
         lines.append(
-            f"slow drift from the first {DRIFT_RUNS} baselines to the last {DRIFT_RUNS} runs: "
+            "slow drift from the first baselines to the last runs: "
             f"{found if slower else 'no test slower'}, of {len(drifts)}"
         )
     return lines

@@ -13,11 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
 from typing import Any, Literal
 
 from ddpperf import specs
-from ddpperf.analysis.run_drift import DRIFT_RUNS
 from ddpperf.errors import MAX_LETTERS, first_line, quoted, short
 from ddpperf.io.files import open_regular, temporary_file
 from ddpperf.io.terminal_text import finite_json, printable_document
@@ -29,7 +27,6 @@ from ddpperf.specs import Spec
 SCHEMA = 3
 COMMIT = re.compile(r"([0-9a-f]{4,64}\+?|nogit)?")  # also stands in git's command lines
 HARDWARE_KEY = re.compile(r"[\w+-]+")  # names a folder, which must not be elsewhere
-MOST_READ = 20  # the most files read for a history; 20 files of 0.85 MB take 0.4 s
 
 NOT_JSON = {  # what git may leave in place of a file, by its first bytes
     b"<<<<<<< ": "it has conflict markers of a merge",
@@ -38,7 +35,7 @@ NOT_JSON = {  # what git may leave in place of a file, by its first bytes
 ANOTHER = "name another, or save one anew"  # advice for a stored run that cannot be read
 
 # What code raises that reads damaged JSON:
-_DAMAGED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+DAMAGED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 class NoBaseline(Exception):
@@ -105,7 +102,7 @@ class Storage:
         if os.path.exists(wanted):  # a folder or a FIFO is refused when it is read
             return Path(wanted)
         for folder in (self.baselines, self.runs):
-            if named := [path for path in _numbered(folder) if _is_called(path, wanted)]:
+            if named := [path for path in numbered(folder) if _is_called(path, wanted)]:
                 same = [path.name for path in named if _number(path) == _number(named[-1])]
                 if len(same) > 1:
                     what = f"--benchmark-compare={wanted} fits {' and '.join(same)}"
@@ -117,7 +114,7 @@ class Storage:
     def _newest(self) -> Path:
         if promoted := self._promoted():
             return promoted[-1]
-        for run in self._readable(reversed(_numbered(self.runs)), lambda _, document: is_baseline(document)):
+        for run in self._readable(reversed(numbered(self.runs)), lambda _, document: is_baseline(document)):
             return run.path
         looked = f"neither {self.baselines} nor {self.runs} holds a run that passed"
         advice = "save one with --benchmark-save=NAME, then compare"
@@ -129,23 +126,11 @@ class Storage:
 
     def _promoted(self) -> list[Path]:
         """Return the baselines, oldest first; a merge may bring two files with one number."""
-        paths = _numbered(self.baselines)
+        paths = numbered(self.baselines)
         counts = Counter(map(_number, paths))
         return sorted(
             paths, key=lambda path: (_number(path), _date(path) if counts[_number(path)] > 1 else "")
         )
-
-    def kept(self) -> list[tuple[str, dict[str, float]]]:
-        """Return the file name and the step seconds by test of the newest stored runs, oldest first.
-
-        Unreadable files and A/B runs are left out.
-        """
-        paths = [*_numbered(self.baselines), *_numbered(self.runs)][-MOST_READ:]
-        found = []
-        for run in sorted(self._readable(reversed(paths)), key=lambda run: run.when):
-            seconds = {test: median(one.all_step_seconds()) for test, one in run.measured.items()}
-            found.append((_stem(run.path), seconds))
-        return found
 
     def _readable(
         self, paths: Iterable[Path], wanted: Callable[[Path, Any], bool] = lambda path, document: True
@@ -160,27 +145,6 @@ class Storage:
     def load(self, path: Path) -> Baseline:
         """Read a stored run; raise NoBaseline if it is damaged or of other hardware."""
         return self.read(read_document(path), path)
-
-    def history(self, compared: Baseline) -> list[tuple[bool, dict[str, Measured]]]:
-        """Return the stored runs of this hardware and the run to compare with, oldest first.
-
-        Each run is a pair: whether it is a baseline, and its measurements. At most `MOST_READ` files are
-        read: the first five baselines, the newest baselines, and then the newest runs that were compared
-        and passed. Other runs may have slower code. Unreadable files are left out. A run that was
-        promoted counts once.
-        """
-        promoted, first = _numbered(self.baselines), DRIFT_RUNS
-        paths = [*promoted[:first], *reversed(promoted[first:]), *reversed(_numbered(self.runs))]
-        found = self._readable(
-            paths[:MOST_READ],
-            lambda path, document: path in promoted or is_baseline(document, compared=True),
-        )
-        unique: list[Baseline] = []
-        for run in [*found, compared]:
-            if all(run.measured != known.measured for known in unique):
-                unique.append(run)
-        unique.sort(key=lambda run: run.when)
-        return [(run.path in promoted, run.measured) for run in unique]
 
     def read(self, document: Any, path: Path) -> Baseline:
         """Return a stored run from its JSON; raise NoBaseline as `load` does. path: its file."""
@@ -211,7 +175,7 @@ class Storage:
             )
             if not COMMIT.fullmatch(run.commit):
                 raise ValueError(f"{quoted(run.commit)} is no commit")
-        except _DAMAGED as error:
+        except DAMAGED as error:
             raise _damaged(path, error) from error
         if not measured:
             raise NoBaseline(f"the baseline {path} holds no measured test; {ANOTHER}")
@@ -269,7 +233,7 @@ def read_document(path: Path) -> Any:
         raise NoBaseline(f"{path} is damaged (its hardware_key is {quoted(key)}); name another run")
     try:
         return converted(document) if schema == 2 else document
-    except _DAMAGED as error:
+    except DAMAGED as error:
         raise _damaged(path, error) from error
 
 
@@ -282,7 +246,7 @@ def is_ab_run(header: Mapping[str, Any]) -> bool:
     return "judged" in header and header.get("compared_with") is None
 
 
-def _numbered(folder: Path) -> list[Path]:
+def numbered(folder: Path) -> list[Path]:
     """Return the files of a folder that are named NNNN_*.json, the newest last."""
     numbered = [path for path in folder.glob("*.json*") if _number(path)]
     return sorted(numbered, key=lambda path: (_number(path), path.name))
@@ -301,17 +265,17 @@ def _date(path: Path) -> str:
 
 
 def _is_called(path: Path, wanted: str) -> bool:
-    if _stem(path).partition("_")[2] in (wanted, wanted.removesuffix(".json")):
+    if stem(path).partition("_")[2] in (wanted, wanted.removesuffix(".json")):
         return True
     return _number(path) == int(wanted) if wanted.isdecimal() else path.name.startswith(wanted)
 
 
-def _stem(path: Path) -> str:
+def stem(path: Path) -> str:
     return path.name.removesuffix(".gz").removesuffix(".json")
 
 
-def is_baseline(document: Any, *, compared: bool = False) -> bool:
-    """Return whether a run may be promoted. With `compared`, it must also have passed a comparison.
+def is_baseline(document: Any) -> bool:
+    """Return whether a run may be promoted.
 
     Every test that was not skipped must have passed and been measured, none deliberately slowed. The
     run must be no A/B run. A comparison must not have failed, and no test may look worse in it. A
@@ -331,9 +295,8 @@ def is_baseline(document: Any, *, compared: bool = False) -> bool:
             and not is_ab_run(header)  # base and candidate evict each other's caches
             and status != Status.FAIL
             and not header.get("unfit")
-            and (not compared or (status == Status.PASS and header.get("compared_with")))
         )
-    except _DAMAGED:
+    except DAMAGED:
         return False
 
 

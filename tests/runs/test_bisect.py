@@ -1,14 +1,14 @@
-"""The documented script for `git bisect run`, run on a real repository."""
+"""`python -m ddpperf.bisect` on a real repository: interrupted, continued, and its answer."""
 
 from __future__ import annotations
 
-import re
+import signal
 import subprocess
 import sys
 
 import pytest
 
-from tests.project import HANG_SECONDS, REPOSITORY, SLEEPING_MODEL, Project, git
+from tests.project import HANG_SECONDS, SLEEPING_MODEL, Project, git, wait_while_it_runs
 
 STEP = """
 from ddpperf.specs import TrainingSpec
@@ -16,82 +16,76 @@ from ddpperf.specs import TrainingSpec
 def test_step(measure):
     measure(TrainingSpec(model="mine:sleeping", world_size=1, per_rank_batch_size=128, strategy="single"))
 """
-FAST, SLOW = 0.02, 0.2  # seconds that a step sleeps
-OPTIONS = (
-    "[pytest]\naddopts = --device cpu --world-sizes 1 --model mine:sleeping --rounds 3 -p no:cacheprovider\n"
-)
+FAST, SLOW = 0.02, 0.03  # seconds that a step sleeps
+TEST = "perf/test_it.py::test_step"
+OPTIONS = "[pytest]\naddopts = --device cpu --world-sizes 1 --model mine:sleeping --rounds 3\n"
 
 
-def run(project: Project, *command: str) -> str:
-    """Run a command at the root to its end, which must be a good one; return what it printed."""
-    finished = subprocess.run(
-        command,
-        cwd=project.root,
-        env=project.environment,
-        capture_output=True,
-        text=True,
-        timeout=HANG_SECONDS,
-    )
-    assert finished.returncode == 0, finished
-    return finished.stdout
-
-
-def commit(
-    project: Project, message: str, *, experiment: str = "test_it.py", seconds: float | None = FAST
-) -> str:
-    """Commit the experiment with a model that sleeps this long, or without a model."""
-    perf = project.root / "perf"
-    for path in perf.glob("*.py"):
-        path.unlink()
-    (perf / experiment).write_text(STEP)
-    (project.root / "mine.py").write_text("" if seconds is None else SLEEPING_MODEL.format(seconds=seconds))
-    git(project.root, "add", "conftest.py", "pytest.ini", "mine.py", "perf/*.py")
+def commit(project: Project, message: str, model: str) -> str:
+    (project.root / "mine.py").write_text(model)
+    git(project.root, "add", "mine.py")
     git(project.root, "commit", "--quiet", "--allow-empty", "-m", message)
     return git(project.root, "rev-parse", "HEAD")
 
 
-def documented(before: str) -> tuple[str, str]:
-    """Return the documented command for the good commit, and the script for `git bisect run`.
+def start(project: Project, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "ddpperf.bisect", *arguments],
+        cwd=project.root,
+        env=project.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
-    Both compare with a margin that a busy machine does not reach.
-    """
-    text = (REPOSITORY / "docs" / "comparing.md").read_text().partition("`git bisect run` skips")[2]
-    text = text.replace("/path/to/before.json", before).replace("python3 ", f"{sys.executable} ")
-    text = text.replace("python -m", f"{sys.executable} -m")
-    text = text.replace("-compare=", "-compare-fail=median:400% --benchmark-compare=")
-    good = re.findall(r"\n {4}(.*)\n", text)[0]
-    script = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)[0]
-    return good, script
+
+def assert_clean(project: Project) -> None:
+    """Check that nothing runs, nothing is checked out, and the changed checkout stayed as it was."""
+    project.assert_nothing_left()
+    assert len(git(project.root, "worktree", "list").splitlines()) == 1
+    assert git(project.root, "for-each-ref", "refs/bisect") == ""
+    assert git(project.root, "status", "--porcelain") == "M notes.txt"
 
 
 @pytest.mark.slow
-def test_bisection_names_the_slower_commit(project: Project) -> None:
-    """Git tries the middle commit first. To name the slower one it needs the PASS before it."""
-    git(project.root, "init", "--quiet")
-    outside = project.root / "outside"
-    outside.mkdir()
-    on_good, script = documented(str(outside / "before.json"))
-    (project.root / "pytest.ini").write_text(OPTIONS)
-    (project.root / ".gitignore").write_text("outside/\n")
-    good = commit(project, "fast")
-    run(project, *on_good.split())
-    commit(project, "one more")
-    commit(project, "another")
-    renamed = commit(project, "what is measured has another name", experiment="test_that.py")
-    without = commit(project, "the model is gone", seconds=None)
-    commit(project, "its name again")
-    slow = commit(project, "slow", seconds=SLOW)
-    commit(project, "still slow", seconds=SLOW)
-    git(project.root, "bisect", "start", "HEAD", good)
-    (outside / "try.sh").write_text(script)
-    found = run(project, "git", "bisect", "run", "sh", str(outside / "try.sh"))
-    for said in (
-        "NO VERDICT: perf/test_it.py::test_step is in before.json but was not measured",
-        "PASS: 1 test measured, nothing got slower than the code of before.json: ",
-        "FAIL: perf/test_it.py::test_step is worse: its time is ",
-        f"{slow} is the first bad commit",
-    ):
-        assert said in found, found
-    skipped = git(project.root, "for-each-ref", "--format=%(refname:lstrip=2)", "refs/bisect/skip-*").split()
-    assert sorted(skipped) == sorted(f"skip-{each}" for each in (renamed, without))
-    project.assert_nothing_left()
+def test_search_is_continued_and_names_the_slower_commit(project: Project) -> None:
+    root = project.root
+    git(root, "init", "--quiet")
+    (root / "pytest.ini").write_text(OPTIONS)
+    (root / ".gitignore").write_text(".ddpperf/\n.pytest_cache/\n__pycache__/\n")
+    (root / "notes.txt").write_text("one\n")
+    project.experiment.write_text(STEP)
+    git(root, "add", ".")
+    fast, slow = (SLEEPING_MODEL.format(seconds=seconds) for seconds in (FAST, SLOW))
+    good = commit(project, "fast", fast)
+    commit(project, "its model is gone", "")
+    commit(project, "its model again", fast + "# 1\n")
+    culprit = commit(project, "slow", slow)
+    commit(project, "still slow", slow + "# 2\n")
+    (root / "notes.txt").write_text("two\n")
+    arguments = ("--good", good, "--bad", "HEAD", TEST)
+
+    first, state = start(project, *arguments), root / ".ddpperf" / "bisect"
+    wait_while_it_runs(first, lambda: len(list(state.glob("*-*.json"))) > 1, "no step was measured")
+    first.send_signal(signal.SIGTERM)
+    said = first.communicate(timeout=HANG_SECONDS)[0]
+    assert (first.returncode, said.splitlines()[-1]) == (
+        125,
+        "NO VERDICT: the search was interrupted; the same command continues it",
+    )
+    assert_clean(project)
+
+    other = start(project, "--good", good, "--bad", culprit, TEST)
+    said = other.communicate(timeout=HANG_SECONDS)[0]
+    assert other.returncode == 4
+    assert said.startswith(f".ddpperf/bisect has a search from {good} to HEAD that has not ended; type its")
+
+    measured = len(project.saved_runs())
+    second = start(project, *arguments)
+    said = second.communicate(timeout=HANG_SECONDS)[0]
+    assert second.returncode == 0, said
+    assert f"FIRST BAD: {culprit[:7]} slow (t, " in said
+    assert "against the one before: +4" in said or "against the one before: +5" in said
+    assert len(project.saved_runs()) - measured <= 4, "the first comparisons are not repeated"
+    assert not state.exists()
+    assert_clean(project)

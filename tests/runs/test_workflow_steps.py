@@ -265,21 +265,34 @@ def test_wrong_input_is_one_sentence(
     assert (full / "mine.txt").exists()
 
 
+ACCEPTED = "tools/torch_nightly.py accept 2.15.0\n"
+SEARCHED = "-m ddpperf.bisect --good torch==2.14.0 --bad torch==2.15.0 --environments envs\n"
+
+
 @pytest.mark.parametrize(
-    ("arguments", "status", "command"),
-    [("", 0, ""), ("--candidate=p", 0, "accept"), ("--candidate=p", 1, "hint"), ("--candidate=p", 125, "")],
+    ("arguments", "good", "status", "ran"),
+    [
+        ("", "", 0, ""),
+        ("--candidate=p", "2.14.0", 0, ACCEPTED),
+        ("--candidate=p", "2.14.0", 1, SEARCHED),
+        ("--candidate=p", "", 1, ""),
+        ("--candidate=p", "2.14.0", 125, ""),
+    ],
 )
-def test_torch_night_follows_the_verdict(machine: Machine, arguments: str, status: int, command: str) -> None:
+def test_torch_night_follows_the_verdict(
+    machine: Machine, arguments: str, good: str, status: int, ran: str
+) -> None:
     """The first two steps only write their outputs, and echo takes the place of Python."""
     workflow = machine.runner.content("nightly-torch.yml")
     _, candidate, gate, *_ = workflow["jobs"]["torch"]["steps"]
-    outputs = f"version=2.15.0\\narguments={arguments}\\n"
+    outputs = f"version=2.15.0\\narguments={arguments}\\ngood={good}\\nfolder=envs\\n"
     candidate["run"] = f'printf "{outputs}" >>"$GITHUB_OUTPUT"'
-    gate["run"] = f'echo "status={status}" >>"$GITHUB_OUTPUT"; exit {status % 125}'
+    written = f"status={status}\\npython=echo\\n"
+    gate["run"] = f'printf "{written}" >>"$GITHUB_OUTPUT"; exit {status % 125}'
     del gate["uses"]
     night = machine.run(workflow, "torch", "", DDPPERF_PYTHON="echo")
     assert night.conclusion == ("failure" if status == 1 else "success")
-    assert night.log == (f"tools/torch_nightly.py {command} 2.15.0\n" if command else "")
+    assert night.log == ran
     assert ("Compare with the last good nightly" in night.ran) is bool(arguments)
 
 

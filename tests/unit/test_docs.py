@@ -26,6 +26,7 @@ PAGES = (
 MOST_COLUMNS = 100
 API = (DOCS / "own-suite.md").read_text().partition("## Public names")[2]
 OTHER_TOOLS = {  # options, but not pytest's
+    *("--bad", "--between", "--good"),
     *("--adapter", "--baseline", "--build-arg", "--csv", "--curves", "--exclusive", "--gpu-hour-price"),
     *("--gpus-per-node", "--ipc", "--json", "--master-addr", "--master-port", "--name", "--nnodes"),
     *("--no-python", "--node-rank", "--nodelist", "--nproc-per-node", "--plots", "--preserve-status"),

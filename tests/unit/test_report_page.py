@@ -301,9 +301,6 @@ def test_run_writes_page_and_tables(canned_suite: CannedSuite) -> None:
     run.assert_one_sentence(0, "saved the page: page.html")
     assert (canned_suite.root / "page.html").read_text().startswith("<!doctype html>")
     assert "\n- Q2: weak scaling: `python" in run.output
-    canned_suite.run("perf", "--report", "page.html")
-    html = (canned_suite.root / "page.html").read_text()
-    assert "Time of each test in each kept run" in html
 
 
 def test_page_that_cannot_be_made_loses_nothing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,12 +10,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpperf.analysis.run_drift import drifts
+from ddpperf.history.past_runs import PastRun, Work
+from ddpperf.history.run_drift import drifts, first_and_last
+from ddpperf.specs import AllReduceSpec
 from tests.generated import BOUNDED
 
 USUAL = 0.01
+SPEC = AllReduceSpec(world_size=2, nbytes=1024)
 TESTS = [f"t{number}" for number in range(60)]
-Run = tuple[bool, dict[str, float]]
+
+
+def run(logs: dict[str, float], *, promoted: bool) -> PastRun:
+    return PastRun(
+        name="",
+        when="",
+        commit="",
+        environment={},
+        promoted=promoted,
+        accepted=True,
+        options="",
+        seconds={(test, SPEC): math.exp(log) for test, log in logs.items()},
+    )
+
+
+def found_drifts(history: Sequence[PastRun], now: dict[str, float], usual: float = USUAL) -> dict[str, float]:
+    logs: dict[Work, float] = {(test, SPEC): log for test, log in now.items()}
+    return drifts(history, logs, dict.fromkeys(logs, usual), alpha=0.01)
 
 
 def suite_drifts(nights: Sequence[Sequence[float]], usual: float = USUAL) -> dict[str, float]:
@@ -23,8 +44,8 @@ def suite_drifts(nights: Sequence[Sequence[float]], usual: float = USUAL) -> dic
     nights[night][test] are log seconds.
     """
     *history, now = (dict(zip(TESTS, logs, strict=True)) for logs in nights)
-    past = [(night < 5, logs) for night, logs in enumerate(history)]
-    return drifts(past, now, dict.fromkeys(TESTS, usual), alpha=0.01)
+    past = [run(logs, promoted=night < 5) for night, logs in enumerate(history)]
+    return found_drifts(past, now, usual)
 
 
 def own_drift(promoted: Sequence[float], later: Sequence[float], usual: float) -> float:
@@ -53,25 +74,28 @@ def test_six_percent_in_small_steps_is_drift(noise: list[float], change: float) 
 )
 def test_limit_grows_with_the_tests(tests: int, change: float, drifted: int) -> None:
     """0.01 + t sqrt(10/18) 0.01 sqrt(2/5), with t = 2.55 for a single test and 4.42 for 60 tests."""
-    history = [(True, dict.fromkeys(TESTS[:tests], 0.0))] * 5 + [(False, dict.fromkeys(TESTS, change))] * 4
-    found = drifts(history, dict.fromkeys(TESTS[:tests], change), dict.fromkeys(TESTS, USUAL), alpha=0.01)
+    history = [run(dict.fromkeys(TESTS[:tests], 0.0), promoted=True)] * 5
+    history += [run(dict.fromkeys(TESTS[:tests], change), promoted=False)] * 4
+    found = found_drifts(history, dict.fromkeys(TESTS[:tests], change))
     assert sum(map(bool, found.values())) == drifted
 
 
+def ends(*runs: str) -> tuple[str, str] | None:
+    """The names of the runs that are compared. A run is a letter, which is upper case if it is a baseline."""
+    found = first_and_last([(name.isupper(), float(ord(name))) for name in runs])
+    return found and tuple("".join(chr(int(value)) for value in group) for group in found)  # type: ignore[return-value]
+
+
 def test_drift_compares_first_baselines_with_last_runs() -> None:
-    """The other runs are 100 times as far away, and change nothing."""
+    assert ends(*"ABxCDEyzFuvwst") == ("ABCDE", "uvwst")
+    assert ends(*"ABxCDEyz") == ("ABCD", "Eyz"), "at most half of the runs are first ones"
+    assert ends(*"ABCd") == ("AB", "Cd")
 
-    def runs(*logs: float, promoted: bool) -> list[Run]:
-        return [(promoted, {"t": log}) for log in logs]
 
-    def found(history: list[Run]) -> dict[str, float]:
-        return drifts(history, {"t": 1.05}, {"t": USUAL}, alpha=0.01)
-
-    begun = [*runs(0.01, 0.02, promoted=True), *runs(100.0, promoted=False)]
-    begun += runs(0.03, 0.04, 0.05, promoted=True)
-    between: list[Run] = [*runs(-100.0, promoted=True), (True, {"u": 100.0})]
-    last = [*runs(1.01, 1.02, promoted=False), *runs(1.03, promoted=True), *runs(1.04, promoted=False)]
-    assert found([*begun, *between, *last]) == {"t": pytest.approx(1.0)}
-    assert found([*begun, *last]) == {"t": pytest.approx(1.0)}
-    assert found([*begun, *last[1:]]) == {}, "four runs follow the fifth baseline"
-    assert found(runs(*[1.0] * 20, promoted=False)) == {}, "none was promoted"
+def test_drift_is_known_from_the_third_run_on() -> None:
+    assert ends(*"Ab") is None
+    assert ends(*"Abc") == ("A", "bc")
+    assert ends(*"ABc") == ("A", "Bc")
+    assert ends(*"abcdef") is None, "none was promoted"
+    past = [run({"t": 0.0}, promoted=True), run({"t": 0.1, "u": 1.0}, promoted=False)]
+    assert found_drifts(past, {"t": 0.1, "u": 0.0}) == {"t": pytest.approx(0.1)}

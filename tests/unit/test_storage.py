@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from ddpperf.io.files import write_atomically
 from ddpperf.results.samples import Measured, Sample
-from ddpperf.results.stored_runs import MOST_READ, SCHEMA, NoBaseline, Storage, is_baseline, to_json
+from ddpperf.results.stored_runs import SCHEMA, NoBaseline, Storage, is_baseline, to_json
 from ddpperf.specs import AllReduceSpec
 from tests.generated import BOUNDED, PRINTABLE, measurements
 from tests.project import full_disk
@@ -303,49 +303,3 @@ def test_what_cannot_be_compared_with_gives_one_sentence(
 )  # fmt: skip
 def test_baseline_needs_all_tests_measured_and_passed(run: dict[str, Any], good: bool) -> None:
     assert is_baseline(run) == good
-
-
-# --- history
-
-
-def keep(folder: Path, *runs: object) -> None:
-    for number, run in enumerate(runs, 1):
-        put(folder, f"{number:04}_x.json", run)
-
-
-def compared(seconds: float, **fields: Any) -> dict[str, Any]:
-    """A run that was compared with a stored run, in the month of its seconds."""
-    fields = {"when": f"2026-{int(10 * seconds):04}", "header": {"compared_with": "0001_x.json"}} | fields
-    return run_of({"t": measured(seconds)}, **fields)
-
-
-def history_of(storage: Storage, compared_with: str) -> list[tuple[float, bool]]:
-    runs = storage.history(storage.load(storage.find(compared_with)))
-    return [(measured["t"].all_step_seconds()[0], promoted) for promoted, measured in runs]
-
-
-def test_history_holds_passed_comparisons_oldest_first(storage: Storage) -> None:
-    """Other runs may have the slower code that is to be found."""
-    keep(storage.baselines, compared(2), compared(1, t="failed"), "{", "")
-    keep(
-        storage.runs,
-        compared(2),  # it was promoted
-        compared(3),
-        compared(4, t="failed"),
-        compared(5, header={}),
-        compared(6, status="NO VERDICT"),
-        compared(7, header={"compared_with": "0001_x.json", "hardware_key": "h200x8"}),
-        [],
-    )
-    (storage.runs / "0009_x.json").mkdir()
-    mine = put(storage.root, "mine.json", compared(2.5))
-    kept = [(1.0, True), (2.0, True), (3.0, False)]
-    assert history_of(storage, "0002_x") == kept
-    assert history_of(storage, str(mine)) == sorted([*kept, (2.5, False)])
-
-
-def test_history_reads_a_bounded_number_of_files(storage: Storage) -> None:
-    keep(storage.baselines, *map(compared, range(1, 31)))
-    keep(storage.runs, compared(31))
-    assert [seconds for seconds, _ in history_of(storage, "30")] == [*range(1, 6), *range(16, 31)]
-    assert len(history_of(storage, "10")) == MOST_READ + 1, "it is compared with"

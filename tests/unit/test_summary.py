@@ -168,7 +168,7 @@ def test_comparison_says_how_the_machine_changed() -> None:
         "with 0001_x.json, measured again; the candidate's times are in the median 10.0% longer than stored",
         "new, so compared with nothing: d",
         "1 test slower than stored, such as b (+30.0%)",
-        "slow drift from the first 5 baselines to the last 5 runs: 1 test slower, such as a (+10.5%), of 2",
+        "slow drift from the first baselines to the last runs: 1 test slower, such as a (+10.5%), of 2",
     ]
     assert labelled(lines, "controls") == ["copy of memory 1.100 times (1.050 to 1.150)"]
 

@@ -177,6 +177,7 @@ FIELDS = {
 DEVICES = ("auto", "cuda", "cpu")
 NUMBER, COUNT, SETS = (partial(number, most=most) for most in (10**9, 1024, MOST_SETS))
 SECONDS = partial(number, kind=float, least=1e-9, most=86400)
+TIME_LIMIT = partial(number, kind=float, least=0, most=86400)
 NUMBERS, DEVICE_COUNTS = several(NUMBER), several(partial(COUNT, least=2))
 SIZES = several(buffer_size)
 IN_ORDER = several(str, tuple)  # the first execution is special
@@ -210,8 +211,8 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option(
             "--max-seconds",
             "SECONDS",
-            SECONDS,
-            "Seconds for the run. The first repeat has at least a quarter of them.",
+            TIME_LIMIT,
+            "Seconds for the run; 0 for no repeats. The first repeat has at least a quarter of them.",
             ("480", "300"),
         ),
         Option("--deadline", "SECONDS", SECONDS, "Seconds until a silent rank counts as hung.", ("120",) * 2),

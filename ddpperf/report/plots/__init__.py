@@ -11,7 +11,7 @@ from ddpperf.io.files import write_atomically
 from ddpperf.report.experiment_columns import WHOLE_TRAININGS
 from ddpperf.report.plots.bars import ab_ratios, communication, step_parts
 from ddpperf.report.plots.lines import all_reduce, law, scaling
-from ddpperf.report.plots.over_time import History, curves, kept_runs, utilization
+from ddpperf.report.plots.over_time import curves, utilization
 from ddpperf.report.plots.picture import FORMS, STYLE, Draw, Picture
 from ddpperf.report.stored_cases import cases_of, of_functions
 
@@ -37,20 +37,17 @@ DRAWN: tuple[tuple[str, tuple[str, ...], Draw, str], ...] = (
 )
 
 
-def write_plots(folder: Path, document: Mapping[str, Any], history: History = ()) -> Path:
+def write_plots(folder: Path, document: Mapping[str, Any]) -> Path:
     """Write each picture of a stored run as PNG and SVG to a folder, and return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    for picture in pictures_of(document, history):
+    for picture in pictures_of(document):
         for form in FORMS:
             write_atomically(folder / f"{picture.name}.{form}", picture.rendered(form))
     return folder
 
 
-def pictures_of(document: Mapping[str, Any], history: History = ()) -> list[Picture]:
-    """Return the pictures of a stored run.
-
-    history: the name and the step seconds by test of each kept run, oldest first.
-    """
+def pictures_of(document: Mapping[str, Any]) -> list[Picture]:
+    """Return the pictures of a stored run."""
     from matplotlib import rc_context
 
     header, cases = document["ddpperf"], cases_of(document)
@@ -63,5 +60,5 @@ def pictures_of(document: Mapping[str, Any], history: History = ()) -> list[Pict
                 title = chosen[0].experiment.title
                 drawn.append(Picture(name=name, experiment=title, description=description, figure=figure))
         drawn += [utilization(case) for case in of_functions(cases, *WHOLE_TRAININGS)]
-        drawn += [ab_ratios(header), kept_runs(history)]
+        drawn.append(ab_ratios(header))
     return [picture for picture in drawn if picture is not None]

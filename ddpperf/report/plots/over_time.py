@@ -1,17 +1,16 @@
-"""Pictures over time: trainings by epoch, the utilization of a training, and the times of all kept runs."""
+"""Pictures over time: trainings by epoch, and the utilization of a training."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
-from statistics import mean, median
+from statistics import mean
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from ddpperf.report.plots.picture import COLOURS, Picture, label, line_look, new_figure, row_height
+from ddpperf.report.plots.picture import COLOURS, Picture, label, line_look, new_figure
 from ddpperf.report.stored_cases import Case, curve_points, without_file
 from ddpperf.results.samples import Measured
 from ddpperf.specs import RunSpec
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_TESTS = 80  # of the picture of all kept runs
 PANELS_IN_A_ROW, CURVES_HEIGHT = 4, 1.5  # panels of curves by epoch; inches
 PANEL_HEIGHT = 1.3  # inches, of a panel of utilization
 # The panels of utilization: for each unit, the quantities by their names in the legend, and their scale.
@@ -30,7 +28,6 @@ PANELS: tuple[tuple[str, dict[str, str], float], ...] = (
     ("power (W)", {"GPU": "power_watts"}, 1.0),
     ("temperature (C)", {"GPU": "temperature_celsius"}, 1.0),
 )
-History = Sequence[tuple[str, Mapping[str, float]]]  # name and step seconds by test, oldest first
 
 
 def curves(cases: Sequence[Case], of: str) -> Figure | None:
@@ -125,21 +122,3 @@ def _epoch_ends(measured: Measured) -> list[float]:
     epochs = spec.epochs if isinstance(spec, RunSpec) else 0
     names = [f"epoch_seconds_{epoch}" for epoch in range(1, epochs + 1)]
     return list(accumulate(counters[name][0] for name in names if name in counters))
-
-
-def kept_runs(history: History) -> Picture | None:
-    counts = Counter(test for _, seconds in history for test in seconds)
-    tests = [test for test, runs in counts.items() if runs > 1][:MOST_TESTS]
-    if not tests:
-        return None
-    usual = {test: median(seconds[test] for _, seconds in history if test in seconds) for test in tests}
-    ratios = [[seconds.get(test, math.nan) / usual[test] for _, seconds in history] for test in tests]
-    figure = new_figure(row_height(len(tests) // 2))
-    axes = figure.subplots()
-    axes.grid(False)
-    image = axes.imshow(ratios, aspect="auto", cmap="cividis", vmin=0.8, vmax=1.25, interpolation="none")
-    axes.set_yticks(range(len(tests)), [without_file(test) for test in tests], fontsize=5)
-    axes.set_xticks(range(len(history)), [name for name, _ in history], rotation=90, fontsize=6)
-    figure.colorbar(image, label="time over the median of all kept runs")
-    description = "Time of each test in each kept run, relative to the median of all kept runs"
-    return Picture(name="history", experiment="", description=description, figure=figure)
