@@ -38,6 +38,7 @@ from ddpperf.report.summary import worst_test
 from ddpperf.results.command_words import OF_COMPARISONS, command_words
 from ddpperf.results.samples import BASE, CANDIDATE, Measured
 from ddpperf.results.stored_runs import NoBaseline, newest_run, read_document
+from ddpperf.why.lines import why_lines
 
 FOLDER = Path(".ddpperf", "bisect")
 COMPARISON_SECONDS = 3600
@@ -146,6 +147,7 @@ def search(given: argparse.Namespace, options: list[str], cleanup: ExitStack) ->
     if not slower:
         return f"{name} seemed to be the first bad one, but against the one before: {size}"
     print_lines([f"FIRST BAD: {name}", f"against the one before: {size}", *candidates.changes(left[0])])
+    print_lines(why_lines(read_document(runs.path_of(*pair, "last"))["ddpperf"]))
     return ""
 
 

@@ -236,6 +236,8 @@ class Judge:
         }
         if self._sides is None or not worse or untrusted(found, self._estimates):
             return
+        if not session.options.max_seconds:  # as in the steps of a bisection
+            return
         slower = [Slower.of(row.tests, pair.base, pair.candidate, row.base) for pair, row in worse.items()][
             ::-1
         ]
