@@ -86,6 +86,7 @@ def test_search_is_continued_and_names_the_slower_commit(project: Project) -> No
     assert second.returncode == 0, said
     assert f"FIRST BAD: {culprit[:7]} slow (t, " in said
     assert "against the one before: +4" in said or "against the one before: +5" in said
+    assert "  CPU time between operators in forward: +" in said, "the reason stands below the culprit"
     assert len(project.saved_runs()) - measured <= 4, "the first comparisons are not repeated"
     assert not state.exists()
     assert_clean(project)
