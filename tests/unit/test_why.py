@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import re
+from pathlib import Path as FilePath
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from ddpperf.report.summary import summary_lines
 from ddpperf.why.changes import TracedSet, changes
 from ddpperf.why.lines import name, tree, why_lines
 from ddpperf.why.sweep import Path, Row, Rows
+from ddpperf.why.tracing_sets import TracingSets
 from tests.unit.test_comparison import compared
 
 CONVOLUTION: Path = ("operators", "forward", "aten::conv2d")
@@ -123,6 +126,63 @@ def test_one_process_set_a_side_leaves_one_percent_of_a_step_unclear() -> None:
     for slower, found in ((little, []), (much, [MUL])):
         sets = side_of("A", BASE, seed=1, sets=1) + side_of("B", slower, seed=2, sets=1)
         assert [path for path, _, clear in changes(sets, "cuda").rows if clear] == found
+
+
+# --- the files of traces
+
+
+class LiveSet:
+    """A process set of one rank that writes an empty trace."""
+
+    def __init__(self, side: str) -> None:
+        self.name, self.side, self.alive = f"{side}1", SimpleNamespace(name=side), True
+        self.asked: list[str] = []
+
+    def ask(self, command: str, *, what: str, **arguments: Any) -> None:
+        self.asked.append(what)
+
+    def answers(self) -> dict[int, Any]:
+        return {}
+
+    def request(self, command: str, *, what: str, path: str, **arguments: Any) -> dict[int, Any]:
+        FilePath(f"{path}-rank0.json").write_text("")
+        return {0: {"file": f"{path}-rank0.json"}}
+
+
+def tracing(folder: FilePath, test: str, live: list[LiveSet]) -> TracingSets:
+    def open_on(*_: Any, **__: Any) -> Any:
+        return [(one, None) for one in live]
+
+    pool: Any = SimpleNamespace(
+        options=SimpleNamespace(devices_in_turn=1), open=open_on, close_opened=lambda jobs: None
+    )
+    spec: Any = SimpleNamespace(turns=lambda size: [[0]], compiled=False)
+    return TracingSets(pool, spec, None, folder, test)
+
+
+def test_kept_traces_stay_when_tests_with_like_names_are_traced(tmp_path: FilePath) -> None:
+    kept = []
+    for test in ("a.py::test_it[2-32]", "a.py::test_it[2]", "b.py::test_it[2]", f"a.py::test[{'é/' * 200}]"):
+        with tracing(tmp_path, test, [LiveSet("A"), LiveSet("B")]) as sets:
+            for _ in range(2):
+                files = {side: sets.do(live, "trace", 1)[0]["file"] for side, live in sets.sides.items()}
+            kept += sets.keep(files)
+    assert sorted(map(str, tmp_path.iterdir())) == sorted(kept)
+    assert len(kept) == 8
+
+
+def test_interrupted_tracing_leaves_no_file_and_gives_no_command(tmp_path: FilePath) -> None:
+    live = [LiveSet("A"), LiveSet("B")]
+
+    def interrupted() -> None:
+        with tracing(tmp_path, "a.py::test_it", live) as sets:
+            sets.do(sets.sets[0], "trace", 1)
+            raise KeyboardInterrupt("SIGINT")
+
+    with pytest.raises(KeyboardInterrupt, match="SIGINT"):
+        interrupted()
+    assert [*tmp_path.iterdir()] == []
+    assert [one.asked for one in live] == [["load"], ["load"]]
 
 
 # --- the text
