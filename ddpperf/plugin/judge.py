@@ -230,14 +230,15 @@ class Judge:
         found, session = self.rows, self._session
         worse = {
             row.key.pair: row
-            for row in sorted(found, key=lambda row: row.ratio)
+            for row in sorted(found, key=lambda row: -row.ratio)
             if row.finding is Finding.WORSE and row.key.pair is not None
             if row.key.metric in ("time", "mean_time") and row.key.control is None
         }
         if self._sides is None or not worse or untrusted(found, self._estimates):
             return
-        slower = [Slower.of(row.tests, pair.base, pair.candidate, row.base) for pair, row in worse.items()][
-            ::-1
+        slower = [
+            Slower.of(row.tests, pair.base, pair.candidate, (row.base + row.candidate) / 2)
+            for pair, row in worse.items()
         ]
         began = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
         folder = session.storage.root / ".ddpperf" / "traces" / began
