@@ -22,7 +22,9 @@ class TracingSets:
     kept traces; others are deleted at the end. test: whose name the files of kept traces have.
     """
 
-    def __init__(self, pool: Pool, spec: Spec, candidate: Spec | None, folder: Path, test: str) -> None:
+    def __init__(
+        self, pool: Pool, spec: Spec, candidate: Spec | None, folder: Path, test: str, most_sets: int = 0
+    ) -> None:
         self._pool, self._folder = pool, folder.resolve()
         name = re.sub(r"\W+", "-", test.rpartition("::")[2]).strip("-")[:MOST_LETTERS]
         self._ranks = spec.turns(pool.options.devices_in_turn)[0]
@@ -30,8 +32,7 @@ class TracingSets:
         self._folder.mkdir(parents=True, exist_ok=True)
         # Two tests may have the same name, or one the begin of the other's.
         self._name = f"{1 + len([*self._folder.glob('*-base-rank*')])}-{name}"
-        # The compiler chooses kernels by timing them, so sets compile one by one, 20 s each.
-        self._jobs = pool.open(spec, candidate, most_sets=1 if spec.compiled else 0)
+        self._jobs = pool.open(spec, candidate, most_sets=most_sets)
         self.sets = [live for live, _ in self._jobs]
         self.sides: Mapping[str, ProcessSet] = {live.side.name: live for live in reversed(self.sets)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from pathlib import Path as FilePath
@@ -12,10 +13,13 @@ import pytest
 
 from ddpperf.report.html_page import page
 from ddpperf.report.summary import summary_lines
+from ddpperf.specs import TrainingSpec
+from ddpperf.why import explain
 from ddpperf.why.changes import TracedSet, changes
-from ddpperf.why.lines import name, tree, why_lines
+from ddpperf.why.lines import name, rows_of, tree, why_lines
 from ddpperf.why.sweep import Path, Row, Rows
 from ddpperf.why.tracing_sets import TracingSets
+from ddpperf.workers.failures import Cause, RankFailure, SetFailure
 from tests.unit.test_comparison import compared
 
 CONVOLUTION: Path = ("operators", "forward", "aten::conv2d")
@@ -126,6 +130,81 @@ def test_one_process_set_a_side_leaves_one_percent_of_a_step_unclear() -> None:
     for slower, found in ((little, []), (much, [MUL])):
         sets = side_of("A", BASE, seed=1, sets=1) + side_of("B", slower, seed=2, sets=1)
         assert [path for path, _, clear in changes(sets, "cuda").rows if clear] == found
+
+
+# --- what is traced
+
+
+SPEC = TrainingSpec(model="resnet10_cifar", world_size=2, per_rank_batch_size=2, strategy="ddp")
+POOL: Any = SimpleNamespace(options=SimpleNamespace(device="cpu"), sides=[None] * 6)
+
+
+def explained(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: FilePath, *steps: float | Exception
+) -> list[tuple[str, Any]]:
+    """The test and the number of sets of each traced measurement, or its problem, by seconds of a step."""
+
+    def traced(pool: Any, one: explain.Slower, folder: FilePath, seconds: float, most_sets: int) -> Any:
+        if isinstance(error := steps[int(one.tests[0])], Exception):
+            raise error
+        return {"sets": most_sets}
+
+    monkeypatch.setattr(explain, "_traced", traced)
+    slower = [
+        explain.Slower(
+            tests=[str(n)], spec=SPEC, candidate=SPEC, seconds=0.02 if isinstance(step, Exception) else step
+        )
+        for n, step in enumerate(steps)
+    ]
+    found = explain.explain(POOL, slower, tmp_path / "traces" / "now", lambda stage: None)
+    return [(one["tests"][0], one.get("problem", one.get("sets"))) for one in found]
+
+
+def test_long_steps_are_traced_on_fewer_sets_or_not_at_all(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: FilePath
+) -> None:
+    found = explained(monkeypatch, tmp_path, 10.0, 1.0, 0.02)
+    assert found == [("0", "there is no time to trace steps of 10.00 s"), ("1", 1), ("2", 0)]
+
+
+def test_only_a_failed_process_set_ends_tracing(monkeypatch: pytest.MonkeyPatch, tmp_path: FilePath) -> None:
+    what = "raised AttributeError: 'Rank' object has no attribute 'trace'"
+    old = SetFailure("B3", "at trace", [RankFailure(rank=0, cause=Cause.RAISED, what=what)])
+    found = explained(monkeypatch, tmp_path, KeyError("ts"), old, 0.02)
+    assert found == [("0", "'ts'"), ("1", "the candidate's code is too old: its ranks cannot trace")]
+
+
+def test_rows_stay_if_the_trace_with_python_functions_is_too_large(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: FilePath
+) -> None:
+    class Tracing:
+        def __init__(self, *_: Any) -> None:
+            self.sets = [LiveSet("A"), LiveSet("B")]
+            self.sides = {live.side.name: live for live in self.sets}
+
+        def __enter__(self) -> Tracing:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def all_do(self, what: str) -> None: ...
+
+        def do(self, live: LiveSet, what: str, steps: int = 0) -> dict[int, Any]:
+            if what == "stacks":
+                raise ValueError("a trace of 1 steps has 80 MiB")
+            long, file = 1e4 if live.side.name == "A" else 2e4, tmp_path / f"{live.name}.json"
+            step = {"ph": "X", "cat": "user_annotation", "name": "ddpperf step", "tid": 1, "dur": long}
+            file.write_text(json.dumps({"traceEvents": [{**step, "ts": n * 1e5} for n in range(3)]}))
+            answer = {"seconds": [long / 1e6], "page_faults": 0.0, "messages": {}, "file": str(file)}
+            return {0: answer}
+
+        def keep(self, traces: Any) -> list[str]:
+            return []
+
+    monkeypatch.setattr(explain, "TracingSets", Tracing)
+    one = explain.Slower(tests=["0"], spec=SPEC, candidate=SPEC, seconds=0.01)
+    (found,) = explain.explain(POOL, [one], tmp_path / "traces" / "now", lambda stage: None)
+    assert rows_of(found) == ["CPU time between operators: +10.00 ms (± 1.500 ms)"]
 
 
 # --- the files of traces
