@@ -191,12 +191,16 @@ def _on_gpu(events: Sequence[Event], begin: float, end: float) -> Rows:
         if event.get("cat") in LAUNCHES and "correlation" in event.get("args", {})
     }
     for event in events:
-        if event.get("cat") in ("kernel", *COPIES) and begin <= float(event["ts"]) < end:
+        if event.get("cat") not in ("kernel", *COPIES):
+            continue
+        span = _span(event)
+        inside = max(begin, span.begin), min(span.end, end)  # works of other streams may cross a mark
+        if inside[0] < inside[1]:
             path = _path_on_gpu(event)
             works.append(
-                (RANK_OF.get(path[0], 0), _span(event, path), event.get("args", {}).get("correlation"))
+                (RANK_OF.get(path[0], 0), Span(*inside, path), event.get("args", {}).get("correlation"))
             )
-            _added(rows, path, 0.0, 1)
+            _added(rows, path, 0.0, int(span.begin >= begin))
     works.sort(key=lambda work: work[1].begin)
     for piece in _first_of(works):
         _added(rows, piece.path, piece.end - piece.begin)

@@ -147,6 +147,15 @@ def test_kernels_come_before_copies_and_communication_on_a_gpu() -> None:
     assert total(found) == near(98)
 
 
+def test_works_that_cross_a_mark_belong_to_both_steps() -> None:
+    prefetch = event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 80, 40)  # until 20 us after the mark
+    marks = [*gpu_step(100), *gpu_step(1000, prefetch), *gpu_step(1100), *gpu_step(1200)]
+    first, second = steps_of(marks)
+    assert first["copies", "Memcpy HtoD"] == Row(near(18), 1)
+    assert second["copies", "Memcpy HtoD"] == Row(near(20), 0)
+    assert [total(first), total(second)] == [near(98), near(98)]
+
+
 def test_idle_time_of_a_gpu_has_its_cause() -> None:
     kernels = [event("kernel", f"k{n}", 10 + 20 * n, 10, correlation=n) for n in range(3)]
     cpu = [
