@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ddpperf.analysis.intervals import merged, overlap
-from ddpperf.measuring.trace_split import BARRIER, COMMUNICATION, COPIES, PART, STEP, STEP_BYTES
+from ddpperf.measuring.trace_split import COMMUNICATION, COPIES, PART, STEP, STEP_BYTES
 from ddpperf.why.names import kernel
 
 Event = dict[str, Any]
@@ -141,7 +141,7 @@ def _path_on_cpu(event: Event, parts: Sequence[Span], functions: bool) -> Path:
 
 def _is_message(event: Event) -> bool:
     name = str(event["name"])
-    return event.get("cat") == "user_annotation" and COMMUNICATION.match(name) is not None and name != BARRIER
+    return event.get("cat") == "user_annotation" and COMMUNICATION.match(name) is not None
 
 
 def _near(running: Sequence[tuple[float, float]], begin: float, end: float) -> Iterator[tuple[float, float]]:
@@ -157,7 +157,7 @@ def _innermost(nested: Iterable[Span]) -> Iterator[Span]:
     open_spans: list[Span] = []
     at = 0.0
     for span in [*sorted(nested, key=lambda span: (span.begin, -span.end)), Span(float("inf"), 0.0, ())]:
-        while open_spans and at < span.begin:
+        while open_spans and (at < span.begin or open_spans[-1].end <= at):
             until = min(open_spans[-1].end, span.begin)
             if until > at:
                 yield Span(at, until, open_spans[-1].path)

@@ -92,6 +92,27 @@ def test_barriers_loaders_and_compiled_graphs_have_rows_of_their_own() -> None:
     assert found["operators", "", "compiled graph"].seconds == near(20)
 
 
+def test_an_operator_that_begins_at_the_end_of_two_others_has_its_time() -> None:
+    inside = [
+        event("cpu_op", "aten::outer", 0, 20),
+        event("cpu_op", "aten::inner", 10, 10),
+        event("cpu_op", "aten::next", 20, 30),
+    ]
+    (found,) = steps_of(cpu_step(0) + cpu_step(512, *inside))
+    assert found["operators", "", "aten::next"].seconds == near(30)
+    assert found[BETWEEN, ""].seconds == near(50)
+
+
+def test_time_in_which_a_rank_waits_at_a_barrier_is_no_work_of_its_cpu() -> None:
+    barrier = [
+        event("cpu_op", "c10d::barrier", 10, 5),
+        event("user_annotation", "gloo:barrier", 12, 40, OTHER),
+    ]
+    (found,) = steps_of(cpu_step(0) + cpu_step(500, *barrier))
+    assert found[SENT, WAITS].seconds == near(37)
+    assert waiting(found) == near(42)
+
+
 def test_time_between_operators_is_that_of_python_functions() -> None:
     inside = [
         event("user_annotation", f"{PART}optimizer", 0, 100),
