@@ -61,7 +61,7 @@ def name(path: Sequence[str]) -> str:
         return f"the GPU is idle: {rest[0]}{where}"
     if kind.startswith("CPU time"):
         return f"{kind} in {rest[0]}" if rest and rest[0] else kind
-    return ": ".join([kind, *filter(None, rest)])
+    return ": ".join([kind, *rest[-1:]])
 
 
 def why_lines(header: Mapping[str, Any]) -> list[str]:

@@ -232,7 +232,7 @@ def _path_on_gpu(event: Event) -> Path:
         return COPIED, re.sub(r"\(.*", "", name).strip()
     if COMMUNICATION.search(name):
         grid, block = (event.get("args", {}).get(size, [0])[0] for size in ("grid", "block"))
-        return SENT, f"{kernel(name)[1]}, {grid} channels of {block} threads"
+        return SENT, (short := kernel(name)[1]), f"{short}, {grid} channels of {block} threads"
     return ("kernels", *kernel(name))
 
 

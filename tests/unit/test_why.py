@@ -124,6 +124,17 @@ def test_kernels_of_a_family_are_one_row_unless_one_of_them_has_most_of_the_chan
         assert why.rows[0][1].change == pytest.approx(2e-3)
 
 
+def test_communication_with_other_channels_is_one_row() -> None:
+    few: Path = ("communication", "nccl AllReduce", "nccl AllReduce, 4 channels of 512 threads")
+    many: Path = ("communication", "nccl AllReduce", "nccl AllReduce, 8 channels of 512 threads")
+    ((path, row, _),) = changes(
+        side_of("A", {few: (8e-3, 10)}, seed=1) + side_of("B", {many: (9e-3, 10)}, seed=2), "cuda"
+    ).rows
+    assert name(path) == "communication: nccl AllReduce, 8 channels of 512 threads"
+    assert row.change == pytest.approx(1e-3)
+    assert row.calls == (10, 10)
+
+
 def test_one_process_set_a_side_leaves_one_percent_of_a_step_unclear() -> None:
     little = BASE | {MUL: (0.0005, 1)}
     much = BASE | {MUL: (0.005, 1)}
