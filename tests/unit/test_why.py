@@ -16,7 +16,7 @@ from ddpperf.report.summary import summary_lines
 from ddpperf.specs import TrainingSpec
 from ddpperf.why import explain
 from ddpperf.why.changes import TracedSet, changes
-from ddpperf.why.lines import name, rows_of, tree, why_lines
+from ddpperf.why.lines import name, row_text, rows_of, tree, why_lines
 from ddpperf.why.sweep import Path, Row, Rows
 from ddpperf.why.tracing_sets import TracingSets
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure
@@ -111,6 +111,7 @@ def test_memory_pages_are_what_untraced_steps_lose_while_memory_is_given_back() 
     assert (path, row.calls, clear) == (("memory pages",), (10, 20_000), True)
     assert row.change == pytest.approx(0.03, abs=3 * NOISE)
     assert why.whole.change == pytest.approx(0.03, abs=3 * NOISE)
+    assert row_text(why.to_json()["rows"][0]).endswith(", 10 -> 20,000 page faults")
 
 
 def test_kernels_of_a_family_are_one_row_unless_one_of_them_has_most_of_the_change() -> None:
