@@ -98,6 +98,8 @@ def explain(
     if not chosen and slower:
         problem = "a whole training is too long to trace; compare a test of its step, too"
         found.append({"tests": [*slower[0].tests], "problem": problem})
+    with contextlib.suppress(OSError):
+        folder.rmdir()  # it is empty if nothing was traced
     _keep_newest(folder.parent)
     return found
 

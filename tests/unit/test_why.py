@@ -16,10 +16,12 @@ from ddpperf.report.summary import summary_lines
 from ddpperf.specs import TrainingSpec
 from ddpperf.why import explain
 from ddpperf.why.changes import TracedSet, changes
+from ddpperf.why.differences import differences_of
 from ddpperf.why.lines import name, row_text, rows_of, tree, why_lines
 from ddpperf.why.sweep import Path, Row, Rows
 from ddpperf.why.tracing_sets import TracingSets
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure
+from ddpperf.workers.interpreter import Side
 from tests.unit.test_comparison import compared
 
 CONVOLUTION: Path = ("operators", "forward", "aten::conv2d")
@@ -168,7 +170,8 @@ def explained(
         )
         for n, step in enumerate(steps)
     ]
-    found = explain.explain(POOL, slower, tmp_path / "traces" / "now", lambda stage: None)
+    (folder := tmp_path / "traces" / "now").mkdir(parents=True)
+    found = explain.explain(POOL, slower, folder, lambda stage: None)
     return [(one["tests"][0], one.get("problem", one.get("sets"))) for one in found]
 
 
@@ -184,6 +187,7 @@ def test_only_a_failed_process_set_ends_tracing(monkeypatch: pytest.MonkeyPatch,
     old = SetFailure("B3", "at trace", [RankFailure(rank=0, cause=Cause.RAISED, what=what)])
     found = explained(monkeypatch, tmp_path, KeyError("ts"), old, 0.02)
     assert found == [("0", "'ts'"), ("1", "the candidate's code is too old: its ranks cannot trace")]
+    assert [*(tmp_path / "traces").iterdir()] == [], "an empty folder would count as traces of a run"
 
 
 def test_rows_stay_if_the_trace_with_python_functions_is_too_large(
@@ -274,6 +278,11 @@ def test_interrupted_tracing_leaves_no_file_and_gives_no_command(tmp_path: FileP
         interrupted()
     assert [*tmp_path.iterdir()] == []
     assert [one.asked for one in live] == [["load"], ["load"]]
+
+
+def test_packages_of_one_side_only_are_no_difference() -> None:
+    sides = Side(root=FilePath()), Side(name="B", root=FilePath(), python="/no/python")
+    assert differences_of(*sides, FilePath()) == []
 
 
 # --- the text
