@@ -29,6 +29,7 @@ BETWEEN = "CPU time between operators"
 LAUNCHING = "CPU time between launches"
 COPIED, SENT = "copies", "communication"
 WAITS = "waits for messages"
+LAUNCH_MICROSECONDS = 10.0  # from a launch to the begin of its kernel, at most, on a GPU that is idle
 RANK_OF = {COPIED: 1, SENT: 2}  # of overlapping works, the lowest one has the time; kernels have 0
 
 
@@ -268,6 +269,8 @@ def _idle(
             break
     if launch is not None and "GraphLaunch" in str(launch["name"]):
         return "idle", "between CUDA graphs"
+    if launch is not None and _span(launch).end + LAUNCH_MICROSECONDS < begin:
+        return "idle", "between kernels that the CPU has launched before"
     at = float(launch["ts"]) if launch is not None else begin
     part = next((part.path[0] for part in parts if part.begin <= at < part.end), "")
     return "idle", LAUNCHING, part

@@ -193,6 +193,13 @@ def test_idle_time_of_a_gpu_has_its_cause() -> None:
     assert total(found) == near(60)
 
 
+def test_gaps_of_a_gpu_that_is_behind_the_cpu_are_no_time_of_the_cpu() -> None:
+    kernels = [event("kernel", f"k{n}", 30 * n, 28, correlation=n) for n in range(3)]
+    cpu = [event("cuda_runtime", "cudaLaunchKernel", 900 + 5 * n, 3, correlation=n) for n in range(3)]
+    (found,) = steps_of([*gpu_step(100), *gpu_step(1000, *kernels), *gpu_step(1090), *cpu])
+    assert found["idle", "between kernels that the CPU has launched before"].seconds == near(4)
+
+
 def test_trace_without_marks_has_no_steps() -> None:
     assert steps_of([event("cpu_op", "aten::mul", 0, 5), {"ph": "M", "name": "process_name"}]) == []
 
