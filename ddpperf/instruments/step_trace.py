@@ -68,10 +68,11 @@ def traced(
         return problem
     try:
         profiler.stop()
-        profiler.export_chrome_trace(str(path))
+        profiler.export_chrome_trace(str(path))  # only prints why it cannot write the file
+        size = path.stat().st_size
     except Exception as error:
         return f"torch's profiler fails ({_short(error)})"
-    if (size := path.stat().st_size) > MOST_BYTES:
+    if size > MOST_BYTES:
         path.unlink()
         return f"a trace of {steps} steps has {size >> 20} MiB, and at most {MOST_BYTES >> 20} are read"
     return ""
@@ -123,6 +124,7 @@ def messages_of(step: Step, training: TrainingStep | None, *, captured: bool) ->
     if captured:
         return found
     ledger = Ledger()
+    ledger.phase = ""  # until a part begins: a custom step has none
     with ledger, _entering(training, ledger.enter_part):
         step()
     for kind, nbytes in ledger.messages:

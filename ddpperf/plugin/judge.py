@@ -230,7 +230,7 @@ class Judge:
         found, session = self.rows, self._session
         worse = {
             row.key.pair: row
-            for row in sorted(found, key=lambda row: row.ratio)
+            for row in sorted(found, key=lambda row: -row.ratio)
             if row.finding is Finding.WORSE and row.key.pair is not None
             if row.key.metric in ("time", "mean_time") and row.key.control is None
         }
@@ -238,8 +238,9 @@ class Judge:
             return
         if not session.options.max_seconds:  # as in the steps of a bisection
             return
-        slower = [Slower.of(row.tests, pair.base, pair.candidate, row.base) for pair, row in worse.items()][
-            ::-1
+        slower = [
+            Slower.of(row.tests, pair.base, pair.candidate, (row.base + row.candidate) / 2)
+            for pair, row in worse.items()
         ]
         began = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
         folder = session.storage.root / ".ddpperf" / "traces" / began

@@ -10,7 +10,7 @@ from typing import Any
 
 from ddpperf.analysis.statistics import t_quantile
 from ddpperf.results.samples import BASE, CANDIDATE
-from ddpperf.why.sweep import Path, Rows, total
+from ddpperf.why.sweep import SENT, Path, Rows, total
 
 ALPHA = 0.01  # of a row's two-sided interval
 LEAST_PART = 0.05  # of the change, that a clear row has
@@ -158,11 +158,11 @@ def _mean_rows(steps: Sequence[Rows]) -> dict[Path, tuple[float, float]]:
 def _with_specific(
     means: Sequence[tuple[str, dict[Path, tuple[float, float]]]], paths: Iterable[Path]
 ) -> list[Path]:
-    """Join the rows of a family of kernels to one row, under the name of a kernel with most of its change."""
+    """Join the rows of a family of kernels or of a collective to one row, named after its largest change."""
     families: dict[Path, list[Path]] = {}
     kept = []
     for path in paths:
-        if path[0] == "kernels":
+        if path[0] in ("kernels", SENT):
             families.setdefault(path[:2], []).append(path)
         else:
             kept.append(path)

@@ -28,7 +28,8 @@ def differences_of(base: Side, candidate: Side, here: Path) -> list[str]:
     if before.resolve() != now.resolve():
         found.append(f"commits: {_described(before)} -> {_described(now)}{_files(before, now)}")
     if base.python != candidate.python:
-        packages = _changed(_packages(base.python), _packages(candidate.python))
+        both = _packages(base.python), _packages(candidate.python)
+        packages = _changed(*both) if all(both) else ""  # of one side, they are not known
         found.append(f"packages: {packages}" if packages else "")
     variables = (
         {name: shown_value(name, value) for name, value in side.environment.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -14,6 +15,7 @@ from statistics import mean
 from typing import Any
 
 from ddpperf.errors import first_line
+from ddpperf.results import units
 from ddpperf.results.samples import BASE, CANDIDATE
 from ddpperf.specs import EpochSpec, Spec, TraceSpec
 from ddpperf.why import sweep
@@ -31,7 +33,6 @@ SETTLING_STEPS = 2  # before them, after freed memory is kept
 FEWEST_STEPS, MOST_STEPS = 2, 8  # untraced or traced, in a round
 STACKS_FROM = 0.3  # of a change: with so much CPU time between operators, Python functions are traced
 KEPT_RUNS = 5  # whose traces are kept
-FAULTS = (SetFailure, ValueError, OSError)
 TOO_OLD = "has no attribute 'trace'"
 
 
@@ -39,7 +40,8 @@ TOO_OLD = "has no attribute 'trace'"
 class Slower:
     """A measurement that got slower: its tests, and what base and candidate measured.
 
-    seconds: of a step, or of all the calls of one; of an epoch, of one of its training steps.
+    seconds: the mean of both sides, of a step or of all the calls of one; of an epoch, of one of its
+    training steps.
     """
 
     tests: Sequence[str]
@@ -49,7 +51,7 @@ class Slower:
 
     @classmethod
     def of(cls, tests: Sequence[str], spec: Spec, candidate: Spec, seconds: float) -> Slower:
-        """Return a slower measurement from the base's seconds of a step, a call or an epoch."""
+        """Return a slower measurement from the mean seconds of a step, a call or an epoch."""
         steps = spec.steps_per_epoch if isinstance(spec, EpochSpec) else 1
         return cls(tests=tests, spec=spec, candidate=candidate, seconds=seconds * spec.calls / steps)
 
@@ -75,26 +77,35 @@ def explain(
     chosen = sorted(filter(lambda one: one.traceable, slower), key=lambda one: one.spec.compiled)
     for number, one in enumerate(chosen[:MOST_TRACED]):
         left = end - time.monotonic()
-        sets = 2 if one.spec.compiled else len(pool.sides)
-        if number and left < OPENING_SECONDS[device] + _least_seconds(one, sets):
-            break
+        most_sets = 1 if one.spec.compiled else 0  # they compile one by one, 20 s each
+        if left < _least_seconds(one, device, len(pool.sides)):
+            most_sets = 1
+        if left < _least_seconds(one, device, 2 if most_sets else len(pool.sides)):
+            problem = f"there is no time to trace steps of {units.seconds(one.seconds)}"
+            found.append({"tests": [*one.tests], "problem": problem})
+            continue
         stage(f"why it is slower, {number + 1} of {min(MOST_TRACED, len(chosen))}")
         try:
-            found.append({"tests": [*one.tests], **_traced(pool, one, folder, left)})
-        except FAULTS as error:
-            old = TOO_OLD in str(error)
-            problem = "the base's code is too old: its ranks cannot trace" if old else first_line(error)
+            found.append({"tests": [*one.tests], **_traced(pool, one, folder, left, most_sets)})
+        except SetFailure as failure:
+            side = "candidate" if failure.set_name.startswith(CANDIDATE) else "base"
+            old = TOO_OLD in str(failure)
+            problem = f"the {side}'s code is too old: its ranks cannot trace" if old else first_line(failure)
             found.append({"tests": [*one.tests], "problem": problem})
-            break  # the process sets have ended
+            break  # the process set has ended
+        except Exception as error:  # such as a full disk, or a trace of another form
+            found.append({"tests": [*one.tests], "problem": first_line(error)})
     if not chosen and slower:
         problem = "a whole training is too long to trace; compare a test of its step, too"
         found.append({"tests": [*slower[0].tests], "problem": problem})
+    with contextlib.suppress(OSError):
+        folder.rmdir()  # it is empty if nothing was traced
     _keep_newest(folder.parent)
     return found
 
 
-def _least_seconds(one: Slower, sets: int) -> float:
-    return sets * _steps_in_all(FEWEST_STEPS) * one.seconds
+def _least_seconds(one: Slower, device: str, sets: int) -> float:
+    return OPENING_SECONDS[device] + sets * _steps_in_all(FEWEST_STEPS) * one.seconds
 
 
 def _steps_in_all(steps: int) -> int:
@@ -102,10 +113,13 @@ def _steps_in_all(steps: int) -> int:
     return steps + SETTLING_STEPS + ROUNDS * (2 * steps + 1)
 
 
-def _traced(pool: Pool, one: Slower, folder: Path, seconds: float) -> dict[str, Any]:
-    """Time and trace steps of a measurement on all its process sets, and return what changed as JSON."""
+def _traced(pool: Pool, one: Slower, folder: Path, seconds: float, most_sets: int) -> dict[str, Any]:
+    """Time and trace steps of a measurement on its process sets, and return what changed as JSON.
+
+    most_sets: of each side; 0 for all of them.
+    """
     device = pool.options.device
-    with TracingSets(pool, one.spec, one.candidate, folder, one.tests[0]) as tracing:
+    with TracingSets(pool, one.spec, one.candidate, folder, one.tests[0], most_sets) as tracing:
         most = seconds / MOST_TRACED - OPENING_SECONDS[device]
         fitting = [
             steps
@@ -137,8 +151,9 @@ def _traced(pool: Pool, one: Slower, folder: Path, seconds: float) -> dict[str, 
         ]
         why, function = changes(sets, device), ""
         if _between(why) >= STACKS_FROM * abs(why.whole.change):
-            stacks = {side: tracing.do(live, "stacks", 1) for side, live in tracing.sides.items()}
-            function = _function(*(stacks[side][rank]["file"] for side in (BASE, CANDIDATE)))
+            with contextlib.suppress(ValueError):  # a trace with stacks may be too large
+                stacks = {side: tracing.do(live, "stacks", 1) for side, live in tracing.sides.items()}
+                function = _function(*(stacks[side][rank]["file"] for side in (BASE, CANDIDATE)))
         traces = tracing.keep(
             {side: files[live.name][-1][rank]["file"] for side, live in tracing.sides.items()}
         )

@@ -9,6 +9,7 @@ from ddpperf.io.terminal_text import harmless
 from ddpperf.results import units
 
 MOST_ROWS, LEAST_ROWS = 3, 2  # of a measurement, of which at least so many are shown even if unclear
+EVENTS = {"kernels": "kernels", "copies": "copies", "memory pages": "page faults"}  # else calls
 UNEXPLAINED = 0.25  # of a change: the heading then says so
 
 
@@ -41,9 +42,10 @@ def rows_of(why: Mapping[str, Any], most: int = MOST_ROWS) -> list[str]:
 def row_text(row: Mapping[str, Any]) -> str:
     """Return a row with its change and, if they changed, its calls or kernels."""
     calls = [_count(count) for count in row["calls"]]
-    counts = f", {calls[0]} -> {calls[1]} calls" if calls[0] != calls[1] else ""
+    events = EVENTS.get(row["path"][0], "calls")
+    counts = f", {calls[0]} -> {calls[1]} {events}" if calls[0] != calls[1] else ""
     if row["calls"][0] == 0 < row["calls"][1]:
-        counts = f", new: {calls[1]} calls"
+        counts = f", new: {calls[1]} {events}"
     change = row["candidate"] - row["base"]
     sure = "" if row["clear"] else ", not clear"
     return f"{name(row['path'])}: {_signed(change)} (± {units.seconds(row['half'])}{sure}){counts}"
@@ -61,7 +63,7 @@ def name(path: Sequence[str]) -> str:
         return f"the GPU is idle: {rest[0]}{where}"
     if kind.startswith("CPU time"):
         return f"{kind} in {rest[0]}" if rest and rest[0] else kind
-    return ": ".join([kind, *filter(None, rest)])
+    return ": ".join([kind, *rest[-1:]])
 
 
 def why_lines(header: Mapping[str, Any]) -> list[str]:

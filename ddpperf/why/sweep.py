@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ddpperf.analysis.intervals import merged, overlap
-from ddpperf.measuring.trace_split import BARRIER, COMMUNICATION, COPIES, PART, STEP, STEP_BYTES
+from ddpperf.measuring.trace_split import COMMUNICATION, COPIES, PART, STEP, STEP_BYTES
 from ddpperf.why.names import kernel
 
 Event = dict[str, Any]
@@ -29,6 +29,7 @@ BETWEEN = "CPU time between operators"
 LAUNCHING = "CPU time between launches"
 COPIED, SENT = "copies", "communication"
 WAITS = "waits for messages"
+LAUNCH_MICROSECONDS = 10.0  # from a launch to the begin of its kernel, at most, on a GPU that is idle
 RANK_OF = {COPIED: 1, SENT: 2}  # of overlapping works, the lowest one has the time; kernels have 0
 
 
@@ -141,7 +142,7 @@ def _path_on_cpu(event: Event, parts: Sequence[Span], functions: bool) -> Path:
 
 def _is_message(event: Event) -> bool:
     name = str(event["name"])
-    return event.get("cat") == "user_annotation" and COMMUNICATION.match(name) is not None and name != BARRIER
+    return event.get("cat") == "user_annotation" and COMMUNICATION.match(name) is not None
 
 
 def _near(running: Sequence[tuple[float, float]], begin: float, end: float) -> Iterator[tuple[float, float]]:
@@ -157,7 +158,7 @@ def _innermost(nested: Iterable[Span]) -> Iterator[Span]:
     open_spans: list[Span] = []
     at = 0.0
     for span in [*sorted(nested, key=lambda span: (span.begin, -span.end)), Span(float("inf"), 0.0, ())]:
-        while open_spans and at < span.begin:
+        while open_spans and (at < span.begin or open_spans[-1].end <= at):
             until = min(open_spans[-1].end, span.begin)
             if until > at:
                 yield Span(at, until, open_spans[-1].path)
@@ -191,12 +192,16 @@ def _on_gpu(events: Sequence[Event], begin: float, end: float) -> Rows:
         if event.get("cat") in LAUNCHES and "correlation" in event.get("args", {})
     }
     for event in events:
-        if event.get("cat") in ("kernel", *COPIES) and begin <= float(event["ts"]) < end:
+        if event.get("cat") not in ("kernel", *COPIES):
+            continue
+        span = _span(event)
+        inside = max(begin, span.begin), min(span.end, end)  # works of other streams may cross a mark
+        if inside[0] < inside[1]:
             path = _path_on_gpu(event)
             works.append(
-                (RANK_OF.get(path[0], 0), _span(event, path), event.get("args", {}).get("correlation"))
+                (RANK_OF.get(path[0], 0), Span(*inside, path), event.get("args", {}).get("correlation"))
             )
-            _added(rows, path, 0.0, 1)
+            _added(rows, path, 0.0, int(span.begin >= begin))
     works.sort(key=lambda work: work[1].begin)
     for piece in _first_of(works):
         _added(rows, piece.path, piece.end - piece.begin)
@@ -228,7 +233,7 @@ def _path_on_gpu(event: Event) -> Path:
         return COPIED, re.sub(r"\(.*", "", name).strip()
     if COMMUNICATION.search(name):
         grid, block = (event.get("args", {}).get(size, [0])[0] for size in ("grid", "block"))
-        return SENT, f"{kernel(name)[1]}, {grid} channels of {block} threads"
+        return SENT, (short := kernel(name)[1]), f"{short}, {grid} channels of {block} threads"
     return ("kernels", *kernel(name))
 
 
@@ -264,6 +269,8 @@ def _idle(
             break
     if launch is not None and "GraphLaunch" in str(launch["name"]):
         return "idle", "between CUDA graphs"
+    if launch is not None and _span(launch).end + LAUNCH_MICROSECONDS < begin:
+        return "idle", "between kernels that the CPU has launched before"
     at = float(launch["ts"]) if launch is not None else begin
     part = next((part.path[0] for part in parts if part.begin <= at < part.end), "")
     return "idle", LAUNCHING, part

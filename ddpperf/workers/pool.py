@@ -136,8 +136,7 @@ class Pool:
         SetFailure, and ValueError if there are too few GPUs or if a process set measured no duration.
         """
         ranks = max(ranks, spec.world_size)
-        if spec.maps_memory or (candidate is not None and candidate.maps_memory):
-            self._replace_sets_that_cannot_map(spec.world_size, ranks)
+        self._replace_sets_that_cannot_map(spec, candidate, ranks)
         specs_of = {CANDIDATE: candidate or spec}
         jobs = [(live, specs_of.get(live.side.name, spec)) for live in self.live_sets(ranks=ranks)]
         return self._measure(jobs, spec, candidate)
@@ -147,6 +146,7 @@ class Pool:
 
         most_sets: of each side, all by default.
         """
+        self._replace_sets_that_cannot_map(spec, candidate, spec.world_size)
         places: list[int] = []
         for place, side in enumerate(self.sides):
             of_side = sum(self.sides[other].name == side.name for other in places)
@@ -353,17 +353,19 @@ class Pool:
             return Recorder()
         return self._recorder(spec, [pid for rank, pid in process_set.pids.items() if rank in ranks], alone)
 
-    def _replace_sets_that_cannot_map(self, size: int, ranks: int) -> None:
-        """End the process sets in which fewer than `size` ranks have mapped GPU memory.
+    def _replace_sets_that_cannot_map(self, spec: Spec, candidate: Spec | None, ranks: int) -> None:
+        """End the process sets in which fewer ranks have mapped GPU memory than now have to.
 
         Torch before 2.15 counts mappings per process. A rank that was not in the smaller group
         would wait in a larger group forever (pytorch issue 196082).
         """
+        if not (spec.maps_memory or (candidate is not None and candidate.maps_memory)):
+            return
         for process_set in self._sets.values():
-            if process_set.fewest_mapped < size:
+            if process_set.fewest_mapped < spec.world_size:
                 process_set.close()
         for process_set in self.live_sets(ranks=ranks):
-            process_set.fewest_mapped = min(size, process_set.fewest_mapped)
+            process_set.fewest_mapped = min(spec.world_size, process_set.fewest_mapped)
 
     def environment(self) -> dict[str, object]:
         """Return the versions of Python and torch in the ranks, or an empty dict without ranks."""

@@ -175,6 +175,8 @@ def test_larger_group_maps_memory_on_fresh_sets(canned: Canned, monkeypatch: pyt
         assert set_of(replace(mapped[3], in_place=False)) == "A2"
         assert set_of(mapped[2]) == "A2"
         assert pool.sets_made == 2
+        ((opened, _),) = pool.open(mapped[3])
+        assert opened.name == "A3"
 
 
 @pytest.mark.parametrize(

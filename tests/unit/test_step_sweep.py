@@ -92,6 +92,27 @@ def test_barriers_loaders_and_compiled_graphs_have_rows_of_their_own() -> None:
     assert found["operators", "", "compiled graph"].seconds == near(20)
 
 
+def test_an_operator_that_begins_at_the_end_of_two_others_has_its_time() -> None:
+    inside = [
+        event("cpu_op", "aten::outer", 0, 20),
+        event("cpu_op", "aten::inner", 10, 10),
+        event("cpu_op", "aten::next", 20, 30),
+    ]
+    (found,) = steps_of(cpu_step(0) + cpu_step(512, *inside))
+    assert found["operators", "", "aten::next"].seconds == near(30)
+    assert found[BETWEEN, ""].seconds == near(50)
+
+
+def test_time_in_which_a_rank_waits_at_a_barrier_is_no_work_of_its_cpu() -> None:
+    barrier = [
+        event("cpu_op", "c10d::barrier", 10, 5),
+        event("user_annotation", "gloo:barrier", 12, 40, OTHER),
+    ]
+    (found,) = steps_of(cpu_step(0) + cpu_step(500, *barrier))
+    assert found[SENT, WAITS].seconds == near(37)
+    assert waiting(found) == near(42)
+
+
 def test_time_between_operators_is_that_of_python_functions() -> None:
     inside = [
         event("user_annotation", f"{PART}optimizer", 0, 100),
@@ -140,11 +161,21 @@ def test_kernels_come_before_copies_and_communication_on_a_gpu() -> None:
     launch = event("cuda_runtime", "cudaGraphLaunch", 0, 5, correlation=7)
     (found,) = steps_of([*gpu_step(100), *gpu_step(1000, *works), *gpu_step(1100), launch])
     assert found["kernels", "convolution", "convolution fprop bf16"] == Row(near(40), 1)
-    assert found[SENT, "nccl AllReduce Sum f32, 4 channels of 512 threads"] == Row(near(20), 1)
+    sent = "nccl AllReduce Sum f32"
+    assert found[SENT, sent, f"{sent}, 4 channels of 512 threads"] == Row(near(20), 1)
     assert found["copies", "Memcpy HtoD"] == Row(near(20), 1)
     assert found["kernels", "optimizer", "multi_tensor_apply_kernel FusedSgd"] == Row(near(8), 1)
     assert found["idle", "inside a CUDA graph"].seconds == near(10)
     assert total(found) == near(98)
+
+
+def test_works_that_cross_a_mark_belong_to_both_steps() -> None:
+    prefetch = event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 80, 40)  # until 20 us after the mark
+    marks = [*gpu_step(100), *gpu_step(1000, prefetch), *gpu_step(1100), *gpu_step(1200)]
+    first, second = steps_of(marks)
+    assert first["copies", "Memcpy HtoD"] == Row(near(18), 1)
+    assert second["copies", "Memcpy HtoD"] == Row(near(20), 0)
+    assert [total(first), total(second)] == [near(98), near(98)]
 
 
 def test_idle_time_of_a_gpu_has_its_cause() -> None:
@@ -160,6 +191,13 @@ def test_idle_time_of_a_gpu_has_its_cause() -> None:
     assert found["idle", LAUNCHING, "backward"].seconds == near(20)
     assert found["idle", "after cudaStreamSynchronize, in which the CPU waits"].seconds == near(10)
     assert total(found) == near(60)
+
+
+def test_gaps_of_a_gpu_that_is_behind_the_cpu_are_no_time_of_the_cpu() -> None:
+    kernels = [event("kernel", f"k{n}", 30 * n, 28, correlation=n) for n in range(3)]
+    cpu = [event("cuda_runtime", "cudaLaunchKernel", 900 + 5 * n, 3, correlation=n) for n in range(3)]
+    (found,) = steps_of([*gpu_step(100), *gpu_step(1000, *kernels), *gpu_step(1090), *cpu])
+    assert found["idle", "between kernels that the CPU has launched before"].seconds == near(4)
 
 
 def test_trace_without_marks_has_no_steps() -> None:

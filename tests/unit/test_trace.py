@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddpperf.instruments import traced_steps
+from ddpperf.instruments import step_trace, traced_steps
 from ddpperf.instruments.traced_steps import TracedSteps, sending_seconds
 from ddpperf.measuring.trace_split import MARK, messages_of, split_of, trace_of
 
@@ -151,3 +151,11 @@ def test_ranks_meet_before_each_trace(monkeypatch: pytest.MonkeyPatch) -> None:
         training: Any = SimpleNamespace(training=SimpleNamespace(device=CPU, spec=spec))
         TracedSteps(training).step()
     assert meetings == [None, dist.barrier]
+
+
+def test_a_trace_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+    steps: list[int] = []
+    lost = tmp_path / "none" / "trace.json"
+    problem = step_trace.traced(lambda: steps.append(1), 2, CPU, lost, None, stacks=False)
+    assert problem.startswith("torch's profiler fails (FileNotFoundError")
+    assert len(steps) == 3

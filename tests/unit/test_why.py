@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
+from pathlib import Path as FilePath
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ddpperf.report.html_page import page
 from ddpperf.report.summary import summary_lines
+from ddpperf.specs import TrainingSpec
+from ddpperf.why import explain
 from ddpperf.why.changes import TracedSet, changes
-from ddpperf.why.lines import name, tree, why_lines
+from ddpperf.why.differences import differences_of
+from ddpperf.why.lines import name, row_text, rows_of, tree, why_lines
 from ddpperf.why.sweep import Path, Row, Rows
+from ddpperf.why.tracing_sets import TracingSets
+from ddpperf.workers.failures import Cause, RankFailure, SetFailure
+from ddpperf.workers.interpreter import Side
 from tests.unit.test_comparison import compared
 
 CONVOLUTION: Path = ("operators", "forward", "aten::conv2d")
@@ -104,6 +113,7 @@ def test_memory_pages_are_what_untraced_steps_lose_while_memory_is_given_back() 
     assert (path, row.calls, clear) == (("memory pages",), (10, 20_000), True)
     assert row.change == pytest.approx(0.03, abs=3 * NOISE)
     assert why.whole.change == pytest.approx(0.03, abs=3 * NOISE)
+    assert row_text(why.to_json()["rows"][0]).endswith(", 10 -> 20,000 page faults")
 
 
 def test_kernels_of_a_family_are_one_row_unless_one_of_them_has_most_of_the_change() -> None:
@@ -117,12 +127,162 @@ def test_kernels_of_a_family_are_one_row_unless_one_of_them_has_most_of_the_chan
         assert why.rows[0][1].change == pytest.approx(2e-3)
 
 
+def test_communication_with_other_channels_is_one_row() -> None:
+    few: Path = ("communication", "nccl AllReduce", "nccl AllReduce, 4 channels of 512 threads")
+    many: Path = ("communication", "nccl AllReduce", "nccl AllReduce, 8 channels of 512 threads")
+    ((path, row, _),) = changes(
+        side_of("A", {few: (8e-3, 10)}, seed=1) + side_of("B", {many: (9e-3, 10)}, seed=2), "cuda"
+    ).rows
+    assert name(path) == "communication: nccl AllReduce, 8 channels of 512 threads"
+    assert row.change == pytest.approx(1e-3)
+    assert row.calls == (10, 10)
+
+
 def test_one_process_set_a_side_leaves_one_percent_of_a_step_unclear() -> None:
     little = BASE | {MUL: (0.0005, 1)}
     much = BASE | {MUL: (0.005, 1)}
     for slower, found in ((little, []), (much, [MUL])):
         sets = side_of("A", BASE, seed=1, sets=1) + side_of("B", slower, seed=2, sets=1)
         assert [path for path, _, clear in changes(sets, "cuda").rows if clear] == found
+
+
+# --- what is traced
+
+
+SPEC = TrainingSpec(model="resnet10_cifar", world_size=2, per_rank_batch_size=2, strategy="ddp")
+POOL: Any = SimpleNamespace(options=SimpleNamespace(device="cpu"), sides=[None] * 6)
+
+
+def explained(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: FilePath, *steps: float | Exception
+) -> list[tuple[str, Any]]:
+    """The test and the number of sets of each traced measurement, or its problem, by seconds of a step."""
+
+    def traced(pool: Any, one: explain.Slower, folder: FilePath, seconds: float, most_sets: int) -> Any:
+        if isinstance(error := steps[int(one.tests[0])], Exception):
+            raise error
+        return {"sets": most_sets}
+
+    monkeypatch.setattr(explain, "_traced", traced)
+    slower = [
+        explain.Slower(
+            tests=[str(n)], spec=SPEC, candidate=SPEC, seconds=0.02 if isinstance(step, Exception) else step
+        )
+        for n, step in enumerate(steps)
+    ]
+    (folder := tmp_path / "traces" / "now").mkdir(parents=True)
+    found = explain.explain(POOL, slower, folder, lambda stage: None)
+    return [(one["tests"][0], one.get("problem", one.get("sets"))) for one in found]
+
+
+def test_long_steps_are_traced_on_fewer_sets_or_not_at_all(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: FilePath
+) -> None:
+    found = explained(monkeypatch, tmp_path, 10.0, 1.0, 0.02)
+    assert found == [("0", "there is no time to trace steps of 10.00 s"), ("1", 1), ("2", 0)]
+
+
+def test_only_a_failed_process_set_ends_tracing(monkeypatch: pytest.MonkeyPatch, tmp_path: FilePath) -> None:
+    what = "raised AttributeError: 'Rank' object has no attribute 'trace'"
+    old = SetFailure("B3", "at trace", [RankFailure(rank=0, cause=Cause.RAISED, what=what)])
+    found = explained(monkeypatch, tmp_path, KeyError("ts"), old, 0.02)
+    assert found == [("0", "'ts'"), ("1", "the candidate's code is too old: its ranks cannot trace")]
+    assert [*(tmp_path / "traces").iterdir()] == [], "an empty folder would count as traces of a run"
+
+
+def test_rows_stay_if_the_trace_with_python_functions_is_too_large(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: FilePath
+) -> None:
+    class Tracing:
+        def __init__(self, *_: Any) -> None:
+            self.sets = [LiveSet("A"), LiveSet("B")]
+            self.sides = {live.side.name: live for live in self.sets}
+
+        def __enter__(self) -> Tracing:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def all_do(self, what: str) -> None: ...
+
+        def do(self, live: LiveSet, what: str, steps: int = 0) -> dict[int, Any]:
+            if what == "stacks":
+                raise ValueError("a trace of 1 steps has 80 MiB")
+            long, file = 1e4 if live.side.name == "A" else 2e4, tmp_path / f"{live.name}.json"
+            step = {"ph": "X", "cat": "user_annotation", "name": "ddpperf step", "tid": 1, "dur": long}
+            file.write_text(json.dumps({"traceEvents": [{**step, "ts": n * 1e5} for n in range(3)]}))
+            answer = {"seconds": [long / 1e6], "page_faults": 0.0, "messages": {}, "file": str(file)}
+            return {0: answer}
+
+        def keep(self, traces: Any) -> list[str]:
+            return []
+
+    monkeypatch.setattr(explain, "TracingSets", Tracing)
+    one = explain.Slower(tests=["0"], spec=SPEC, candidate=SPEC, seconds=0.01)
+    (found,) = explain.explain(POOL, [one], tmp_path / "traces" / "now", lambda stage: None)
+    assert rows_of(found) == ["CPU time between operators: +10.00 ms (± 1.500 ms)"]
+
+
+# --- the files of traces
+
+
+class LiveSet:
+    """A process set of one rank that writes an empty trace."""
+
+    def __init__(self, side: str) -> None:
+        self.name, self.side, self.alive = f"{side}1", SimpleNamespace(name=side), True
+        self.asked: list[str] = []
+
+    def ask(self, command: str, *, what: str, **arguments: Any) -> None:
+        self.asked.append(what)
+
+    def answers(self) -> dict[int, Any]:
+        return {}
+
+    def request(self, command: str, *, what: str, path: str, **arguments: Any) -> dict[int, Any]:
+        FilePath(f"{path}-rank0.json").write_text("")
+        return {0: {"file": f"{path}-rank0.json"}}
+
+
+def tracing(folder: FilePath, test: str, live: list[LiveSet]) -> TracingSets:
+    def open_on(*_: Any, **__: Any) -> Any:
+        return [(one, None) for one in live]
+
+    pool: Any = SimpleNamespace(
+        options=SimpleNamespace(devices_in_turn=1), open=open_on, close_opened=lambda jobs: None
+    )
+    spec: Any = SimpleNamespace(turns=lambda size: [[0]], compiled=False)
+    return TracingSets(pool, spec, None, folder, test)
+
+
+def test_kept_traces_stay_when_tests_with_like_names_are_traced(tmp_path: FilePath) -> None:
+    kept = []
+    for test in ("a.py::test_it[2-32]", "a.py::test_it[2]", "b.py::test_it[2]", f"a.py::test[{'é/' * 200}]"):
+        with tracing(tmp_path, test, [LiveSet("A"), LiveSet("B")]) as sets:
+            for _ in range(2):
+                files = {side: sets.do(live, "trace", 1)[0]["file"] for side, live in sets.sides.items()}
+            kept += sets.keep(files)
+    assert sorted(map(str, tmp_path.iterdir())) == sorted(kept)
+    assert len(kept) == 8
+
+
+def test_interrupted_tracing_leaves_no_file_and_gives_no_command(tmp_path: FilePath) -> None:
+    live = [LiveSet("A"), LiveSet("B")]
+
+    def interrupted() -> None:
+        with tracing(tmp_path, "a.py::test_it", live) as sets:
+            sets.do(sets.sets[0], "trace", 1)
+            raise KeyboardInterrupt("SIGINT")
+
+    with pytest.raises(KeyboardInterrupt, match="SIGINT"):
+        interrupted()
+    assert [*tmp_path.iterdir()] == []
+    assert [one.asked for one in live] == [["load"], ["load"]]
+
+
+def test_packages_of_one_side_only_are_no_difference() -> None:
+    sides = Side(root=FilePath()), Side(name="B", root=FilePath(), python="/no/python")
+    assert differences_of(*sides, FilePath()) == []
 
 
 # --- the text
