@@ -280,7 +280,6 @@ def test_wrong_option_is_refused_with_one_sentence(read: Read, line: str) -> Non
             "ERROR: two options write a.md, but",
         ),
         ("--verdict pytest.ini", "ERROR: --verdict replaces earlier verdicts only, got 'pytest.ini'; name"),
-        ("--against-env API_KEY=abc", "--against-env is gone; type --candidate API_KEY=***"),
     ],
 )
 def test_refused_run_ends_with_status_4(canned_suite: CannedSuite, line: str, sentence: str) -> None:
