@@ -51,10 +51,6 @@ def has_other_remedy(case: Case) -> bool:
     return "as it is" in case.recipe or not has_other_rate(case)
 
 
-def has_nodes(case: Case) -> bool:
-    return "between_bytes_per_second" in case.metrics
-
-
 def is_synthetic(case: Case) -> bool:
     return isinstance(case.measured.spec, RunSpec) and case.measured.spec.data == "synthetic"
 
@@ -130,12 +126,6 @@ def _ddp_step(case: Case) -> float:
     return median(case.references["ddp"].median_step_seconds().values())
 
 
-def _over_ddp(case: Case) -> str:
-    """Return DataParallel's communication over DDP's; older runs divided by the time of a rank that waits."""
-    known, over = case.value("ddp_comm_without_waiting_seconds"), case.value("comm_over_ddp")
-    return units.factor(over) if known and over else ""
-
-
 def _sending(case: Case) -> float:
     """Return the seconds of communication of the rank that waits least; DataParallel has one process."""
     return case.value("comm_without_waiting_seconds") or _stored(case, "traced_comm_seconds")
@@ -184,7 +174,6 @@ COMPUTED: Mapping[str, tuple[Callable[[Case], Value], Callable[[float], str]]] =
     "price": (lambda case: _price(case, "device"), units.money),
     "extra_price": (lambda case: _price(case, "extra_device"), units.money),
     "price_of_saved_hour": (_price_of_saved_hour, units.money),
-    "over_ddp": (_over_ddp, str),
     "sending": (_sending, units.seconds),
     "fraction_of_step": (lambda case: _sending(case) / case.seconds, units.percent),
     **{f"epoch {epoch}": (partial(_accuracy_after, epoch=epoch), units.percent) for epoch in (1, 2)},
@@ -335,27 +324,12 @@ def projected(case: Case) -> Rows:
 EFFICIENCY_LIMITS = (0.8, 0.5)
 
 
-def about_speedup(cases: Sequence[Case]) -> str:
-    return (
-        "t(1) of a speedup is that of the slowest device, measured in the same processes. It may differ from "
-        "the row of one device."
-    )
-
-
 def about_workers(cases: Sequence[Case]) -> str:
     (case, *_) = cases
     limit, enough = f"{LEAST_FRACTION:.0%} of an epoch", case.value("enough_workers")
     if enough is None:
         return f"No number of workers makes loading take less than {limit}."
     return f"With {units.counted(int(enough), 'worker')}, loading takes less than {limit}."
-
-
-def about_formulas(cases: Sequence[Case]) -> str:
-    return (
-        "Predicted over measured is in parentheses; for 2 (N-1) S / N it is the link utilization. 2 (N-1) S "
-        "adds up the times of links that send at the same time. No formula includes latency, so all times "
-        "are too short for small buffers."
-    )
 
 
 def about_messages(cases: Sequence[Case]) -> str:
