@@ -14,14 +14,16 @@ from ddpperf.analysis.cost_models import (
     REPORT_FORMULAS,
     UNITS,
     Counts,
+    Undetermined,
     choose_cost_model,
+    choose_lines,
     counts,
     counts_by_link,
     fit_cost_model,
+    held_out_error,
     nbytes_of,
+    seconds_by,
 )
-from ddpperf.analysis.library_cost_model import choose_lines, seconds_by
-from ddpperf.analysis.logarithmic_fit import Undetermined, held_out_error
 from ddpperf.collectives.algorithms import ALGORITHMS
 from ddpperf.specs import AllReduceSpec
 from ddpperf.specs.collective import OWN_ALGORITHMS, Algorithm
