@@ -188,7 +188,7 @@ def _metrics(cases: Sequence[Case]) -> list[Column]:
     """Return a column for each metric that the experiment's table shows."""
     known = dict.fromkeys(name for case in cases for name in case.metrics)
     ends = {f"{name}_{end}" for name in known for end in ("low", "high")}
-    patterns = dict.fromkeys(pattern for case in cases for pattern in case.experiment.metrics or case.metrics)
+    patterns = dict.fromkeys(pattern for case in cases for pattern in case.experiment.metrics.split())
     names = [name for pattern in patterns for name in known if fnmatchcase(name, pattern)]
     columns: list[Column] = []
     for name in dict.fromkeys(names):
