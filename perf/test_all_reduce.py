@@ -11,8 +11,7 @@ from statistics import median
 import pytest
 
 from ddpperf.analysis.bandwidth import algbw, all_reduce_busbw, collective_busbw, crossing_factor
-from ddpperf.analysis.cost_models import CostModel, choose_cost_model
-from ddpperf.analysis.library_cost_model import FEWEST_SIZES, choose_lines
+from ddpperf.analysis.cost_models import FEWEST_SIZES, CostModel, choose_cost_model, choose_lines
 from ddpperf.analysis.statistics import Estimate, fastest
 from ddpperf.machine.hardware import Links
 from ddpperf.plugin.cases import Case, case, size_id, skipped

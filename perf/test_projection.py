@@ -8,7 +8,7 @@ from operator import attrgetter
 
 import pytest
 
-from ddpperf.analysis.library_cost_model import FEWEST_SIZES, choose_lines
+from ddpperf.analysis.cost_models import FEWEST_SIZES, choose_lines
 from ddpperf.analysis.projection import NCCL_PAIR_BANDWIDTH, AllReduces, Excess, project, projected_from
 from ddpperf.analysis.statistics import Estimate, median_and_error
 from ddpperf.machine.hardware import Machine

@@ -86,11 +86,8 @@ def healthy(index: int = 0, **answers: Any) -> FakeGpu:
         uuid=f"GPU-{index}",
         memory_bytes=150_754_820_096,
         power_limit_watts=700.0,
-        nvlinks=18,
-        nvlink_bytes_per_second=450e9,
         driver="580.159.04",
         numa_node=0,
-        nvlink_generation=4,
         nvlink_ends={"switch": 18},
     )
     usual = {

@@ -1,26 +1,124 @@
-"""Cost models of all-reduce algorithms on N ranks, with S bytes per rank, on one node or on several.
+"""Cost models of all-reduces on N ranks, with S bytes per rank, and their fits to measured times.
 
-A cost is latency * a + volume * S / B for each link, plus reduced * S * g. a is the seconds of an
-empty message, B a link's bytes per second in one direction, g the seconds to add one byte. The counts
-are those of the busiest rank, one step after the other (Thakur, Rabenseifner and Gropp 2005; Chan et
-al. 2007). Consecutive ranks share a node. A node has one network link, which its ranks share. On
-several nodes, adding buffers counts as a part of sending.
+The cost of an algorithm is latency * a + volume * S / B for each link, plus reduced * S * g. a is the
+seconds of an empty message, B a link's bytes per second in one direction, g the seconds to add one
+byte. The counts are those of the busiest rank, one step after the other (Thakur, Rabenseifner and Gropp
+2005; Chan et al. 2007). Consecutive ranks share a node. A node has one network link, which its ranks
+share. On several nodes, adding buffers counts as a part of sending. The cost of a library is the least
+of several lines over the buffer size, one for each protocol, because it chooses the fastest protocol.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple
+from functools import lru_cache, partial
+from itertools import combinations, pairwise
+from statistics import median
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from ddpperf.analysis.logarithmic_fit import DIGITS, Undetermined, fit_logarithms, held_out_error
-from ddpperf.analysis.statistics import Estimate
+from ddpperf.analysis.statistics import CONFIDENCE, Estimate, t_quantile
 from ddpperf.specs.collective import AllReduceSpec, ring_pieces
+
+NEGLIGIBLE = 1e-6  # a part below this fraction of every measured time counts as 0
+DIGITS = 3  # prediction errors that agree to this many digits count as equal
+Array = npt.NDArray[np.float64]
+MOST_LINES = 3  # the number of protocols of a library
+FEWEST_SIZES = 4  # cross-validation leaves out each size but the first and last
+
+Points = Sequence[tuple[int, float]]  # buffer sizes in bytes, with seconds
+Lines = Sequence[tuple[float, float]]  # the start of each line in seconds, and its seconds per byte
+
+
+# --- fits
+
+
+class Undetermined(ValueError):
+    """Raised if the measured times do not determine all parameters of a cost model."""
+
+
+class LogFit(NamedTuple):
+    """The result of fitting measured times as sums of parts.
+
+    `values[part]` is the seconds of one unit of each part. `residuals[call]` is the log of
+    predicted over measured seconds. `errors[part]` is the standard error of each value for residuals
+    with a standard deviation of 1.
+    """
+
+    values: Array
+    residuals: Array
+    errors: Array
+
+    def estimates(self, residuals: Array, parameters: int) -> list[Estimate]:
+        """Return the fitted values with 95% intervals by Student's t.
+
+        The standard deviation is that of `residuals`, of this fit or of several fits with
+        `parameters` values together. The intervals are infinite if no degrees of freedom are left.
+        """
+        freedom = len(residuals) - parameters
+        deviation = math.sqrt(float(residuals @ residuals) / freedom) if freedom > 0 else math.inf
+        half = t_quantile((1 - CONFIDENCE) / 2, max(freedom, 1)) * deviation * self.errors
+        return [
+            Estimate(value=float(value), low=max(0.0, float(value - width)), high=float(value + width))
+            for value, width in zip(self.values, half, strict=True)
+        ]
+
+
+def fit_logarithms(counts: Sequence[Sequence[float]], seconds: Sequence[float]) -> LogFit:
+    """Fit times as sums of parts: seconds[call] = counts[call] @ values, with values >= 0.
+
+    The residuals are logarithms because relative errors would favour low values: half the time is
+    off by 0.5, twice the time by 1.
+    """
+    from scipy.optimize import least_squares, nnls
+
+    counted, measured = np.array(counts, dtype=float), np.array(seconds, dtype=float)
+    units = np.abs(counted).max(axis=0)  # bytes and messages differ by many orders of magnitude
+    scaled = counted / units
+    start, _ = nnls(scaled / measured[:, None], np.ones(len(measured)))
+    values = least_squares(
+        lambda values: np.log(scaled @ values / measured),
+        start,
+        lambda values: scaled / (scaled @ values)[:, None],
+        bounds=(0, np.inf),
+        x_scale="jac",
+        **dict.fromkeys(("ftol", "xtol", "gtol"), 1e-14),
+    ).x
+    parts = scaled * values / (scaled @ values)[:, None]
+    values[parts.max(axis=0) < NEGLIGIBLE] = 0.0
+    predicted = scaled @ values
+    jacobian = scaled / predicted[:, None]
+    scale = np.abs(jacobian).max(axis=0)
+    errors = np.sqrt(np.diag(np.linalg.pinv((jacobian / scale).T @ (jacobian / scale)))) / scale
+    return LogFit(values / units, np.log(predicted / measured), errors / units)
+
+
+Call = TypeVar("Call")
+
+
+def held_out_error(
+    times: Mapping[Call, float],
+    fit: Callable[[Mapping[Call, float]], Callable[[Call], float]],
+    size: Callable[[Call], int],
+) -> float:
+    """Return the median of |predicted / measured - 1| over buffer sizes that the fit did not use.
+
+    Each size but the smallest and the largest is omitted from the fit once. `fit` takes measured
+    times, and returns the function that predicts the seconds of a call. `size` is that of a call.
+    """
+    errors = []
+    for held_out in sorted(set(map(size, times)))[1:-1]:
+        predict = fit({call: seconds for call, seconds in times.items() if size(call) != held_out})
+        errors += [abs(predict(call) / times[call] - 1) for call in times if size(call) == held_out]
+    return median(errors)
+
+
+# --- ddpperf's algorithms
 
 
 class Counts(NamedTuple):
@@ -178,30 +276,96 @@ def nbytes_of(call: AllReduceSpec) -> int:
     return call.nbytes
 
 
-# --- the formulas in course reports
+# --- libraries
 
 
-class ReportFormula(NamedTuple):
-    """An all-reduce formula from course reports: N ranks, S bytes per rank and B bytes per second.
+def seconds_by(lines: Lines, nbytes: float) -> float:
+    """Return the modelled seconds to all-reduce a buffer of `nbytes` bytes."""
+    return min(start + nbytes * slope for start, slope in lines)
 
-    `seconds` returns its value for N, S and B; a value in bytes is divided by B.
+
+@dataclass(frozen=True, kw_only=True)
+class LibraryModel:
+    """A cost model of one or more lines, as many as predict the times of left-out buffer sizes best.
+
+    `latency` is the smallest start of a line. `byte_seconds` is the smallest slope. Their intervals
+    use the residuals of all lines. `held_out_error` is the median of |predicted / measured - 1|
+    over sizes that neither the fit nor the choice used. This needs nested cross-validation, because
+    the error that chose a model is too optimistic for new sizes (Varma and Simon 2006).
     """
 
-    formula: str
-    seconds: Callable[[int, float, float], float]
+    lines: Lines
+    latency: Estimate
+    byte_seconds: Estimate
+    held_out_error: float
 
 
-REPORT_FORMULAS = (
-    ReportFormula(
-        "2 (N-1) S / N",
-        lambda N, S, B: 2 * (N - 1) * S / N / B,
-    ),
-    ReportFormula(
-        "(S / B) log2 N",
-        lambda N, S, B: S / B * math.log2(N),
-    ),
-    ReportFormula(
-        "2 (N-1) S",
-        lambda N, S, B: 2 * (N - 1) * S / B,
-    ),
-)
+def choose_lines(sizes: Sequence[int], seconds: Sequence[float]) -> LibraryModel:
+    """Fit lines to all-reduce times, as many as predict left-out buffer sizes best.
+
+    Each size but the first and the last is left out once. The lines say nothing about sizes beyond
+    the measured ones. There must be `FEWEST_SIZES` sizes or more.
+    """
+    points = sorted(zip(sizes, seconds, strict=True))
+    # Each line needs two sizes, even when the choice and its test each leave out one size.
+    most = min(MOST_LINES, (len(points) - 2) // 2)
+    fits = _fits(points, _best_number(points, most))
+    residuals = np.concatenate([fit.residuals for fit in fits])
+    starts, slopes = zip(*(fit.estimates(residuals, 2 * len(fits)) for fit in fits), strict=True)
+    return LibraryModel(
+        lines=_lines(fits),
+        latency=min(starts, key=lambda estimate: estimate.value),
+        byte_seconds=min(slopes, key=lambda estimate: estimate.value),
+        held_out_error=_held_out_error(points, lambda kept: _best_number(kept, most)),
+    )
+
+
+def _best_number(points: Points, most: int) -> int:
+    return min(
+        range(1, most + 1),
+        key=lambda number: round(_held_out_error(points, lambda kept: number), DIGITS),
+    )
+
+
+def _held_out_error(points: Points, number_of: Callable[[Points], int]) -> float:
+    def fit(kept: Mapping[int, float]) -> Callable[[int], float]:
+        points = list(kept.items())
+        lines = _lines(_fits(points, number_of(points)))
+        return lambda nbytes: seconds_by(lines, nbytes)
+
+    return held_out_error(dict(points), fit, size=int)
+
+
+def _fits(points: Points, number: int) -> list[LogFit]:
+    """Fit a number of lines to all-reduce times by least squares of logarithms.
+
+    Each line is fitted to two or more neighbouring sizes of `points`, which are in order.
+    """
+
+    def squares(fits: list[LogFit]) -> float:
+        lines = _lines(fits)
+        return sum(math.log(seconds_by(lines, size) / seconds) ** 2 for size, seconds in points)
+
+    cuts = combinations(range(2, len(points) - 1), number - 1)
+    splits = ([points[a:b] for a, b in pairwise((0, *inner, len(points)))] for inner in cuts)
+    fits = ([_line(tuple(part)) for part in parts] for parts in splits if min(map(len, parts)) > 1)
+    return min(fits, key=squares)
+
+
+def _lines(fits: Sequence[LogFit]) -> Lines:
+    return [(float(fit.values[0]), float(fit.values[1])) for fit in fits]
+
+
+@lru_cache(maxsize=4096)  # many splits share the same group of points
+def _line(points: tuple[tuple[int, float], ...]) -> LogFit:
+    return fit_logarithms([(1, size) for size, _ in points], [seconds for _, seconds in points])
+
+
+# --- the formulas in course reports
+
+# From N ranks, S bytes per rank and B bytes per second to seconds; a formula for bytes is divided by B
+REPORT_FORMULAS: dict[str, Callable[[int, float, float], float]] = {
+    "2 (N-1) S / N": lambda N, S, B: 2 * (N - 1) * S / N / B,
+    "(S / B) log2 N": lambda N, S, B: S / B * math.log2(N),
+    "2 (N-1) S": lambda N, S, B: 2 * (N - 1) * S / B,
+}

@@ -20,9 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ddpperf.analysis.cost_models import counts
-from ddpperf.analysis.library_cost_model import LibraryModel, seconds_by
-from ddpperf.analysis.logarithmic_fit import Undetermined
+from ddpperf.analysis.cost_models import LibraryModel, Undetermined, counts, seconds_by
 from ddpperf.analysis.statistics import CONFIDENCE, Estimate
 
 DRAWS = 1000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,26 +37,18 @@ def present(gpus: Sequence[Gpu]) -> Finding:
     return good(f"{len(gpus)} x {names}{each}{link}{of}, driver {gpus[0].driver or 'not known'}")
 
 
-@dataclass(frozen=True)
-class GpuCheck:
-    """A check of all GPUs, which returns a warning that names the GPUs with a problem.
+def _check(gpus: Sequence[Gpu], problem: Callable[[Any], str], fine: str, advice: str) -> Finding:
+    """Return a warning that names the GPUs with a problem, or a good finding with the text `fine`.
 
     problem: a function from NVML's handle of a GPU to a text about its problem, which is empty if
-    the GPU has no problem or NVML does not say. fine: the text of a good finding. advice: what to
-    do.
+    the GPU has no problem or NVML does not say.
     """
-
-    problem: Callable[[Any], str]
-    fine: str
-    advice: str
-
-    def __call__(self, gpus: Sequence[Gpu]) -> Finding:
-        numbers: dict[str, list[str]] = {}  # of GPUs, in CUDA's order
-        for index, handle in enumerate(gpu_handles(gpus)):
-            if text := self.problem(handle):
-                numbers.setdefault(text, []).append(str(index))
-        named = [f"GPU {', '.join(those)}: {text}" for text, those in numbers.items()]
-        return warn("; ".join(named), self.advice) if named else good(self.fine)
+    numbers: dict[str, list[str]] = {}  # of GPUs, in CUDA's order
+    for index, handle in enumerate(gpu_handles(gpus)):
+        if text := problem(handle):
+            numbers.setdefault(text, []).append(str(index))
+    named = [f"GPU {', '.join(those)}: {text}" for text, those in numbers.items()]
+    return warn("; ".join(named), advice) if named else good(fine)
 
 
 def lost_links(handle: Any) -> str:
@@ -93,11 +85,12 @@ def throttled_now(handle: Any) -> str:
 REPAIR = "see nvidia-smi nvlink --status; restart the driver, or let the machine be repaired"
 SET_LIMIT = "set the default with sudo nvidia-smi -pl WATTS, or leave it equal for all runs"
 COOL = "cool the GPU or raise its power limit, and see nvidia-smi -q -d PERFORMANCE"
+STOP = "stop it, or wait until it ends"
 SETTINGS = {
-    "GPU links": GpuCheck(lost_links, "all in use", REPAIR),
-    "GPU power": GpuCheck(low_power_limit, "the default limit", SET_LIMIT),
+    "GPU links": partial(_check, problem=lost_links, fine="all in use", advice=REPAIR),
+    "GPU power": partial(_check, problem=low_power_limit, fine="the default limit", advice=SET_LIMIT),
 }
 DISTURBANCES = {  # a test run watches these in each round
-    "GPU load": GpuCheck(other_users, "no other process uses a GPU", "stop it, or wait until it ends"),
-    "GPU clocks": GpuCheck(throttled_now, "not throttled", COOL),
+    "GPU load": partial(_check, problem=other_users, fine="no other process uses a GPU", advice=STOP),
+    "GPU clocks": partial(_check, problem=throttled_now, fine="not throttled", advice=COOL),
 }

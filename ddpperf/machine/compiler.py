@@ -32,12 +32,6 @@ def compiler_reason(device: str = "cpu") -> str:
     return ""
 
 
-def triton_reason() -> str:
-    """Return why Triton cannot compile a kernel here and what to do, or an empty string if it can."""
-    problem = compiler_problem("C")
-    return f"low_latency {problem}; install both, or set CC" if problem else ""
-
-
 @functools.cache
 def compiler_problem(language: str) -> str:
     """Return why C or C++ cannot be compiled on this machine, or an empty string if it can.

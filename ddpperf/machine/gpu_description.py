@@ -13,8 +13,6 @@ from typing import Any
 
 import pynvml
 
-from ddpperf.analysis.gpu_data_sheets import nvlink
-
 SWITCH, CPU, UNKNOWN = "switch", "cpu", "unknown"  # other ends of NVLinks that are no known GPU
 P2P_READ = 0  # NVML_P2P_CAPS_INDEX_READ, which nvidia-ml-py defines wrongly, as a tuple
 
@@ -23,7 +21,6 @@ P2P_READ = 0  # NVML_P2P_CAPS_INDEX_READ, which nvidia-ml-py defines wrongly, as
 class Gpu:
     """One GPU as its driver describes it. Values that the driver does not report are None.
 
-    nvlink_bytes_per_second: the nominal rate of all active NVLinks together, in one direction.
     nvlink_ends: the number of active NVLinks by what is at their other end: a GPU's PCI address,
     "switch", "cpu" or "unknown". pcie_generation and pcie_width: the highest that this GPU reaches in
     this machine, since an idle link is slower.
@@ -33,11 +30,8 @@ class Gpu:
     uuid: str
     memory_bytes: int | None
     power_limit_watts: float | None
-    nvlinks: int | None
-    nvlink_bytes_per_second: float | None
     driver: str | None
     numa_node: int | None
-    nvlink_generation: int | None = None
     nvlink_ends: Mapping[str, int] = field(default_factory=dict, hash=False)
     pci_address: str | None = None
     pcie_generation: int | None = None
@@ -99,23 +93,19 @@ def first_unmapped(gpus: Sequence[Gpu]) -> tuple[int, int] | None:
 
 
 def _describe(handle: Any) -> Gpu:
-    name = pynvml.nvmlDeviceGetName(handle)
-    links = range(pynvml.NVML_NVLINK_MAX_LINKS)
-    states = [ask(pynvml.nvmlDeviceGetNvLinkState, handle, link) for link in links]
-    active = [link for link in links if states[link] == pynvml.NVML_FEATURE_ENABLED]
-    generation, rate = nvlink(name)
+    states = [
+        ask(pynvml.nvmlDeviceGetNvLinkState, handle, link) for link in range(pynvml.NVML_NVLINK_MAX_LINKS)
+    ]
+    active = [link for link, state in enumerate(states) if state == pynvml.NVML_FEATURE_ENABLED]
     memory, pci = ask(pynvml.nvmlDeviceGetMemoryInfo, handle), ask(pynvml.nvmlDeviceGetPciInfo, handle)
     milliwatts = ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     return Gpu(
-        name=name,
+        name=pynvml.nvmlDeviceGetName(handle),
         uuid=pynvml.nvmlDeviceGetUUID(handle),
         memory_bytes=None if memory is None else int(memory.total),
         power_limit_watts=None if milliwatts is None else milliwatts / 1e3,
-        nvlinks=len(active) if states.count(None) < len(states) else None,
-        nvlink_bytes_per_second=len(active) * rate if active and rate else None,
         driver=ask(pynvml.nvmlSystemGetDriverVersion),
         numa_node=None if pci is None else _numa_node(str(pci.busId)),
-        nvlink_generation=generation if active else None,
         nvlink_ends=dict(Counter(_nvlink_end(handle, link) for link in active)),
         pci_address=None if pci is None else str(pci.busId).lower(),
         pcie_generation=ask(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),

@@ -12,7 +12,7 @@ import pynvml
 
 from ddpperf.machine.gpu_description import ask
 from ddpperf.results import units
-from ddpperf.results.notes import Note, info, warning
+from ddpperf.results.outcomes import Note, info, warning
 
 POWER_CAP = "power cap"
 EQUAL_CLOCKS = 0.02  # clocks that differ by a smaller fraction count as equal; they move in steps below 1%
@@ -96,7 +96,7 @@ class GpuWatch:
     """
 
     def __init__(self, handles: Sequence[Any]) -> None:
-        self._handles = handles
+        self.handles = handles
         self._last = [read_state(handle) for handle in handles]
         self._earlier = [state.processes for state in self._last]
         self._own: set[int] = set()
@@ -110,7 +110,7 @@ class GpuWatch:
         replaces it.
         """
         self._own.update(own)  # a rank that has just ended may still be listed
-        before, self._last = self._last, [read_state(handle) for handle in self._handles]
+        before, self._last = self._last, [read_state(handle) for handle in self.handles]
         if not done:
             self._rounds = []
             return ""
@@ -118,7 +118,7 @@ class GpuWatch:
         # A power cap in at least half of the rounds belongs to the work itself: a repeated round has it, too.
         capped = [
             sum(POWER_CAP in throttled(one.before[gpu], one.after[gpu]) for one in self._rounds)
-            for gpu in range(len(self._handles))
+            for gpu in range(len(self.handles))
         ]
         usual = {gpu for gpu, count in enumerate(capped) if 2 * count >= len(self._rounds)}
         return "; ".join(self._disturbances(self._rounds[-1], usual))

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ddpperf.analysis.gpu_data_sheets import nvlink
 from ddpperf.machine.gpu_description import SWITCH, UNKNOWN, Gpu
 from ddpperf.results import units
 
@@ -82,12 +83,12 @@ def _are_linked(one: Gpu, other: Gpu) -> bool:
 
 def _nvlink_rate(gpu: Gpu, gpus: Sequence[Gpu]) -> LinkRate | None:
     """Return the rate of a GPU's NVLinks to these GPUs."""
-    if not gpu.nvlinks or gpu.nvlink_bytes_per_second is None:
+    generation, each = nvlink(gpu.name)
+    if each is None:
         return None
     ends = {SWITCH, UNKNOWN, *(other.pci_address for other in gpus)}
     links = sum(count for end, count in gpu.nvlink_ends.items() if end in ends)
-    each = gpu.nvlink_bytes_per_second / gpu.nvlinks
-    source = f"NVLink {gpu.nvlink_generation}, {links} x {units.bandwidth(each)}"
+    source = f"NVLink {generation}, {links} x {units.bandwidth(each)}"
     return LinkRate(bytes_per_second=links * each, source=source)
 
 

@@ -1,6 +1,7 @@
 """Sample the utilization of GPUs, CPU cores and ranks over time, and record it with their energy.
 
-Sampling happens in a thread of the controller process. A rank knows nothing of it.
+Sampling happens in a thread of the controller process. A rank knows nothing of it. Energy is that of
+the driver's counters, which count all that a GPU does, also for other processes and while it is idle.
 """
 
 from __future__ import annotations
@@ -10,19 +11,25 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
 import pynvml
 
-from ddpperf.machine.energy import Round, joules_now, joules_per_step
 from ddpperf.machine.gpu_description import ask
-from ddpperf.results.usage import Usage, averaged, mean_of, rounded
+from ddpperf.results.samples import Row, Usage
 
 SAMPLE_SECONDS = 0.1
 MOST_CPU = 0.02  # sampling takes at most this fraction of one core; if it took more, it waits longer
 CHILDREN_SECONDS = 1.0  # how often the DataLoader workers of the ranks are searched
-
+# The counters of H100s and H200s move about every 0.1 s. An update just outside a time span of this
+# length changes its energy by at most a twentieth.
+LEAST_SECONDS = 2.0
+FULL = 0.9  # the rounds must fill this fraction of a time span; the rest is energy of waiting
+MOST_POINTS = 600  # of a stored series; a longer one is averaged
+DIGITS = 4  # significant digits of a stored value
+Joules = tuple[float, ...]  # by device
 Values = dict[str, list[float | None]]  # by quantity, one for each device, rank or core
 
 
@@ -186,6 +193,46 @@ def _cpu_seconds(process: psutil.Process) -> float:
         return 0.0
 
 
+def joules_now(handles: Sequence[Any]) -> Joules:
+    """Return each GPU's energy counter in joules, or nothing if one of the GPUs has no counter."""
+    found = [ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle) for handle in handles]
+    known = tuple(millijoules / 1e3 for millijoules in found if millijoules is not None)
+    return known if len(known) == len(found) else ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """A measured round of a process set, with the counters' joules before and after it.
+
+    steps: the number of steps, also of those that did not count.
+    """
+
+    began: float
+    ended: float
+    before: Joules
+    after: Joules
+    steps: int
+
+
+def joules_per_step(spans: Sequence[Sequence[Round]]) -> Joules:
+    """Return the energy of each device in one step, or nothing if it is too uncertain.
+
+    spans: successive rounds between which no other process set measured. The energy of a span counts
+    from the begin of its first round to the end of its last one. It is known well if the span lasts
+    LEAST_SECONDS, and if the rounds fill the fraction FULL of it.
+    """
+    used = []
+    for rounds in spans:
+        before, after = rounds[0].before, rounds[-1].after
+        lasted = rounds[-1].ended - rounds[0].began
+        busy = sum(one.ended - one.began for one in rounds)
+        if not (before and after) or lasted < LEAST_SECONDS or busy < FULL * lasted:
+            return ()
+        used.append([end - begin for begin, end in zip(before, after, strict=True)])
+    steps = sum(one.steps for rounds in spans for one in rounds)
+    return tuple(sum(joules) / steps for joules in zip(*used, strict=True)) if steps else ()
+
+
 class Recorder:
     """Records the energy and the utilization of one process set in the rounds of a measurement.
 
@@ -242,3 +289,23 @@ def _rows(samples: Sequence[Values]) -> dict[str, list[list[float | None]]]:
 
 def _peak(values: Sequence[float | None]) -> float | None:
     return max((rounded(value) for value in values if value is not None), default=None)
+
+
+def averaged(values: Sequence[float | None], most: int = MOST_POINTS) -> Row:
+    """Return at most `most` points: the rounded means of equally many neighbouring values.
+
+    A mean ignores missing values. A point without any value is None.
+    """
+    size = -(-len(values) // most) or 1
+    groups = (values[start : start + size] for start in range(0, len(values), size))
+    return tuple(mean_of(group) for group in groups)
+
+
+def mean_of(values: Sequence[float | None]) -> float | None:
+    """Return the rounded mean of the values that are known, or None if none is."""
+    known = [value for value in values if value is not None]
+    return rounded(sum(known) / len(known)) if known else None
+
+
+def rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")

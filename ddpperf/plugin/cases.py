@@ -12,11 +12,11 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from ddpperf.errors import Refused, quoted
-from ddpperf.machine.compiler import compiler_reason, triton_reason
+from ddpperf.machine.compiler import compiler_problem, compiler_reason
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.options.ab_sides import changed
 from ddpperf.plugin.options.options import Options
-from ddpperf.plugin.options.slow_checks import lacking_side
+from ddpperf.plugin.options.refused_options import lacking_side
 from ddpperf.specs import AllReduceSpec, RunSpec, Spec, TrainingSpec
 from ddpperf.specs.labels import UNNAMED, labels, training_labels
 from ddpperf.specs.training_step import gpu_reason
@@ -117,8 +117,8 @@ def lacking_marks(spec: Spec, options: Options) -> list[pytest.MarkDecorator]:
 def machine_reason(spec: Spec, machine: Machine) -> str:
     """Return why a machine cannot measure a spec, or an empty string if it can."""
     reason = machine.mapping_reason(spec)
-    if machine.device == "cuda" and _runs_low_latency(spec):
-        reason = reason or triton_reason()
+    if machine.device == "cuda" and _runs_low_latency(spec) and (problem := compiler_problem("C")):
+        reason = reason or f"low_latency {problem}; install both, or set CC"
     if isinstance(spec, TrainingSpec):
         uncompiled = compiler_reason(machine.device) if spec.compiled else ""
         if spec.strategy == "data_parallel" and machine.crosses_nodes(spec.world_size):

@@ -15,7 +15,7 @@ from statistics import mean
 from ddpperf.errors import first_line
 from ddpperf.results.outcomes import Reason
 from ddpperf.results.samples import BASE, CANDIDATE, Measured
-from ddpperf.specs import CopySpec, EpochSpec, RunSpec, Spec, TrainingSpec
+from ddpperf.specs import CopySpec, EpochSpec, RunSpec, TrainingSpec
 from ddpperf.specs.spec import MOST_DELAY_SECONDS
 from ddpperf.verdict.controls import QUIETER, shows_delay
 from ddpperf.verdict.estimates import Control, Estimates, RowKey, SideValues, Stage, estimates_of
@@ -112,10 +112,12 @@ def _delayed(
     as much as the delay.
     """
     assert step.limits is not None
-    delay = step.limits.tolerance * mean(_by_side(usual)[1])
+    spec, delay = usual.spec_of(CANDIDATE), step.limits.tolerance * mean(_by_side(usual)[1])
+    delay /= spec.steps_per_epoch if isinstance(spec, EpochSpec) else 1
+    slowed = replace(spec, delay_seconds=min(MOST_DELAY_SECONDS, spec.delay_seconds + delay))
     scale, grown = mean(step.base), list[float]()
     for repeat in range(1 + DELAY_REPEATS):
-        delayed = pool.measure(usual.spec, _slowed(usual.spec_of(CANDIDATE), delay))
+        delayed = pool.measure(usual.spec, slowed)
         if repeat or {sample.set for sample in usual.samples} != {sample.set for sample in delayed.samples}:
             usual = pool.measure(usual.spec, usual.candidate_spec)
         (base, candidate), (base_again, candidate_delayed) = _by_side(usual), _by_side(delayed)
@@ -128,15 +130,6 @@ def _delayed(
             break
     alone = list(pool.measure_base_alone(delayed).median_step_seconds().values())
     return [control, _control(Control.BASE_ALONE, (alone, base_again), step.noise_class, settings)]
-
-
-def _slowed(spec: Spec, seconds: float) -> Spec:
-    """Return a copy of a measurement spec with an artificial delay.
-
-    seconds: the total delay of a step, or of an epoch if the spec describes an epoch.
-    """
-    steps = spec.steps_per_epoch if isinstance(spec, EpochSpec) else 1
-    return replace(spec, delay_seconds=min(MOST_DELAY_SECONDS, spec.delay_seconds + seconds / steps))
 
 
 def _by_side(measured: Measured) -> SideValues:

@@ -6,14 +6,13 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import cached_property
-from typing import Any
 
 from ddpperf.machine.cores import Pinning
 from ddpperf.machine.device_lock import lock_devices
 from ddpperf.machine.gpu_description import Gpu, gpu_handles
 from ddpperf.machine.gpu_watch import GpuWatch
 from ddpperf.machine.utilization import Recorder, Sampler
-from ddpperf.results.notes import Note, warning
+from ddpperf.results.outcomes import Note, warning
 from ddpperf.specs import Spec, TrainingSpec
 
 
@@ -65,19 +64,15 @@ class Devices:
         crosses_nodes = self._several_nodes and spec.world_size > self._world_size
         if not isinstance(spec, TrainingSpec) or crosses_nodes:
             return Recorder()
-        handles, sampler = self._handles[: spec.world_size], None
+        handles, sampler = self._watch.handles[: spec.world_size], None
         if not spec.repeats:
             with_children = spec.loader_workers > 0
             sampler = Sampler(handles, self._cores, processes, with_children=with_children)
         return Recorder(handles, sampler, alone=alone)
 
     @cached_property
-    def _handles(self) -> list[Any]:
-        return gpu_handles(self._gpus)
-
-    @cached_property
     def _watch(self) -> GpuWatch:
-        return GpuWatch(self._handles)
+        return GpuWatch(gpu_handles(self._gpus))
 
     def warnings(self, spec: Spec) -> list[Note]:
         """Return warnings about what disturbed this node's devices in the measurement that just ended."""

@@ -20,7 +20,7 @@ from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.device_guard import Devices
 from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.results import metrics
-from ddpperf.results.notes import Note, info, warning
+from ddpperf.results.outcomes import Note, info, warning
 from ddpperf.results.samples import BASE, CANDIDATE, Measured
 from ddpperf.specs import CustomStepSpec, Spec, TrainingSpec
 from ddpperf.specs.labels import training_labels

@@ -13,7 +13,7 @@ from ddpperf.analysis.statistics import (
     relative_iqr,
     spread_over_ranks,
 )
-from ddpperf.results.notes import NoteKind
+from ddpperf.results.outcomes import NoteKind
 from ddpperf.results.samples import SLOW_PACE, Measured
 
 NOISY_IQR = 0.25

@@ -14,7 +14,7 @@ from typing import Any
 from ddpperf.report.experiment_columns import Experiment, experiment_of, function_of
 from ddpperf.report.round_warnings import ONE_DEVICE, relative_error, warnings_of
 from ddpperf.results.metrics import find_or_plain
-from ddpperf.results.notes import NoteKind
+from ddpperf.results.outcomes import NoteKind
 from ddpperf.results.samples import CANDIDATE, Measured
 from ddpperf.results.stored_runs import is_ab_run
 from ddpperf.specs import (

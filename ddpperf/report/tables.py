@@ -175,11 +175,8 @@ def _with_kind_of_batch(case: Case) -> dict[str, str]:
 def _times(cases: Sequence[Case]) -> list[Column]:
     if not any(case.experiment.timed for case in cases):
         return []
-    seconds = [case.seconds for case in cases]
-    heading, unit, text = column_format("time", seconds, "s")
     works = {case.timed_work for case in cases}
-    heading = works.pop() if len(works) == 1 else heading
-    times = Column(heading=heading, unit=unit, cells=tuple(map(text, seconds)))
+    times = _seconds(works.pop() if len(works) == 1 else "time", [case.seconds for case in cases])
     spreads = tuple("-" if (found := spread(case.measured)) is None else f"{found:.0%}" for case in cases)
     return [times] if set(spreads) == {"-"} else [times, Column(heading="IQR", cells=spreads)]
 
@@ -188,7 +185,7 @@ def _metrics(cases: Sequence[Case]) -> list[Column]:
     """Return a column for each metric that the experiment's table shows."""
     known = dict.fromkeys(name for case in cases for name in case.metrics)
     ends = {f"{name}_{end}" for name in known for end in ("low", "high")}
-    patterns = dict.fromkeys(pattern for case in cases for pattern in case.experiment.metrics or case.metrics)
+    patterns = dict.fromkeys(pattern for case in cases for pattern in case.experiment.metrics.split())
     names = [name for pattern in patterns for name in known if fnmatchcase(name, pattern)]
     columns: list[Column] = []
     for name in dict.fromkeys(names):

@@ -1,4 +1,4 @@
-"""The outcome of each test, and the verdict on a whole test run."""
+"""The outcome of each test with notes on its measurements, and the verdict on a whole test run."""
 
 from __future__ import annotations
 
@@ -34,6 +34,29 @@ class Outcome:
 
     kind: OutcomeKind
     reason: str = ""
+
+
+class NoteKind(enum.StrEnum):
+    """Whether a note on a measurement questions the result (warning) or explains it (info)."""
+
+    WARNING = "warning"
+    INFO = "info"
+
+
+@dataclass(frozen=True)
+class Note:
+    """A warning or an explanation about a test's measurements."""
+
+    kind: NoteKind
+    text: str
+
+
+def warning(text: str) -> Note:
+    return Note(NoteKind.WARNING, text)
+
+
+def info(text: str) -> Note:
+    return Note(NoteKind.INFO, text)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 
-from ddpperf.analysis.library_cost_model import FEWEST_SIZES
-from ddpperf.analysis.logarithmic_fit import Undetermined
+from ddpperf.analysis.cost_models import FEWEST_SIZES, Undetermined
 from ddpperf.analysis.statistics import Estimate
 from ddpperf.machine.hardware import Links
 from ddpperf.plugin.measure_fixture import Measure

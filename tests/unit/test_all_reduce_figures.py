@@ -12,7 +12,7 @@ from ddpperf.analysis.statistics import Estimate
 from ddpperf.machine.hardware import Links, Machine
 from ddpperf.machine.network import Interface
 from ddpperf.plugin.measure_fixture import Measure
-from ddpperf.results.notes import NoteKind
+from ddpperf.results.outcomes import NoteKind
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec, CollectiveSpec
 from ddpperf.specs.collective import CollectiveKind

@@ -14,14 +14,16 @@ from ddpperf.analysis.cost_models import (
     REPORT_FORMULAS,
     UNITS,
     Counts,
+    Undetermined,
     choose_cost_model,
+    choose_lines,
     counts,
     counts_by_link,
     fit_cost_model,
+    held_out_error,
     nbytes_of,
+    seconds_by,
 )
-from ddpperf.analysis.library_cost_model import choose_lines, seconds_by
-from ddpperf.analysis.logarithmic_fit import Undetermined, held_out_error
 from ddpperf.collectives.algorithms import ALGORITHMS
 from ddpperf.specs import AllReduceSpec
 from ddpperf.specs.collective import OWN_ALGORITHMS, Algorithm
@@ -232,7 +234,7 @@ def test_held_out_error_is_that_of_new_sizes(runs: int, tolerance: float) -> Non
 
 def test_report_formulas_are_what_they_describe() -> None:
     N, S, B = 4, 8e6, 1e9
-    seconds = [report.seconds(N, S, B) for report in REPORT_FORMULAS]
+    seconds = [formula(N, S, B) for formula in REPORT_FORMULAS.values()]
     volume, doubling, aggregate = seconds[0] * B, seconds[1], seconds[2] * B
     assert volume == pytest.approx(counts("ring", N).volume * S)
     assert doubling == pytest.approx(counts("recursive_doubling", N).volume * S / B)

@@ -47,6 +47,7 @@ def commands(page: Path) -> list[str]:
     """Return the page's command lines that run pytest on perf/, continued lines joined."""
     text = re.sub(r"<!--.*?-->", "", page.read_text(), flags=re.DOTALL)
     text = re.sub(r"\\\n|\n {4}(?=--)", " ", text)
+    text = text.replace(" --node-key=./node.key", "")  # in the output of a run that an older version stored
     return [found[1] for found in re.finditer(r"(?<![\w/-])pytest( +perf/[^\n`]*)", text)]
 
 

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpperf.machine import energy
-from ddpperf.machine.energy import Round, joules_now, joules_per_step
+from ddpperf.machine.utilization import LEAST_SECONDS, Round, joules_now, joules_per_step
 from tests.fake_nvml import install, refuses, training
 from tests.generated import BOUNDED
 
@@ -48,7 +47,7 @@ def test_bad_span_gives_no_energy(other: list[Round], why: str) -> None:
 
 
 @BOUNDED
-@given(st.floats(0.001, 0.1), st.floats(0, 1), st.floats(energy.LEAST_SECONDS, 30))
+@given(st.floats(0.001, 0.1), st.floats(0, 1), st.floats(LEAST_SECONDS, 30))
 def test_coarse_counter_errs_by_a_twentieth(period: float, phase: float, lasted: float) -> None:
     before, after = ((500.0 * period * math.floor(when / period + phase),) for when in (0.0, lasted))
     of_rounds = measured(began=0.0, ended=lasted, before=before, after=after, steps=1)

@@ -9,7 +9,6 @@ import sys
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
-from typing import Any
 
 import pynvml
 import pytest
@@ -24,8 +23,7 @@ from tests.fake_nvml import healthy
 
 def gpu(uuid: str, name: str = "NVIDIA H200") -> Gpu:
     """A GPU without NVLinks and without PCIe."""
-    unknown: dict[str, Any] = {"nvlinks": None, "nvlink_bytes_per_second": None}
-    return replace(healthy().gpu, uuid=uuid, name=name, **unknown)
+    return replace(healthy().gpu, uuid=uuid, name=name, nvlink_ends={})
 
 
 GPUS = [gpu(uuid) for uuid in ("GPU-aa10", "GPU-aa20", "GPU-bb30", "GPU-cc40")]

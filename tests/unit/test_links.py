@@ -38,22 +38,22 @@ def described(monkeypatch: pytest.MonkeyPatch, *fakes: FakeGpu) -> list[Gpu]:
 
 
 @pytest.mark.parametrize(
-    ("name", "count", "generation", "rate"),
+    ("name", "count", "rate"),
     [
-        ("NVIDIA H200", 18, 4, 450e9),
-        ("NVIDIA A100-SXM4-80GB", 12, 3, 300e9),
-        ("NVIDIA A40", 4, 3, 56.25e9),
-        ("NVIDIA GB200", 18, 5, 900e9),
-        ("NVIDIA Unheard Of", 18, None, None),
-        ("NVIDIA L40S", 0, None, None),
+        ("NVIDIA H200", 18, "450 GB/s (nominal, NVLink 4, 18 x 25 GB/s)"),
+        ("NVIDIA A100-SXM4-80GB", 12, "300 GB/s (nominal, NVLink 3, 12 x 25 GB/s)"),
+        ("NVIDIA A40", 4, "56.25 GB/s (nominal, NVLink 3, 4 x 14.06 GB/s)"),
+        ("NVIDIA GB200", 18, "900 GB/s (nominal, NVLink 5, 18 x 50 GB/s)"),
+        ("NVIDIA Unheard Of", 18, "None"),
+        ("NVIDIA L40S", 0, "63.01 GB/s (nominal, PCIe 5.0 x16)"),
     ],
 )
 def test_rate_is_that_of_all_nvlinks(
-    monkeypatch: pytest.MonkeyPatch, name: str, count: int, generation: int | None, rate: float | None
+    monkeypatch: pytest.MonkeyPatch, name: str, count: int, rate: str
 ) -> None:
     (gpu,) = described(monkeypatch, driven(name, count))
-    found = gpu.nvlinks, gpu.nvlink_generation, gpu.nvlink_bytes_per_second, gpu.nvlink_ends
-    assert found == (count or None, generation, rate, {"switch": count} if count else {})
+    assert gpu.nvlink_ends == ({"switch": count} if count else {})
+    assert str(gpu_link([gpu, replace(gpu, uuid="another")])) == rate
 
 
 def test_pcie_rates_are_without_coding() -> None:
@@ -71,9 +71,6 @@ def joined(*ends: Mapping[str, int]) -> list[Gpu]:
             name="NVIDIA A100 80GB PCIe",
             uuid=address,
             pci_address=address,
-            nvlinks=sum(others.values()),
-            nvlink_bytes_per_second=sum(others.values()) * 25e9 or None,
-            nvlink_generation=3,
             nvlink_ends=others,
             pcie_generation=4,
             pcie_width=16,
@@ -108,7 +105,7 @@ def test_slowest_or_unknown_gpu_decides() -> None:
     first, second = joined({}, {})
     assert str(gpu_link([first, replace(second, pcie_width=8)])) == "15.75 GB/s (nominal, PCIe 4.0 x8)"
     assert gpu_link([first, replace(second, pcie_width=None)]) is None
-    gpus = [replace(gpu, nvlink_bytes_per_second=None) for gpu in joined({"switch": 4}, {"switch": 4})]
+    gpus = [replace(gpu, name="NVIDIA Unheard Of") for gpu in joined({"switch": 4}, {"switch": 4})]
     assert gpu_link(gpus) is None, "the rate of NVLink is not that of PCIe"
 
 

@@ -15,7 +15,7 @@ from ddpperf.machine import hardware
 from ddpperf.plugin.device_guard import Devices
 from ddpperf.plugin.measure_fixture import Measure, Measuring, clock_of
 from ddpperf.plugin.options.ab_sides import Sides
-from ddpperf.results.notes import warning
+from ddpperf.results.outcomes import warning
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec, EpochSpec, Spec, TrainingSpec
 from tests.canned import CannedSuite, pool_of

@@ -20,7 +20,7 @@ from ddpperf.plugin.cases import machine_reason
 from ddpperf.plugin.options import option_table
 from ddpperf.plugin.options.ab_sides import changed
 from ddpperf.plugin.options.options import GPU_INDUCTOR, Options, default_world_sizes, is_experiment
-from ddpperf.plugin.options.slow_checks import prepare
+from ddpperf.plugin.options.refused_options import prepare
 from ddpperf.specs import EpochSpec, TrainingSpec, from_json, to_json
 from perf import test_scaling
 from perf.test_batch_size import sweep
@@ -280,7 +280,6 @@ def test_wrong_option_is_refused_with_one_sentence(read: Read, line: str) -> Non
             "ERROR: two options write a.md, but",
         ),
         ("--verdict pytest.ini", "ERROR: --verdict replaces earlier verdicts only, got 'pytest.ini'; name"),
-        ("--against-env API_KEY=abc", "--against-env is gone; type --candidate API_KEY=***"),
     ],
 )
 def test_refused_run_ends_with_status_4(canned_suite: CannedSuite, line: str, sentence: str) -> None:

@@ -8,9 +8,14 @@ from collections.abc import Mapping
 
 import pytest
 
-from ddpperf.analysis.cost_models import counts, counts_by_link
-from ddpperf.analysis.library_cost_model import LibraryModel, Lines, choose_lines
-from ddpperf.analysis.logarithmic_fit import Undetermined
+from ddpperf.analysis.cost_models import (
+    LibraryModel,
+    Lines,
+    Undetermined,
+    choose_lines,
+    counts,
+    counts_by_link,
+)
 from ddpperf.analysis.projection import (
     DOUBLING_ERROR,
     NCCL_PAIR_BANDWIDTH,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 
 from ddpperf.errors import Refused
-from ddpperf.plugin.options.option_table import OLD_OPTIONS, OPTIONS
 from ddpperf.workers.interpreter import Side
 from tests.command_line import reader
 
@@ -108,11 +106,3 @@ REFUSALS = {
 def test_wrong_side_is_refused_with_one_sentence(read: Read, line: str) -> None:
     with pytest.raises((pytest.UsageError, Refused), match=REFUSALS[line]):
         read(line)
-
-
-@pytest.mark.parametrize("name", [name for name in OLD_OPTIONS if name not in OPTIONS])
-def test_old_option_says_what_to_type_now(read: Read, name: str) -> None:
-    for line, value in ((f"{name}=0.5", "0.5"), (f"{name} 0.5", "0.5"), (name, "VALUE")):
-        sentence = f"{name} is gone; {OLD_OPTIONS[name].replace('{}', value)}"
-        with pytest.raises(Refused, match=f"^{re.escape(sentence)}$"):
-            read(line)

@@ -7,7 +7,6 @@ generated from these declarations.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -240,23 +239,6 @@ GROUPS: dict[str, tuple[Option, ...]] = {
 }
 OPTIONS = {option.name: option for options in GROUPS.values() for option in options}
 
-# Options of the last release, and what to do now. "{}" stands for the old option's value.
-OLD_OPTIONS = {
-    name: instead
-    for names, instead in (
-        ("against against-root against-env against-spec", "type --candidate {}"),
-        ("baseline-root baseline-python", "type --base {}"),
-        ("slow-down", "type --spec delay_seconds={}, or --candidate delay_seconds={} in an A/B run"),
-        ("recipe", "name the test, as in perf/test_large_batch.py::test_remedies[ID]"),
-        ("confirm-seconds", "give the whole run its time with --max-seconds"),
-        ("gpu-hour-price plots", "type python -m ddpperf.report RUN.json --tables with it after the run"),
-        ("checkpoints traces link-bandwidth", "leave it out"),
-        ("node-latency node-bandwidth", "type --node-link SECONDS,GB/S"),
-        ("node-port node-key node-seconds hostfile", "name what starts ranks on other nodes with --launcher"),
-    )
-    for name in (f"--{word}" for word in names.split())
-}
-
 
 def add_options(parser: pytest.Parser) -> None:
     """Add ddpperf's command-line options to pytest, which keeps their texts for `read_options`."""
@@ -269,6 +251,3 @@ def add_options(parser: pytest.Parser) -> None:
                 group.addoption(option.name, metavar=option.metavar, action=action, help=text)
             else:
                 group.addoption(option.name, action="store_true", default=None, help=text)
-    group = parser.getgroup("ddpperf: options of the last release")
-    for name in OLD_OPTIONS:
-        group.addoption(name, nargs="?", const="VALUE", help=argparse.SUPPRESS)

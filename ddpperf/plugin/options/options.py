@@ -17,12 +17,11 @@ import pytest
 
 from ddpperf.data.cache import Data
 from ddpperf.errors import Refused
-from ddpperf.io.secret_values import shown_word
 from ddpperf.machine.hardware import Links
 from ddpperf.machine.network import Interface, find_interface
 from ddpperf.plugin.options.ab_sides import Sides, fitting
 from ddpperf.plugin.options.benchmark_options import check_root, slower_ratio
-from ddpperf.plugin.options.option_table import OLD_OPTIONS, OPTIONS, Value
+from ddpperf.plugin.options.option_table import OPTIONS, Value
 from ddpperf.results.samples import BASE, CANDIDATE
 from ddpperf.specs import EpochSpec, Execution, Input, Precision, RunSpec, TrainingSpec, is_custom_model
 from ddpperf.specs.training_step import SHARDED_STRATEGIES
@@ -52,7 +51,7 @@ class Options:
     executions: tuple[Execution, ...]  # the first one is used by every experiment
     spec_fields: Mapping[str, Value]  # that --spec sets, without delay_seconds
     data_source: str
-    data: Data  # of real images, only the name is known before `slow_checks.prepare`
+    data: Data  # of real images, only the name is known before `refused_options.prepare`
     requested_epoch_images: int | None
     delay_seconds: float  # an artificial delay of every step
     rounds: int
@@ -138,9 +137,6 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
 
     Raises Refused for wrong values. `check_combinations` and `prepare` make the other checks.
     """
-    for name, instead in OLD_OPTIONS.items():
-        if (text := config.getoption(name)) is not None:
-            raise Refused(f"{name} is gone; {instead.replace('{}', shown_word(text))}")
     given: dict[str, Any] = {}
     for name, option in OPTIONS.items():
         if (text := config.getoption(name)) not in (None, []):

@@ -40,7 +40,9 @@ def report_tables(document: Mapping[str, Any]) -> str:
     for question in read_questions():
         if found := question.answered_by(cases):
             answering |= {row.case.test for row in found}
-            sentence = wrapped(question.sentence([row.case for row in found]), WIDTH, indent=0)
+            about = question.sentence
+            text = question.text if about is None else about([row.case for row in found])
+            sentence = wrapped(text, WIDTH, indent=0)
             parts += [f"## {question.title}", "", *grid_lines(found, question, numbers)]
             parts += [*sentence, ""] if any(sentence) else []
         else:

@@ -9,7 +9,7 @@ from functools import partial
 from statistics import median
 
 from ddpperf.analysis.batch_size import LEAST_FRACTION
-from ddpperf.analysis.cost_models import REPORT_FORMULAS, ReportFormula
+from ddpperf.analysis.cost_models import REPORT_FORMULAS
 from ddpperf.analysis.scaling import (
     PREDICTED_DEVICES,
     amdahl_speedup,
@@ -27,6 +27,7 @@ from ddpperf.specs import PARTS, AllReduceSpec, RunSpec, TrainingSpec
 
 Value = float | str  # a string is printed as it is
 Texts = dict[str, str]  # by the headings of columns, or by the names of properties
+ENDS = ("mean", "peak")  # of a quantity
 OF_IMAGES = re.compile(r"\w*(accuracy|loss)\w*")  # means nothing for synthetic images
 
 
@@ -49,10 +50,6 @@ def has_other_rate(case: Case) -> bool:
 
 def has_other_remedy(case: Case) -> bool:
     return "as it is" in case.recipe or not has_other_rate(case)
-
-
-def has_nodes(case: Case) -> bool:
-    return "between_bytes_per_second" in case.metrics
 
 
 def is_synthetic(case: Case) -> bool:
@@ -82,9 +79,6 @@ def text_of(case: Case, name: str, *, per_epoch: bool = False) -> str:
     texts = [form(scale * value) for value in values if value is not None]
     ends = case.interval(name)
     return " / ".join(texts) + (f" ({' to '.join(form(scale * end) for end in ends)})" if ends else "")
-
-
-ENDS = ("mean", "peak")
 
 
 # --- what is computed from metrics
@@ -125,34 +119,23 @@ def _training_time(case: Case) -> Value:
     return spec.images / _stored(case, "images_per_second") if isinstance(spec, RunSpec) else ""
 
 
-def _ddp_step(case: Case) -> float:
-    """Return the seconds of a DDP step with the same execution and memory format."""
-    return median(case.references["ddp"].median_step_seconds().values())
-
-
-def _over_ddp(case: Case) -> str:
-    """Return DataParallel's communication over DDP's; older runs divided by the time of a rank that waits."""
-    known, over = case.value("ddp_comm_without_waiting_seconds"), case.value("comm_over_ddp")
-    return units.factor(over) if known and over else ""
-
-
 def _sending(case: Case) -> float:
     """Return the seconds of communication of the rank that waits least; DataParallel has one process."""
     return case.value("comm_without_waiting_seconds") or _stored(case, "traced_comm_seconds")
 
 
-def _sent_at(case: Case, formula: ReportFormula) -> float:
+def _sent_at(case: Case, formula: str) -> float:
     """Return the bandwidth of the gradients by a formula; busbw is that of the first formula."""
     N, busbw = case.measured.spec.world_size, _stored(case, "gradient_busbw_bytes_per_second")
-    return busbw * formula.seconds(N, 1.0, 1.0) / REPORT_FORMULAS[0].seconds(N, 1.0, 1.0)
+    return busbw * REPORT_FORMULAS[formula](N, 1.0, 1.0) / REPORT_FORMULAS["2 (N-1) S / N"](N, 1.0, 1.0)
 
 
-def _predicted(case: Case, formula: ReportFormula) -> str:
+def _predicted(case: Case, formula: str) -> str:
     """Return the time of an all_reduce by a formula, and this time over the measured one."""
     spec, link = case.measured.spec, case.link_bytes_per_second
     if not isinstance(spec, AllReduceSpec) or not link:
         return ""
-    seconds = formula.seconds(spec.world_size, spec.nbytes, link)
+    seconds = REPORT_FORMULAS[formula](spec.world_size, spec.nbytes, link)
     return f"{units.seconds(seconds)} ({units.factor(seconds / case.seconds)})"
 
 
@@ -171,7 +154,7 @@ def _accuracy_after(case: Case, epoch: int) -> Value:
 
 COMPUTED: Mapping[str, tuple[Callable[[Case], Value], Callable[[float], str]]] = {
     "time": (lambda case: case.seconds, units.seconds),
-    "ddp_step": (_ddp_step, units.seconds),
+    "ddp_step": (lambda case: median(case.references["ddp"].median_step_seconds().values()), units.seconds),
     "seeds": (lambda case: str(len(case.seeds)), str),
     "training_time": (_training_time, units.seconds),
     "whole_step": (lambda case: case.step_seconds, units.seconds),
@@ -184,12 +167,11 @@ COMPUTED: Mapping[str, tuple[Callable[[Case], Value], Callable[[float], str]]] =
     "price": (lambda case: _price(case, "device"), units.money),
     "extra_price": (lambda case: _price(case, "extra_device"), units.money),
     "price_of_saved_hour": (_price_of_saved_hour, units.money),
-    "over_ddp": (_over_ddp, str),
     "sending": (_sending, units.seconds),
     "fraction_of_step": (lambda case: _sending(case) / case.seconds, units.percent),
     **{f"epoch {epoch}": (partial(_accuracy_after, epoch=epoch), units.percent) for epoch in (1, 2)},
-    **{f"sent by {by.formula}": (partial(_sent_at, formula=by), units.bandwidth) for by in REPORT_FORMULAS},
-    **{f"time by {by.formula}": (partial(_predicted, formula=by), str) for by in REPORT_FORMULAS},
+    **{f"sent by {by}": (partial(_sent_at, formula=by), units.bandwidth) for by in REPORT_FORMULAS},
+    **{f"time by {by}": (partial(_predicted, formula=by), str) for by in REPORT_FORMULAS},
     **{kind: (partial(_messages, kind=kind), str) for kind in MESSAGE_KINDS},
 }
 
@@ -335,27 +317,12 @@ def projected(case: Case) -> Rows:
 EFFICIENCY_LIMITS = (0.8, 0.5)
 
 
-def about_speedup(cases: Sequence[Case]) -> str:
-    return (
-        "t(1) of a speedup is that of the slowest device, measured in the same processes. It may differ from "
-        "the row of one device."
-    )
-
-
 def about_workers(cases: Sequence[Case]) -> str:
     (case, *_) = cases
     limit, enough = f"{LEAST_FRACTION:.0%} of an epoch", case.value("enough_workers")
     if enough is None:
         return f"No number of workers makes loading take less than {limit}."
     return f"With {units.counted(int(enough), 'worker')}, loading takes less than {limit}."
-
-
-def about_formulas(cases: Sequence[Case]) -> str:
-    return (
-        "Predicted over measured is in parentheses; for 2 (N-1) S / N it is the link utilization. 2 (N-1) S "
-        "adds up the times of links that send at the same time. No formula includes latency, so all times "
-        "are too short for small buffers."
-    )
 
 
 def about_messages(cases: Sequence[Case]) -> str:

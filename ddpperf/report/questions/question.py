@@ -34,7 +34,8 @@ class Question:
     per_epoch: bool = False
     chosen: Callable[[Case], bool] = lambda case: True
     rows_of: Callable[[Case], figures.Rows] | None = None
-    sentence: Callable[[Sequence[Case]], str] = lambda cases: ""
+    text: str = ""
+    sentence: Callable[[Sequence[Case]], str] | None = None
 
     @property
     def command(self) -> str:
