@@ -77,9 +77,8 @@ def explain(
     chosen = sorted(filter(lambda one: one.traceable, slower), key=lambda one: one.spec.compiled)
     for number, one in enumerate(chosen[:MOST_TRACED]):
         left = end - time.monotonic()
-        most_sets = 1 if one.spec.compiled else 0  # they compile one by one, 20 s each
-        if left < _least_seconds(one, device, len(pool.sides)):
-            most_sets = 1
+        # One set a side if steps are long, or compiled: sets compile one by one, 20 s each.
+        most_sets = int(one.spec.compiled or left < _least_seconds(one, device, len(pool.sides)))
         if left < _least_seconds(one, device, 2 if most_sets else len(pool.sides)):
             problem = f"there is no time to trace steps of {units.seconds(one.seconds)}"
             found.append({"tests": [*one.tests], "problem": problem})
