@@ -335,6 +335,9 @@ def test_heading_says_if_rows_do_not_explain_the_change() -> None:
 def test_what_could_not_be_traced_is_one_sentence() -> None:
     problem = {"tests": ["perf/test_it.py::test_b[1]"], "problem": "the base's code is too old"}
     assert text_of(problem) == "test_b[1]: not shown, because the base's code is too old"
+    shown = text_of(problem, why_of(BASE, BASE | {MUL: (0.01, 60)})).splitlines()
+    assert shown[0].startswith("test_a[2]: a step takes +"), "all rows of the first one that was traced"
+    assert shown[-1] == text_of(problem)
 
 
 def test_page_has_all_rows_below_the_sum_of_their_kind() -> None:
