@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import mean, variance
 from typing import Any
 
@@ -68,7 +68,6 @@ class Changes:
     whole: Difference
     rows: Sequence[tuple[Path, Difference, bool]]
     per_event: float = 0.0
-    problems: Sequence[str] = field(default=())
 
     @property
     def unexplained(self) -> float:

@@ -77,9 +77,8 @@ def explain(
     chosen = sorted(filter(lambda one: one.traceable, slower), key=lambda one: one.spec.compiled)
     for number, one in enumerate(chosen[:MOST_TRACED]):
         left = end - time.monotonic()
-        most_sets = 1 if one.spec.compiled else 0  # they compile one by one, 20 s each
-        if left < _least_seconds(one, device, len(pool.sides)):
-            most_sets = 1
+        # One set a side if steps are long, or compiled: sets compile one by one, 20 s each.
+        most_sets = int(one.spec.compiled or left < _least_seconds(one, device, len(pool.sides)))
         if left < _least_seconds(one, device, 2 if most_sets else len(pool.sides)):
             problem = f"there is no time to trace steps of {units.seconds(one.seconds)}"
             found.append({"tests": [*one.tests], "problem": problem})
@@ -118,7 +117,7 @@ def _traced(pool: Pool, one: Slower, folder: Path, seconds: float, most_sets: in
 
     most_sets: of each side; 0 for all of them.
     """
-    device = pool.options.device
+    device = "cpu" if one.spec.on_cpu else pool.options.device
     with TracingSets(pool, one.spec, one.candidate, folder, one.tests[0], most_sets) as tracing:
         most = seconds / MOST_TRACED - OPENING_SECONDS[device]
         fitting = [
@@ -138,14 +137,16 @@ def _traced(pool: Pool, one: Slower, folder: Path, seconds: float, most_sets: in
             for live in tracing.sets if number % 2 == 0 else tracing.sets[::-1]:
                 timed[live.name].append(tracing.do(live, "time", steps))
                 files[live.name].append(tracing.do(live, "trace", steps))
-        rank = _least_waiting(files[tracing.sides[CANDIDATE].name][0])
+        rank = _least_waiting(files[tracing.sides[CANDIDATE].name][0], device)
         sets = [
             TracedSet(
                 side=live.side.name,
                 first=first[live.name][rank]["seconds"],
                 page_faults=first[live.name][rank]["page_faults"],
                 seconds=[each for answers in timed[live.name] for each in answers[rank]["seconds"]],
-                steps=[step for answers in files[live.name] for step in _steps(answers[rank]["file"])],
+                steps=[
+                    step for answers in files[live.name] for step in _steps(answers[rank]["file"], device)
+                ],
             )
             for live in tracing.sets
         ]
@@ -175,17 +176,20 @@ def _events(file: str) -> list[dict[str, Any]]:
     return events
 
 
-def _steps(file: str) -> list[sweep.Rows]:
-    if not (steps := sweep.steps_of(_events(file))):
+def _steps(file: str, device: str) -> list[sweep.Rows]:
+    events = _events(file)
+    saw_device = device == "cpu" or any(event.get("cat") == "gpu_memcpy" for event in events)
+    if not (saw_device and (steps := sweep.steps_of(events))):
         raise ValueError("a trace has no marks of its steps; torch's profiler saw nothing (CUPTI in use?)")
     return steps
 
 
-def _least_waiting(answers: Answers) -> int:
+def _least_waiting(answers: Answers, device: str) -> int:
     """Return the rank whose traced steps wait least for others: it is the one that makes them wait."""
     if len(answers) == 1:
         return next(iter(answers))
-    waits = {rank: mean(map(sweep.waiting, _steps(answer["file"]))) for rank, answer in answers.items()}
+    steps = {rank: _steps(answer["file"], device) for rank, answer in answers.items()}
+    waits = {rank: mean(map(sweep.waiting, of_rank)) for rank, of_rank in steps.items()}
     return min(waits, key=lambda rank: waits[rank])
 
 

@@ -69,7 +69,8 @@ def name(path: Sequence[str]) -> str:
 def why_lines(header: Mapping[str, Any]) -> list[str]:
     """Return sentences on why measurements got slower: rows of the first one, one row of each other."""
     lines: list[str] = []
-    for number, why in enumerate(header.get("judged", {}).get("why", ())):
+    found = sorted(header.get("judged", {}).get("why", ()), key=lambda why: bool(why.get("problem")))
+    for number, why in enumerate(found):
         test = why["tests"][0].rpartition("::")[2]
         if why.get("problem"):
             lines.append(harmless(f"{test}: not shown, because {why['problem']}"))

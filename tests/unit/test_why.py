@@ -190,7 +190,7 @@ def test_only_a_failed_process_set_ends_tracing(monkeypatch: pytest.MonkeyPatch,
     assert [*(tmp_path / "traces").iterdir()] == [], "an empty folder would count as traces of a run"
 
 
-def test_rows_stay_if_the_trace_with_python_functions_is_too_large(
+def test_rows_need_the_device_but_no_trace_with_python_functions(
     monkeypatch: pytest.MonkeyPatch, tmp_path: FilePath
 ) -> None:
     class Tracing:
@@ -220,6 +220,9 @@ def test_rows_stay_if_the_trace_with_python_functions_is_too_large(
     monkeypatch.setattr(explain, "TracingSets", Tracing)
     one = explain.Slower(tests=["0"], spec=SPEC, candidate=SPEC, seconds=0.01)
     (found,) = explain.explain(POOL, [one], tmp_path / "traces" / "now", lambda stage: None)
+    on_gpu: Any = SimpleNamespace(options=SimpleNamespace(device="cuda"), sides=POOL.sides)
+    (unseen,) = explain.explain(on_gpu, [one], tmp_path / "traces" / "now", lambda stage: None)
+    assert "CUPTI in use?" in unseen["problem"], "a trace of the CPU alone says nothing of a GPU's step"
     assert rows_of(found) == ["CPU time between operators: +10.00 ms (± 1.500 ms)"]
 
 
@@ -332,6 +335,9 @@ def test_heading_says_if_rows_do_not_explain_the_change() -> None:
 def test_what_could_not_be_traced_is_one_sentence() -> None:
     problem = {"tests": ["perf/test_it.py::test_b[1]"], "problem": "the base's code is too old"}
     assert text_of(problem) == "test_b[1]: not shown, because the base's code is too old"
+    shown = text_of(problem, why_of(BASE, BASE | {MUL: (0.01, 60)})).splitlines()
+    assert shown[0].startswith("test_a[2]: a step takes +"), "all rows of the first one that was traced"
+    assert shown[-1] == text_of(problem)
 
 
 def test_page_has_all_rows_below_the_sum_of_their_kind() -> None:
