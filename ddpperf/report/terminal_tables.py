@@ -21,7 +21,7 @@ def table_lines(table: Table, width: int, *, notes: bool) -> list[str]:
     """
     marks = tuple(f"!{','.join(map(str, numbers))}" if numbers else "" for numbers in table.marks)
     if len(table.tests) == 1:
-        return _single_row(table, marks[0], width) + _below(table, width, notes=notes)
+        return _row_by_row(table, width, notes=notes)
     last = (Column(heading="", cells=marks, is_text=True),) if any(marks) else ()
     properties: Sequence[Column] = table.properties
     common = [*table.common]
@@ -64,15 +64,8 @@ def _below(table: Table, width: int, *, notes: bool) -> list[str]:
     return [line for text in below for line in wrapped(text, width, first="  ", indent=4)]
 
 
-def _single_row(table: Table, mark: str, width: int) -> list[str]:
-    """Return the lines of a table with one row: its title, and each figure behind its heading."""
-    title = GAP.join(filter(None, (table.title.upper(), ", ".join(table.common))))
-    figures = _figures_of_row((*table.properties, *table.figures), 0)
-    return [*wrapped(title, width), *wrapped(f"{figures} {mark}".rstrip(), width, first="  ")]
-
-
 def _row_by_row(table: Table, width: int, *, notes: bool) -> list[str]:
-    """Return the lines of a table on a narrow terminal: for each row what it is, and its figures."""
+    """Return a table as a line for each row: what it is if there are several, and its figures."""
     lines = wrapped(GAP.join(filter(None, (table.title.upper(), ", ".join(table.common)))), width)
     for row, marks in enumerate(table.marks):
         cells = [
@@ -81,8 +74,9 @@ def _row_by_row(table: Table, width: int, *, notes: bool) -> list[str]:
             if column.cells[row] != "-"
         ]
         mark = f" !{','.join(map(str, marks))}" if marks else ""
+        what = f"{', '.join(cells)}: " if cells else ""
         figures = _figures_of_row(table.figures, row)
-        lines += wrapped(f"{', '.join(cells)}: {figures}{mark}", width, first="  ", indent=4)
+        lines += wrapped(f"{what}{figures}{mark}", width, first="  ", indent=4 if cells else 2)
     return lines + _below(table, width, notes=notes)
 
 
