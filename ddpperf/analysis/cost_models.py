@@ -363,28 +363,9 @@ def _line(points: tuple[tuple[int, float], ...]) -> LogFit:
 
 # --- the formulas in course reports
 
-
-class ReportFormula(NamedTuple):
-    """An all-reduce formula from course reports: N ranks, S bytes per rank and B bytes per second.
-
-    `seconds` returns its value for N, S and B; a value in bytes is divided by B.
-    """
-
-    formula: str
-    seconds: Callable[[int, float, float], float]
-
-
-REPORT_FORMULAS = (
-    ReportFormula(
-        "2 (N-1) S / N",
-        lambda N, S, B: 2 * (N - 1) * S / N / B,
-    ),
-    ReportFormula(
-        "(S / B) log2 N",
-        lambda N, S, B: S / B * math.log2(N),
-    ),
-    ReportFormula(
-        "2 (N-1) S",
-        lambda N, S, B: 2 * (N - 1) * S / B,
-    ),
-)
+# From N ranks, S bytes per rank and B bytes per second to seconds; a formula for bytes is divided by B
+REPORT_FORMULAS: dict[str, Callable[[int, float, float], float]] = {
+    "2 (N-1) S / N": lambda N, S, B: 2 * (N - 1) * S / N / B,
+    "(S / B) log2 N": lambda N, S, B: S / B * math.log2(N),
+    "2 (N-1) S": lambda N, S, B: 2 * (N - 1) * S / B,
+}

@@ -234,7 +234,7 @@ def test_held_out_error_is_that_of_new_sizes(runs: int, tolerance: float) -> Non
 
 def test_report_formulas_are_what_they_describe() -> None:
     N, S, B = 4, 8e6, 1e9
-    seconds = [report.seconds(N, S, B) for report in REPORT_FORMULAS]
+    seconds = [formula(N, S, B) for formula in REPORT_FORMULAS.values()]
     volume, doubling, aggregate = seconds[0] * B, seconds[1], seconds[2] * B
     assert volume == pytest.approx(counts("ring", N).volume * S)
     assert doubling == pytest.approx(counts("recursive_doubling", N).volume * S / B)

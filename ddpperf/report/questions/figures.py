@@ -9,7 +9,7 @@ from functools import partial
 from statistics import median
 
 from ddpperf.analysis.batch_size import LEAST_FRACTION
-from ddpperf.analysis.cost_models import REPORT_FORMULAS, ReportFormula
+from ddpperf.analysis.cost_models import REPORT_FORMULAS
 from ddpperf.analysis.scaling import (
     PREDICTED_DEVICES,
     amdahl_speedup,
@@ -27,6 +27,7 @@ from ddpperf.specs import PARTS, AllReduceSpec, RunSpec, TrainingSpec
 
 Value = float | str  # a string is printed as it is
 Texts = dict[str, str]  # by the headings of columns, or by the names of properties
+ENDS = ("mean", "peak")  # of a quantity
 OF_IMAGES = re.compile(r"\w*(accuracy|loss)\w*")  # means nothing for synthetic images
 
 
@@ -80,9 +81,6 @@ def text_of(case: Case, name: str, *, per_epoch: bool = False) -> str:
     return " / ".join(texts) + (f" ({' to '.join(form(scale * end) for end in ends)})" if ends else "")
 
 
-ENDS = ("mean", "peak")
-
-
 # --- what is computed from metrics
 
 
@@ -121,28 +119,23 @@ def _training_time(case: Case) -> Value:
     return spec.images / _stored(case, "images_per_second") if isinstance(spec, RunSpec) else ""
 
 
-def _ddp_step(case: Case) -> float:
-    """Return the seconds of a DDP step with the same execution and memory format."""
-    return median(case.references["ddp"].median_step_seconds().values())
-
-
 def _sending(case: Case) -> float:
     """Return the seconds of communication of the rank that waits least; DataParallel has one process."""
     return case.value("comm_without_waiting_seconds") or _stored(case, "traced_comm_seconds")
 
 
-def _sent_at(case: Case, formula: ReportFormula) -> float:
+def _sent_at(case: Case, formula: str) -> float:
     """Return the bandwidth of the gradients by a formula; busbw is that of the first formula."""
     N, busbw = case.measured.spec.world_size, _stored(case, "gradient_busbw_bytes_per_second")
-    return busbw * formula.seconds(N, 1.0, 1.0) / REPORT_FORMULAS[0].seconds(N, 1.0, 1.0)
+    return busbw * REPORT_FORMULAS[formula](N, 1.0, 1.0) / REPORT_FORMULAS["2 (N-1) S / N"](N, 1.0, 1.0)
 
 
-def _predicted(case: Case, formula: ReportFormula) -> str:
+def _predicted(case: Case, formula: str) -> str:
     """Return the time of an all_reduce by a formula, and this time over the measured one."""
     spec, link = case.measured.spec, case.link_bytes_per_second
     if not isinstance(spec, AllReduceSpec) or not link:
         return ""
-    seconds = formula.seconds(spec.world_size, spec.nbytes, link)
+    seconds = REPORT_FORMULAS[formula](spec.world_size, spec.nbytes, link)
     return f"{units.seconds(seconds)} ({units.factor(seconds / case.seconds)})"
 
 
@@ -161,7 +154,7 @@ def _accuracy_after(case: Case, epoch: int) -> Value:
 
 COMPUTED: Mapping[str, tuple[Callable[[Case], Value], Callable[[float], str]]] = {
     "time": (lambda case: case.seconds, units.seconds),
-    "ddp_step": (_ddp_step, units.seconds),
+    "ddp_step": (lambda case: median(case.references["ddp"].median_step_seconds().values()), units.seconds),
     "seeds": (lambda case: str(len(case.seeds)), str),
     "training_time": (_training_time, units.seconds),
     "whole_step": (lambda case: case.step_seconds, units.seconds),
@@ -177,8 +170,8 @@ COMPUTED: Mapping[str, tuple[Callable[[Case], Value], Callable[[float], str]]] =
     "sending": (_sending, units.seconds),
     "fraction_of_step": (lambda case: _sending(case) / case.seconds, units.percent),
     **{f"epoch {epoch}": (partial(_accuracy_after, epoch=epoch), units.percent) for epoch in (1, 2)},
-    **{f"sent by {by.formula}": (partial(_sent_at, formula=by), units.bandwidth) for by in REPORT_FORMULAS},
-    **{f"time by {by.formula}": (partial(_predicted, formula=by), str) for by in REPORT_FORMULAS},
+    **{f"sent by {by}": (partial(_sent_at, formula=by), units.bandwidth) for by in REPORT_FORMULAS},
+    **{f"time by {by}": (partial(_predicted, formula=by), str) for by in REPORT_FORMULAS},
     **{kind: (partial(_messages, kind=kind), str) for kind in MESSAGE_KINDS},
 }
 
