@@ -13,7 +13,7 @@ import pytest
 
 from ddpperf.plugin.cases import Case
 from ddpperf.plugin.options.options import Options, read_options
-from ddpperf.plugin.options.refused_combinations import check_combinations
+from ddpperf.plugin.options.refused_options import check_combinations
 from ddpperf.specs import Spec
 
 Read = Callable[..., Options]  # of arguments as typed, and gpus=N

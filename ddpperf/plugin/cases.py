@@ -16,7 +16,7 @@ from ddpperf.machine.compiler import compiler_problem, compiler_reason
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.options.ab_sides import changed
 from ddpperf.plugin.options.options import Options
-from ddpperf.plugin.options.slow_checks import lacking_side
+from ddpperf.plugin.options.refused_options import lacking_side
 from ddpperf.specs import AllReduceSpec, RunSpec, Spec, TrainingSpec
 from ddpperf.specs.labels import UNNAMED, labels, training_labels
 from ddpperf.specs.training_step import gpu_reason

@@ -32,8 +32,7 @@ from ddpperf.plugin.measure_fixture import Measure, Measuring
 from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.plugin.options.benchmark_options import project_root
 from ddpperf.plugin.options.options import Options, read_options
-from ddpperf.plugin.options.refused_combinations import check_combinations
-from ddpperf.plugin.options.slow_checks import check_sides, prepare
+from ddpperf.plugin.options.refused_options import check_combinations, check_sides, prepare
 from ddpperf.plugin.progress import ProgressLine
 from ddpperf.results.outcomes import Reason
 from ddpperf.results.samples import Measured

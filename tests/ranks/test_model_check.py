@@ -18,7 +18,7 @@ import torch
 
 from ddpperf.data.cache import Data
 from ddpperf.errors import Refused
-from ddpperf.plugin.options.slow_checks import MODEL_SECONDS, check_model
+from ddpperf.plugin.options.refused_options import MODEL_SECONDS, check_model
 from ddpperf.specs import FUNCTIONS_VARIABLE, Precision, TrainingSpec
 from ddpperf.specs.custom import TRAINED
 from ddpperf.training.check_model import check
@@ -196,7 +196,7 @@ def test_model_is_checked_with_the_runs_images(
         check(name, int(batch_size), device, cast(Precision, precision), **fields)
         return CompletedProcess(command, 0, TRAINED, "")
 
-    monkeypatch.setattr("ddpperf.plugin.options.slow_checks.run_child", run_child)
+    monkeypatch.setattr("ddpperf.plugin.options.refused_options.run_child", run_child)
     check_model(dataclasses.replace(read("torchvision:alexnet"), data=data))
 
 
@@ -231,7 +231,7 @@ def test_failed_check_is_refused_with_one_sentence(
             raise subprocess.TimeoutExpired(command, MODEL_SECONDS)
         return ended
 
-    monkeypatch.setattr("ddpperf.plugin.options.slow_checks.run_child", run_child)
+    monkeypatch.setattr("ddpperf.plugin.options.refused_options.run_child", run_child)
     with pytest.raises(Refused, match=f"^{re.escape(sentence)}"):
         check_model(read("own_models:good"))
 

@@ -16,7 +16,7 @@ import pytest
 
 from ddpperf.errors import Refused
 from ddpperf.plugin.options.ab_sides import Sides
-from ddpperf.plugin.options.slow_checks import check_sides, lacking_side
+from ddpperf.plugin.options.refused_options import check_sides, lacking_side
 from ddpperf.workers import interpreter as probing_module
 from ddpperf.workers.interpreter import Side, check_side
 from tests.command_line import reader

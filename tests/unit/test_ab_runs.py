@@ -34,7 +34,7 @@ WITH_BF16 = ("--candidate", "comm_hook=bf16")
 def project(canned_suite: CannedSuite, monkeypatch: pytest.MonkeyPatch) -> CannedSuite:
     """Return a project whose runs take place in this process, and whose sides need no trial."""
     found = Found(python="", torch="2.11.0", torchvision=True)
-    monkeypatch.setattr("ddpperf.plugin.options.slow_checks.check_side", lambda *_: found)
+    monkeypatch.setattr("ddpperf.plugin.options.refused_options.check_side", lambda *_: found)
     canned_suite.experiment.write_text(STEP)
     (canned_suite.root / "perf" / "thresholds.toml").write_text(SETTINGS)
     (canned_suite.root / "other").mkdir()
@@ -188,7 +188,7 @@ def test_tests_of_what_a_side_lacks_are_skipped(
         tried.append(functions)
         return Found(python="", torch="2.11.0", torchvision=False)
 
-    monkeypatch.setattr("ddpperf.plugin.options.slow_checks.check_side", check)
+    monkeypatch.setattr("ddpperf.plugin.options.refused_options.check_side", check)
     (project.root / "new.py").touch()
     project.experiment.write_text(LACKED)
     project.canned.seconds = lambda spec, name: 0.01

@@ -20,7 +20,7 @@ from ddpperf.plugin.cases import machine_reason
 from ddpperf.plugin.options import option_table
 from ddpperf.plugin.options.ab_sides import changed
 from ddpperf.plugin.options.options import GPU_INDUCTOR, Options, default_world_sizes, is_experiment
-from ddpperf.plugin.options.slow_checks import prepare
+from ddpperf.plugin.options.refused_options import prepare
 from ddpperf.specs import EpochSpec, TrainingSpec, from_json, to_json
 from perf import test_scaling
 from perf.test_batch_size import sweep

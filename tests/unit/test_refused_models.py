@@ -32,7 +32,7 @@ def project(canned_suite: CannedSuite, monkeypatch: pytest.MonkeyPatch) -> Canne
     """Return a project with four tests, of which two train by FSDP, and with a model of its own."""
     found = Found(python="", torch="2.11.0", torchvision=True)
     for name in ("check_model", "check_side"):
-        monkeypatch.setattr(f"ddpperf.plugin.options.slow_checks.{name}", lambda *_: found)
+        monkeypatch.setattr(f"ddpperf.plugin.options.refused_options.{name}", lambda *_: found)
     canned_suite.experiment.write_text(CASES)
     (canned_suite.root / "mine.py").write_text("")
     return canned_suite

@@ -51,7 +51,7 @@ class Options:
     executions: tuple[Execution, ...]  # the first one is used by every experiment
     spec_fields: Mapping[str, Value]  # that --spec sets, without delay_seconds
     data_source: str
-    data: Data  # of real images, only the name is known before `slow_checks.prepare`
+    data: Data  # of real images, only the name is known before `refused_options.prepare`
     requested_epoch_images: int | None
     delay_seconds: float  # an artificial delay of every step
     rounds: int
