@@ -175,11 +175,8 @@ def _with_kind_of_batch(case: Case) -> dict[str, str]:
 def _times(cases: Sequence[Case]) -> list[Column]:
     if not any(case.experiment.timed for case in cases):
         return []
-    seconds = [case.seconds for case in cases]
-    heading, unit, text = column_format("time", seconds, "s")
     works = {case.timed_work for case in cases}
-    heading = works.pop() if len(works) == 1 else heading
-    times = Column(heading=heading, unit=unit, cells=tuple(map(text, seconds)))
+    times = _seconds(works.pop() if len(works) == 1 else "time", [case.seconds for case in cases])
     spreads = tuple("-" if (found := spread(case.measured)) is None else f"{found:.0%}" for case in cases)
     return [times] if set(spreads) == {"-"} else [times, Column(heading="IQR", cells=spreads)]
 
