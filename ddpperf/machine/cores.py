@@ -130,7 +130,7 @@ class Pinning:
         """
         busy_ranks = max(map(len, spec.turns(spec.world_size)))
         ranks_here = min(busy_ranks, most_ranks or busy_ranks)
-        processes = spec.busy_processes // busy_ranks * ranks_here
+        processes = ranks_here * (1 + getattr(spec, "loader_workers", 0))
         pinned = self.ranks is not None and ranks_here <= len(self.ranks)
         cores = ranks_here * len(self.ranks[0]) if self.ranks and pinned else self._core_count
         return [f"{processes} processes share {cores} cores"] if processes > cores else []

@@ -176,11 +176,6 @@ class Spec:
         """Return whether torch.compile compiles a part of a measured step."""
         return "compile" in self.execution
 
-    @property
-    def busy_processes(self) -> int:
-        """Return how many ranks and DataLoader workers are busy at the same time."""
-        return max(map(len, self.turns(self.world_size))) * (1 + getattr(self, "loader_workers", 0))
-
     def turns(self, size: int) -> list[list[int]]:
         """Return the groups of ranks that measure together, in the order in which they take turns.
 
