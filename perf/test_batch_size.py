@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddpperf.analysis.batch_size import LEAST_FRACTION, enough_workers, largest_that_fits, loading_fraction
+from ddpperf.analysis.batch_size import LEAST_FRACTION, enough_workers, largest_that_fits
 from ddpperf.plugin.cases import Case, case, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
@@ -153,4 +153,5 @@ def without_loading(spec: EpochSpec) -> EpochSpec:
 
 def loading_fractions(loaded: Measured, without: Measured) -> dict[str, float]:
     """Return the fraction of the epoch time that loading images takes, for each process set."""
-    return per_set(loading_fraction, loaded.median_step_seconds(), without.median_step_seconds())
+    seconds = loaded.median_step_seconds(), without.median_step_seconds()
+    return per_set(lambda with_loading, without: 1 - without / with_loading, *seconds)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ddpperf.analysis.batch_size import LEAST_FRACTION
-from ddpperf.analysis.gpu_data_sheets import mfu, peak_flops_per_second
+from ddpperf.analysis.gpu_data_sheets import peak_flops_per_second
 from ddpperf.analysis.scaling import part_speedups
 from ddpperf.plugin.cases import Case, case, size_id
 from ddpperf.plugin.measure_fixture import Measure
@@ -59,8 +59,8 @@ def test_step_breakdown(measure: Measure, spec: TrainingSpec) -> None:
     if bound := step.launch_bound():
         measure.metric("gpu_busy_fraction", per_set(lambda ratio: min(1.0, 1 / ratio), bound))
     if peak := peak_flops_per_second(measure.machine.gpu, spec.precision):
-        used = per_set(lambda flops, t: mfu(flops, t, peak), parts.counter("flops"), seconds)
-        measure.metric("mfu", used)
+        # The fraction of the peak that forward and backward pass need (PaLM, 2022, appendix B)
+        measure.metric("mfu", per_set(lambda flops, t: flops / (t * peak), parts.counter("flops"), seconds))
     if spec.world_size > 1 and spec.strategy == "ddp":
         alone = measure.reference("no_sync", spec.no_sync())
         # No rank of these steps waits for another, so a straggler's step is longer than the others'.

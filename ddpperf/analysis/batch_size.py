@@ -1,4 +1,4 @@
-"""The largest batch size that fits into memory, and the time that training waits for images."""
+"""The largest batch size that fits into memory, and the workers that load images fast enough."""
 
 from __future__ import annotations
 
@@ -29,14 +29,6 @@ def largest_that_fits(fits: Callable[[int], bool], first: int) -> int:
         else:
             high = middle
     return low
-
-
-def loading_fraction(with_loading: float, without: float) -> float:
-    """Return the fraction of an epoch spent waiting for images, 1 - without / with_loading.
-
-    The result is below 0 where noise exceeds the cost of loading.
-    """
-    return 1 - without / with_loading
 
 
 def enough_workers(fractions: Mapping[int, float]) -> int | None:

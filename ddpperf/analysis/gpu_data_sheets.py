@@ -1,4 +1,4 @@
-"""What data sheets say of GPUs: peak FLOP/s and NVLinks, and the fraction of the peak that a step uses."""
+"""What data sheets say of GPUs: peak FLOP/s and NVLinks."""
 
 from __future__ import annotations
 
@@ -40,15 +40,6 @@ NVLINKS = {
 def peak_flops_per_second(gpu: str | None, precision: str) -> float | None:
     """Return the peak FLOP/s of a GPU, by its name in the driver; None for an unknown GPU."""
     return PEAK_FLOPS_PER_SECOND.get(gpu or "", {}).get(precision)
-
-
-def mfu(flops: float, step_seconds: float, peak_flops_per_second: float) -> float:
-    """Return the model FLOPs utilization, flops / (step_seconds * peak_flops_per_second).
-
-    This is the fraction of the device's peak that a step's forward and backward pass need
-    (Chowdhery et al., PaLM, 2022, appendix B).
-    """
-    return flops / (step_seconds * peak_flops_per_second)
 
 
 def nvlink(name: str) -> tuple[int | None, float | None]:

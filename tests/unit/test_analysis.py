@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddpperf.analysis.bandwidth import algbw, all_reduce_busbw, collective_busbw
-from ddpperf.analysis.gpu_data_sheets import PEAK_FLOPS_PER_SECOND, mfu, peak_flops_per_second
+from ddpperf.analysis.gpu_data_sheets import PEAK_FLOPS_PER_SECOND, peak_flops_per_second
 from ddpperf.analysis.scaling import efficiency, part_speedups, strong_speedup, weak_speedup
 from ddpperf.analysis.statistics import median_and_error
 from tests.generated import BOUNDED, seconds
@@ -53,8 +53,7 @@ def test_speedup_of_parts_on_four_devices(weak: bool, speedups: tuple[float, flo
 # --- MFU
 
 
-def test_mfu_uses_the_peak_of_the_precision() -> None:
-    assert mfu(4e12, 0.01, 1e15) == pytest.approx(0.4)
+def test_peak_is_that_of_the_precision() -> None:
     assert peak_flops_per_second("NVIDIA H200", "bf16") == 989.4e12
     assert peak_flops_per_second("NVIDIA H200", "fp32") == 66.9e12
     for gpu, precision in ((None, "bf16"), ("NVIDIA H20", "bf16"), ("Tesla V100-SXM2-16GB", "bf16")):
