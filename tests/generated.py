@@ -7,8 +7,7 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from ddpperf.results.samples import Measured, Sample
-from ddpperf.results.usage import Usage
+from ddpperf.results.samples import Measured, Sample, Usage
 from ddpperf.specs import (
     AllReduceSpec,
     BucketReplaySpec,

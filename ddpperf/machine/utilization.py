@@ -18,7 +18,7 @@ import psutil
 import pynvml
 
 from ddpperf.machine.gpu_description import ask
-from ddpperf.results.usage import Usage, averaged, mean_of, rounded
+from ddpperf.results.samples import Row, Usage
 
 SAMPLE_SECONDS = 0.1
 MOST_CPU = 0.02  # sampling takes at most this fraction of one core; if it took more, it waits longer
@@ -27,6 +27,8 @@ CHILDREN_SECONDS = 1.0  # how often the DataLoader workers of the ranks are sear
 # length changes its energy by at most a twentieth.
 LEAST_SECONDS = 2.0
 FULL = 0.9  # the rounds must fill this fraction of a time span; the rest is energy of waiting
+MOST_POINTS = 600  # of a stored series; a longer one is averaged
+DIGITS = 4  # significant digits of a stored value
 Joules = tuple[float, ...]  # by device
 Values = dict[str, list[float | None]]  # by quantity, one for each device, rank or core
 
@@ -287,3 +289,23 @@ def _rows(samples: Sequence[Values]) -> dict[str, list[list[float | None]]]:
 
 def _peak(values: Sequence[float | None]) -> float | None:
     return max((rounded(value) for value in values if value is not None), default=None)
+
+
+def averaged(values: Sequence[float | None], most: int = MOST_POINTS) -> Row:
+    """Return at most `most` points: the rounded means of equally many neighbouring values.
+
+    A mean ignores missing values. A point without any value is None.
+    """
+    size = -(-len(values) // most) or 1
+    groups = (values[start : start + size] for start in range(0, len(values), size))
+    return tuple(mean_of(group) for group in groups)
+
+
+def mean_of(values: Sequence[float | None]) -> float | None:
+    """Return the rounded mean of the values that are known, or None if none is."""
+    known = [value for value in values if value is not None]
+    return rounded(sum(known) / len(known)) if known else None
+
+
+def rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")

@@ -1,15 +1,15 @@
-"""Raw measured times of all ranks, in seconds, and the statistics derived from them."""
+"""Raw measured times of all ranks, in seconds, with the usage of their devices, and their statistics."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
 from typing import Any
 
 from ddpperf import specs
 from ddpperf.errors import quoted
-from ddpperf.results.usage import Usage
 from ddpperf.specs import EpochSpec, Spec
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 1e-12, 1e9
@@ -18,6 +18,37 @@ MOST_ITERATIONS = 10**9
 # time of a small graph over its time at the fast pace; at the slow pace of an H200 it is 1.2.
 SLOW_PACE = 1.08
 BASE, CANDIDATE = "A", "B"  # the stored names of base and candidate
+
+Row = tuple[float | None, ...]  # the values of one device, or of one rank; None where one is missing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """The energy of a process set's devices in a measurement, and their utilization over time.
+
+    joules: the energy of each GPU in one step, epoch or training; empty if it is unknown. seconds:
+    the time of each point since the first round began. series: the values of each quantity, such as
+    power_watts, as `series[quantity][device][point]`. A quantity of the ranks has a row for each
+    rank, and a quantity of the whole machine has one row. mean, peak: of each quantity and device
+    over all samples, before points were averaged.
+    """
+
+    joules: tuple[float, ...] = ()
+    seconds: tuple[float, ...] = ()
+    series: Mapping[str, tuple[Row, ...]] = field(default_factory=dict)
+    mean: Mapping[str, Row] = field(default_factory=dict)
+    peak: Mapping[str, Row] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Usage:
+        """Read what `asdict` made of a usage; raise an error for anything else."""
+        return cls(
+            joules=tuple(fields["joules"]),
+            seconds=tuple(fields["seconds"]),
+            series={name: tuple(map(tuple, rows)) for name, rows in fields["series"].items()},
+            mean={name: tuple(values) for name, values in fields["mean"].items()},
+            peak={name: tuple(values) for name, values in fields["peak"].items()},
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,7 @@ import threading
 import pytest
 
 from ddpperf.plugin.device_guard import Devices
-from ddpperf.results.samples import Measured
-from ddpperf.results.usage import Usage
+from ddpperf.results.samples import Measured, Usage
 from ddpperf.specs import AllReduceSpec, EpochSpec, RunSpec, Spec, TrainingSpec
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.pool import Pool

@@ -18,9 +18,9 @@ import psutil
 import pytest
 
 from ddpperf.machine import utilization
-from ddpperf.machine.utilization import IdleLoad, Recorder, Sampler, gpu_now
+from ddpperf.machine.utilization import MOST_POINTS, IdleLoad, Recorder, Sampler, averaged, gpu_now
 from ddpperf.plugin.device_guard import Devices
-from ddpperf.results.usage import MOST_POINTS, Usage, averaged
+from ddpperf.results.samples import Usage
 from ddpperf.specs import AllReduceSpec, EpochSpec, TrainingSpec
 from tests.fake_nvml import install, refuses, training
 

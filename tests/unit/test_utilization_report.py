@@ -11,8 +11,7 @@ import pytest
 from ddpperf.report.plots import pictures_of
 from ddpperf.report.stored_cases import cases_of
 from ddpperf.results.metrics import find
-from ddpperf.results.samples import Measured, Sample
-from ddpperf.results.usage import Usage
+from ddpperf.results.samples import Measured, Sample, Usage
 from ddpperf.specs import EpochSpec, RunSpec, TrainingSpec
 from perf.common.step_metrics import usage_metrics
 from tests.fake_measure import FakeMeasure
