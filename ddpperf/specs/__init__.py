@@ -17,7 +17,6 @@ from ddpperf.specs.instruments import (
     TraceSpec,
     measured_as,
 )
-from ddpperf.specs.shard import SamplerSpec
 from ddpperf.specs.spec import RETIRED_FIELDS, Spec, from_json, to_json
 from ddpperf.specs.training_step import (
     EpochSpec,
@@ -25,6 +24,7 @@ from ddpperf.specs.training_step import (
     Input,
     Model,
     Precision,
+    SamplerSpec,
     TrainingSpec,
     is_custom_model,
 )

@@ -7,9 +7,8 @@ from typing import Any
 
 from ddpperf.specs.collective import AllReduceSpec, Call, CopySpec, format_bytes
 from ddpperf.specs.custom import CustomStepSpec
-from ddpperf.specs.shard import SamplerSpec
 from ddpperf.specs.spec import Spec
-from ddpperf.specs.training_step import TrainingSpec
+from ddpperf.specs.training_step import SamplerSpec, TrainingSpec
 from ddpperf.specs.whole_training import RunSpec
 
 # The words of fields that differ from their defaults. The value of the field is argument 0.

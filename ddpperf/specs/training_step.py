@@ -1,4 +1,4 @@
-"""Measurement specs for one training step, and for one epoch of training steps."""
+"""Measurement specs for one training step, for one epoch of steps, and for the images of an epoch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-from ddpperf.specs.shard import Shard
 from ddpperf.specs.spec import Delay, Function, Positive, Rule, Rules, Spec
 
 Strategy = Literal["single", "ddp", "own_ddp", "data_parallel", "fsdp", "zero1"]
@@ -53,6 +52,37 @@ def options_of(strategy: str) -> tuple[str, ...]:
 
 def _without(values: Any, *others: str) -> tuple[str, ...]:
     return tuple(value for value in get_args(values) if value not in others)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """The images that one process trains on in an epoch, and the number of its batches.
+
+    All shards have the same size, as torch's DistributedSampler makes them. With drop_last some
+    images are left out, otherwise some images are repeated. A batch larger than the shard is filled
+    by repeating the shard's images.
+    """
+
+    epoch_images: int
+    processes: int
+    batch_size: int
+    drop_last: bool
+
+    @property
+    def images(self) -> int:
+        rest = 0 if self.drop_last else self.processes - 1
+        return (self.epoch_images + rest) // self.processes
+
+    @property
+    def steps(self) -> int:
+        whole, rest = divmod(self.images, self.batch_size)
+        return max(1, whole if self.drop_last or not rest else whole + 1)
+
+    @property
+    def last_batch_size(self) -> int:
+        rest = self.images % self.batch_size
+        is_smaller = rest and self.images > self.batch_size and not self.drop_last
+        return rest if is_smaller else self.batch_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,6 +278,28 @@ class EpochSpec(TrainingSpec):
 
     measurement: ClassVar[str] = "training_epoch"
     repeats: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerSpec(Spec):
+    """Measurement spec for the image indices that DistributedSampler gives each rank in an epoch.
+
+    set_epoch: whether the sampler is given the number of each epoch. Without this number the images
+    are in the same order in every epoch.
+    """
+
+    measurement: ClassVar[str] = "sampler"
+
+    epoch_images: int
+    set_epoch: bool = True  # type: ignore[misc]
+    drop_last: bool = False
+
+    @property
+    def shard(self) -> Shard:
+        """Return the images that each rank gets in an epoch, in one batch."""
+        images, N, drop_last = self.epoch_images, self.world_size, self.drop_last
+        shard = Shard(epoch_images=images, processes=N, batch_size=1, drop_last=drop_last)
+        return dataclasses.replace(shard, batch_size=shard.images)
 
 
 def is_custom_model(model: str) -> bool:
