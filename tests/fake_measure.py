@@ -16,7 +16,8 @@ def measuring(machine: Machine | None = None, pool: Any = None, sides: Sides | N
     side = "A" if sides is None else "B"
     machine = machine or Machine()
     fields: dict[str, Any] = {"machine": machine, "pool": pool, "sides": sides, "side": side}
-    return SimpleNamespace(**fields, notes=lambda *_: [], model="", refused={})
+    fields |= {"whole": (), "known": (), "model": "", "refused": {}}
+    return SimpleNamespace(**fields, notes=lambda *_: [])
 
 
 class FakeMeasure:

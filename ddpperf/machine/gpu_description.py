@@ -13,7 +13,7 @@ from typing import Any
 
 import pynvml
 
-SWITCH, CPU, UNKNOWN = "switch", "cpu", "unknown"  # other ends of NVLinks that are no known GPU
+SWITCH, UNKNOWN = "switch", "unknown"  # other ends of NVLinks that are no known GPU
 P2P_READ = 0  # NVML_P2P_CAPS_INDEX_READ, which nvidia-ml-py defines wrongly, as a tuple
 
 
@@ -22,7 +22,7 @@ class Gpu:
     """One GPU as its driver describes it. Values that the driver does not report are None.
 
     nvlink_ends: the number of active NVLinks by what is at their other end: a GPU's PCI address,
-    "switch", "cpu" or "unknown". pcie_generation and pcie_width: the highest that this GPU reaches in
+    "switch" or "unknown". pcie_generation and pcie_width: the highest that this GPU reaches in
     this machine, since an idle link is slower.
     """
 
@@ -114,13 +114,12 @@ def _describe(handle: Any) -> Gpu:
 
 
 def _nvlink_end(handle: Any, link: int) -> str:
-    """Return the other end of an NVLink: a GPU's PCI address, a switch or a CPU."""
+    """Return the other end of an NVLink: a GPU's PCI address, or a switch."""
     kind = ask(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
     if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_GPU:
         pci = ask(pynvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
         return UNKNOWN if pci is None else str(pci.busId).lower()
-    kinds = {pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH: SWITCH, pynvml.NVML_NVLINK_DEVICE_TYPE_IBMNPU: CPU}
-    return kinds.get(kind, UNKNOWN)
+    return SWITCH if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH else UNKNOWN
 
 
 def _numa_node(address: str) -> int | None:

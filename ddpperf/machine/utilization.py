@@ -174,7 +174,8 @@ class IdleLoad:
 
         When a process ends, its seconds become part of its parent's, so the sum does not change.
         """
-        return [sum(map(_cpu_seconds, tree)) for tree in self._trees]
+        # user, system, and the same of ended children
+        return [_total(lambda one: float(sum(one.cpu_times()[:4])), tree) or 0.0 for tree in self._trees]
 
     def counters(self) -> dict[str, tuple[float, ...]]:
         """Return the counted CPU seconds and the seconds between rounds, with a value for each rank."""
@@ -184,13 +185,6 @@ class IdleLoad:
             "idle_cpu_seconds": tuple(self._cpu_seconds),
             "idle_seconds": (self._seconds,) * len(self._cpu_seconds),
         }
-
-
-def _cpu_seconds(process: psutil.Process) -> float:
-    try:
-        return float(sum(process.cpu_times()[:4]))  # user, system, and the same of ended children
-    except psutil.Error:
-        return 0.0
 
 
 def joules_now(handles: Sequence[Any]) -> Joules:

@@ -75,9 +75,7 @@ class Measuring:
         return BASE if self.sides is None else CANDIDATE
 
     def fixture(self, test: str, benchmark: BenchmarkFixture, mark: Callable[[str], object]) -> Measure:
-        self._measures[test] = measure = Measure(
-            benchmark, self, mark, whole=test in self.whole, known=test in self.known
-        )
+        self._measures[test] = measure = Measure(benchmark, self, mark, test)
         return measure
 
     @property
@@ -122,9 +120,7 @@ class Measure:
         benchmark: BenchmarkFixture,
         measuring: Measuring,
         mark: Callable[[str], object] = lambda marker: None,
-        *,
-        whole: bool = False,
-        known: bool = False,
+        test: str = "",
     ) -> None:
         self.measured: Measured | None = None
         self.references: dict[str, Measured] = {}
@@ -135,8 +131,7 @@ class Measure:
         self._benchmark = benchmark
         self._mark = mark  # adds a marker to the test
         self._measuring = measuring
-        self._whole = whole
-        self._known = known
+        self._test = test
 
     @property
     def machine(self) -> Machine:
@@ -166,8 +161,8 @@ class Measure:
         In a measurement that needs only the time of the test's own spec, the test ends at the first
         reference after its own spec.
         """
-        own = self.measured
-        if own is not None and self._measuring.pool.options.time_only and not self._whole:
+        own, ends_early = self.measured, self._test not in self._measuring.whole
+        if own is not None and self._measuring.pool.options.time_only and ends_early:
             pytest.skip("this measurement needs only the time of the test's own spec")
         measured = self._measure(spec, own=False)
         if own is not None:
@@ -289,7 +284,8 @@ class Measure:
     def _trained(self, spec: Spec) -> tuple[str, ...]:
         """Return the user's model, and how it is trained; or () if the model is not what may be refused."""
         measuring = self._measuring
-        if self._known or not isinstance(spec, TrainingSpec) or spec.model != measuring.model:
+        known = self._test in measuring.known
+        if known or not isinstance(spec, TrainingSpec) or spec.model != measuring.model:
             return ()
         return spec.model, training_labels(spec)["strategy"], spec.precision, spec.execution
 

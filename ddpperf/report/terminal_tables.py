@@ -76,7 +76,7 @@ def _row_by_row(table: Table, width: int, *, notes: bool) -> list[str]:
         mark = f" !{','.join(map(str, marks))}" if marks else ""
         what = f"{', '.join(cells)}: " if cells else ""
         figures = _figures_of_row(table.figures, row)
-        lines += wrapped(f"{what}{figures}{mark}", width, first="  ", indent=4)
+        lines += wrapped(f"{what}{figures}{mark}", width, first="  ", indent=4 if cells else 2)
     return lines + _below(table, width, notes=notes)
 
 
