@@ -27,6 +27,7 @@ BLOCK_BYTES, BLOCKS = 2**23, 8
 # glibc's mallopt: the memory that stays in the heap when it is freed, and the least size of an own mapping
 TRIM, MMAP = (-1, "MALLOC_TRIM_THRESHOLD_"), (-3, "MALLOC_MMAP_THRESHOLD_")
 USUAL_BYTES = {TRIM: 2**26, MMAP: 2**25}  # where glibc's own adjustment ends
+KEPT_BYTES = {TRIM: 2**30, MMAP: 2**25}  # glibc before 2.35 takes no more for mappings
 Step = Callable[[], None]
 
 
@@ -159,7 +160,7 @@ def keep_memory(*, kept: bool) -> None:
     for option in (TRIM, MMAP):
         number, variable = option
         usual = int(os.environ.get(variable) or USUAL_BYTES[option])
-        libc.mallopt(number, 2**30 if kept else min(usual, 2**30))
+        libc.mallopt(number, KEPT_BYTES[option] if kept else min(usual, 2**30))
     if not kept:
         libc.malloc_trim(0)
         return

@@ -17,8 +17,13 @@ def headings(why: Mapping[str, Any]) -> str:
     """Return how much longer a step takes, and how well its rows explain that."""
     step = why["step"]
     change = step["candidate"] - step["base"]
-    text = f"a step takes {_signed(change)} of {units.seconds(step['base'])} on rank {why['rank']}"
-    text += f" ({units.counted(why['sets'], 'process set')} a side)"
+    where = f"on rank {why['rank']} of {units.counted(why['sets'], 'process set')} a side"
+    base = units.seconds(step["base"])
+    if change <= 0:
+        return (
+            f"steps of {base} were not slower now ({_signed(change)}, {where}), so noise may hide the reason"
+        )
+    text = f"a step of {base} takes {units.seconds(change)} longer, {where}"
     left = why["unexplained"]
     if abs(left) > max(UNEXPLAINED * abs(change), step["half"]):
         text += f"; the rows do not explain {_signed(left)}"

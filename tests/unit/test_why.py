@@ -305,8 +305,10 @@ def text_of(*reasons: dict[str, Any]) -> str:
 
 def test_text_names_the_clear_rows_first() -> None:
     shown = text_of(why_of(BASE, BASE | {MUL: (0.01, 60)}))
-    assert "test_a[2]: a step takes +" in shown
-    assert "on rank 1 (3 process sets a side)\n  aten::mul in forward: +10.00 ms" in shown
+    assert re.search(
+        r"test_a\[2\]: a step of \S+ ms takes \S+ ms longer, on rank 1 of 3 process sets a side\n", shown
+    )
+    assert "\n  aten::mul in forward: +10.00 ms" in shown
     assert "new: 60 calls" in shown
     assert shown.index("aten::mul") < shown.index("aten::conv2d"), "whose change is noise"
     assert re.fullmatch(r"  other rows: 0; not explained: 0", shown.splitlines()[-1])
@@ -332,11 +334,18 @@ def test_heading_says_if_rows_do_not_explain_the_change() -> None:
     assert "do not explain" not in text_of(why | {"unexplained": 0.004})
 
 
+def test_steps_that_were_not_slower_while_they_were_traced_are_said() -> None:
+    why = why_of(BASE, BASE)
+    why["step"] |= {"candidate": why["step"]["base"] - 0.005}
+    shown = text_of(why)
+    assert "were not slower now (-5.000 ms, on rank 1 of 3 process sets a side), so noise may hide" in shown
+
+
 def test_what_could_not_be_traced_is_one_sentence() -> None:
     problem = {"tests": ["perf/test_it.py::test_b[1]"], "problem": "the base's code is too old"}
     assert text_of(problem) == "test_b[1]: not shown, because the base's code is too old"
     shown = text_of(problem, why_of(BASE, BASE | {MUL: (0.01, 60)})).splitlines()
-    assert shown[0].startswith("test_a[2]: a step takes +"), "all rows of the first one that was traced"
+    assert shown[0].startswith("test_a[2]: a step of "), "all rows of the first one that was traced"
     assert shown[-1] == text_of(problem)
 
 
@@ -361,7 +370,7 @@ def test_comparison_and_page_say_why() -> None:
     run["ddpperf"]["judged"] |= {"why": [why], "differ": ["commits: 1 -> 2; 1 file changed: a.py"]}
     lines = summary_lines(run, verbose=False)
     place = next(
-        number for number, line in enumerate(lines) if line.startswith("WHY       test_a[2]: a step takes")
+        number for number, line in enumerate(lines) if line.startswith("WHY       test_a[2]: a step of ")
     )
     assert lines[place + 1].startswith("            aten::mul in forward: +10.00 ms")
     assert "DIFFER    commits: 1 -> 2; 1 file changed: a.py" in lines
