@@ -122,15 +122,16 @@ def changes(sets: Sequence[TracedSet], device: str) -> Changes:
         (path, row, row.sure and row.change * whole.change > 0 and abs(row.change) >= least)
         for path, row in found.items()
     ]
-    rows.sort(key=lambda row: (not row[2], *_order(row[1], whole)))
+    rows.sort(key=lambda row: -abs(row[1].change))
+    rows.sort(key=lambda row: (not row[2], *(_order(row[1], whole) if not row[2] else (False, False))))
     return Changes(whole=whole, rows=rows, per_event=per_event)
 
 
-def _order(row: Difference, whole: Difference) -> tuple[bool, bool, float]:
+def _order(row: Difference, whole: Difference) -> tuple[bool, bool]:
     """Return what sorts unclear rows: those with another number of events, which is exact, come first."""
     alike = row.change * whole.change > 0
     counted = abs(row.calls[1] - row.calls[0]) >= 1 and abs(row.change) >= LEAST_PART * abs(whole.change)
-    return not (alike and counted), not alike, -abs(row.change)
+    return not (alike and counted), not alike
 
 
 def _middle(values: Sequence[Any], key: Callable[[Any], float] = float) -> Sequence[Any]:
