@@ -199,9 +199,7 @@ def _scaling(cases: Sequence[Case]) -> Iterator[str]:
     worst = min(scaled, key=lambda case: case.value("efficiency") or 0.0)
     speedup, efficiency = worst.value("speedup") or 0.0, worst.value("efficiency") or 0.0
     slower = ", slower than one device" if speedup < 1 else ""
-    change = _change_of_efficiency(cases, worst)
-    base = f"; {units.percent(efficiency / change)} with the base's code" if change else ""
-    scaling = f"{worst.experiment.kind} scaling, speedup {units.factor(speedup)}{slower}{base}"
+    scaling = f"{worst.experiment.kind} scaling, speedup {units.factor(speedup)}{slower}"
     yield (f"{which}: {units.percent(efficiency)} ({scaling}): {worst.described()}.")
     for split in of_functions(cases, "test_comm_split"):
         if split.measured.spec == worst.measured.spec and (share := _exposed_share(split)):

@@ -272,6 +272,12 @@ def test_rounds_have_enough_steps_for_a_rare_stall(
             assert pool.expected_seconds(measured) == pytest.approx(measured.counted_seconds(), rel=0.01)
 
 
+def test_devices_that_take_turns_share_the_steps_of_a_round(canned: Canned) -> None:
+    canned.seconds = lambda spec, name: 6e-3
+    with pool_of(4, device="cuda") as pool:
+        assert pool.measure(replace(SINGLE, execution="graph")).iterations == 32 / 4
+
+
 def test_calls_in_one_graph_are_as_many_steps(canned: Canned) -> None:
     canned.seconds = lambda spec, name: 3.2e-3
     with pool_of(2, device="cuda") as pool:

@@ -419,14 +419,19 @@ def test_test_that_stands_out_is_measured_on_a_changed_machine(unmeasured: float
 
 
 @pytest.mark.parametrize(
-    ("step_seconds", "iterations", "clears"),
-    [(0.001, 32, True), (0.001, 16, False), (0.06, 4, True), (0.06, 2, False)],
+    ("step_seconds", "iterations", "devices", "clears"),
+    [
+        *((0.001, 32, 1, True), (0.001, 16, 1, False), (0.06, 4, 1, True), (0.06, 2, 1, False)),
+        *((0.001, 8, 4, True), (0.001, 4, 4, False)),
+    ],
 )
 def test_stored_mean_needs_many_steps_or_a_long_time(
-    step_seconds: float, iterations: int, clears: bool
+    step_seconds: float, iterations: int, devices: int, clears: bool
 ) -> None:
-    """Ten rounds have 320 steps or 2.4 s of steps, or too few steps for a rare stall."""
+    """Ten rounds have 320 steps of all devices or 2.4 s of steps, or too few steps for a rare stall."""
     run = measured(CAPTURED, *[step_seconds, step_seconds * 1.001] * 5, iterations=iterations)
+    (sample,) = run.samples
+    run = replace(run, samples=(replace(sample, seconds=tuple(of * devices for of in sample.seconds)),))
     (row,) = (
         row
         for row in judged(stored_estimates({"t": run}, {"t": run}, GPU, {}, {}))
