@@ -283,6 +283,14 @@ def test_interrupted_tracing_leaves_no_file_and_gives_no_command(tmp_path: FileP
     assert [one.asked for one in live] == [["load"], ["load"]]
 
 
+def test_problem_of_a_rank_is_raised_and_its_sets_are_freed(tmp_path: FilePath) -> None:
+    live = [LiveSet("A"), LiveSet("B")]
+    live[1].request = lambda *_, **__: {0: {"problem": "torch's profiler fails"}}  # type: ignore[method-assign]
+    with tracing(tmp_path, "a.py::test_it", live) as sets, pytest.raises(ValueError, match="profiler fails"):
+        sets.do(sets.sets[1], "trace", 1)
+    assert [one.asked for one in live] == [["load", "free"], ["load", "free"]]
+
+
 def test_packages_of_one_side_only_are_no_difference() -> None:
     sides = Side(root=FilePath()), Side(name="B", root=FilePath(), python="/no/python")
     assert differences_of(*sides, FilePath()) == []
