@@ -40,7 +40,7 @@ BURN = """
     def burn():
         end = time.perf_counter() + 0.03
         while time.perf_counter() < end:
-            pass
+            sum(range(2000))  # fewer calls, or the trace would exceed 64 MiB
     update = SGD.step
     def step(self, *arguments):
         burn()
@@ -70,7 +70,7 @@ def reasons(
 
 def test_burnt_time_and_smaller_buckets_are_named(tmp_path: Path) -> None:
     found = reasons(tmp_path, f"{BURN.strip()}\n{BUCKETS}")
-    assert found["function"].startswith("burn (") or not found["function"], "some traces have no functions"
+    assert found["function"].startswith("burn (")
     change = found["step"]["candidate"] - found["step"]["base"]
     (row,) = (row for row in found["rows"] if [*row["path"]] == [BETWEEN, "optimizer"])
     assert row["clear"]
