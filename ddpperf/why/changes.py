@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import mean, variance
 from typing import Any
 
 from ddpperf.analysis.statistics import t_quantile
 from ddpperf.results.samples import BASE, CANDIDATE
-from ddpperf.why.sweep import SENT, Path, Rows, total
+from ddpperf.why.sweep import LAUNCHING, SENT, Path, Rows, total
+
+Means = Sequence[tuple[str, dict[Path, tuple[float, float]]]]  # of each process set: its side, and its rows
 
 ALPHA = 0.01  # of a row's two-sided interval
 LEAST_PART = 0.05  # of the change, that a clear row has
 LEAST_OF_STEP = {"cpu": 0.02, "cuda": 0.002}  # that a clear row changes by: less differs between equal sides
 SPECIFIC = 0.7  # of a family's change: a kernel with so much of it is named
 SET_SPREAD = {"cpu": 0.1, "cuda": 0.01}  # of a step: one process set a side does not tell how they differ
-MOST_PER_EVENT = 0.8e-6  # seconds that tracing adds to an event; more is noise (0.6 us on 2 CPU cores)
+# Seconds that tracing adds to an event; more is noise. On 2 CPU cores 0.6 us; beside an H200 0.4 us a kernel
+# of a CUDA graph, and 3 us an operator or a launch.
+MOST_PER_EVENT = {"cpu": 0.8e-6, "cuda": 4e-6}
 MANY_FAULTS = 500  # page faults of a step, by which the sides differ
 
 
@@ -85,22 +89,24 @@ def changes(sets: Sequence[TracedSet], device: str) -> Changes:
     """Return the rows of the change from the base's sets to the candidate's; each side has at least one.
 
     Tracing adds a constant time to each event, so each row's change is smaller by that time for each
-    additional event. The memory's row is what a step takes longer while freed memory is given back,
+    additional event. While a GPU waits for the CPU, these are the events of the CPU, if they are more
+    than those of the GPU. The memory's row is what a step takes longer while freed memory is given back,
     if one side has more page faults.
     """
     means = [(one.side, _mean_rows(one.steps)) for one in sets]
-    events = mean(sum(calls for _, calls in rows.values()) for _, rows in means)
+    paths = {path for _, rows in means for path in rows}
+    on_cpu = {path for path in paths if LAUNCHING in path}
+    events, by_cpu = max((_events(means, paths - on_cpu), False), (_events(means, on_cpu), True))
     traced = mean(sum(seconds for seconds, _ in rows.values()) for _, rows in means)
     untraced = [(one.side, mean(_middle(one.seconds))) for one in sets]
     slower = traced - mean(seconds for _, seconds in untraced)
-    per_event = min(MOST_PER_EVENT, max(0.0, slower) / max(events, 1.0))
+    per_event = min(MOST_PER_EVENT[device], max(0.0, slower) / max(events, 1.0))
     spread = SET_SPREAD[device] * mean(seconds for _, seconds in untraced)
     kept = _difference(untraced, spread=spread)
-    paths = {path for _, rows in means for path in rows}
     found = {
         path: _difference(
             [
-                (side, max(0.0, seconds - per_event * calls))
+                (side, max(0.0, seconds - per_event * calls * ((LAUNCHING in path) == by_cpu)))
                 for side, rows in means
                 for seconds, calls in (rows.get(path, (0.0, 0.0)),)
             ],
@@ -134,6 +140,11 @@ def _order(row: Difference, whole: Difference) -> tuple[bool, bool]:
     return not (alike and counted), not alike
 
 
+def _events(means: Means, paths: Iterable[Path]) -> float:
+    """Return the mean number of events of some rows."""
+    return mean(sum(rows.get(path, (0.0, 0.0))[1] for path in paths) for _, rows in means)
+
+
 def _middle(values: Sequence[Any], key: Callable[[Any], float] = float) -> Sequence[Any]:
     """Return the middle half of some values by their size."""
     ordered, out = sorted(values, key=key), len(values) // 4
@@ -155,9 +166,7 @@ def _mean_rows(steps: Sequence[Rows]) -> dict[Path, tuple[float, float]]:
     }
 
 
-def _with_specific(
-    means: Sequence[tuple[str, dict[Path, tuple[float, float]]]], paths: Iterable[Path]
-) -> list[Path]:
+def _with_specific(means: Means, paths: Iterable[Path]) -> list[Path]:
     """Join the rows of a family of kernels or of a collective to one row, named after its largest change."""
     families: dict[Path, list[Path]] = {}
     kept = []
@@ -179,7 +188,7 @@ def _with_specific(
     return kept
 
 
-def _change(means: Sequence[tuple[str, Mapping[Path, tuple[float, float]]]], paths: Iterable[Path]) -> float:
+def _change(means: Means, paths: Iterable[Path]) -> float:
     seconds = [(side, sum(rows.get(path, (0.0, 0.0))[0] for path in paths)) for side, rows in means]
     return _difference(seconds, spread=0.0).change
 

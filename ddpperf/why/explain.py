@@ -150,11 +150,14 @@ def _traced(pool: Pool, one: Slower, folder: Path, seconds: float, most_sets: in
             )
             for live in tracing.sets
         ]
-        why, function = changes(sets, device), ""
+        why, function, lost = changes(sets, device), "", ""
         if _between(why) >= STACKS_FROM * abs(why.whole.change):
-            with contextlib.suppress(ValueError):  # a trace with stacks may be too large
+            try:
                 stacks = {side: tracing.do(live, "stacks", 1) for side, live in tracing.sides.items()}
-                function = _function(*(stacks[side][rank]["file"] for side in (BASE, CANDIDATE)))
+                files_of = (stacks[side][rank]["file"] for side in (BASE, CANDIDATE))
+                function = _function(*files_of, part=_part(why), device=device)
+            except ValueError as error:  # such as a trace that is too large
+                lost = first_line(error)
         traces = tracing.keep(
             {side: files[live.name][-1][rank]["file"] for side, live in tracing.sides.items()}
         )
@@ -164,6 +167,7 @@ def _traced(pool: Pool, one: Slower, folder: Path, seconds: float, most_sets: in
         "sets": len(sets) // 2,
         "messages": _changed_messages(*(sent[side][rank]["messages"] for side in (BASE, CANDIDATE))),
         "function": function,
+        "lost": lost,
         "traces": traces,
     }
 
@@ -204,15 +208,26 @@ def _changed_messages(
 
 def _between(why: Changes) -> float:
     """Return by how many seconds the CPU's time between operators or launches grew."""
-    places = (sweep.BETWEEN, sweep.LAUNCHING)
-    return math.fsum(row.change for path, row, _ in why.rows if any(place in path for place in places))
+    return math.fsum(row.change for path, row, _ in why.rows if _is_between(path))
 
 
-def _function(base: str, candidate: str) -> str:
-    """Return the Python function whose own time grew most, with its file and line."""
+def _is_between(path: sweep.Path) -> bool:
+    return sweep.BETWEEN in path or sweep.LAUNCHING in path
+
+
+def _part(why: Changes) -> str:
+    """Return the part of the step whose time between operators or launches stands first."""
+    return next((path[-1] for path, _, _ in why.rows if _is_between(path)), "")
+
+
+def _function(base: str, candidate: str, *, part: str, device: str) -> str:
+    """Return the Python function whose own time in a part of the step grew most, with its file and line.
+
+    A thread of its own, whose functions are not traced, runs the backward pass on a GPU.
+    """
     before, now = (sweep.functions_of(_events(file)) for file in (base, candidate))
-    grown = {path: seconds - before.get(path, 0.0) for path, seconds in now.items()}
-    if not grown:
+    grown = {path: seconds - before.get(path, 0.0) for path, seconds in now.items() if path[0] == part}
+    if not grown or (device == "cuda" and part == "backward"):
         return ""
     name = max(grown, key=lambda path: grown[path])[-1]
     found = re.fullmatch(r"(.+)\((\d+)\): (.+)", name)

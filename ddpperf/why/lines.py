@@ -9,6 +9,7 @@ from ddpperf.io.terminal_text import harmless
 from ddpperf.results import units
 
 MOST_ROWS, LEAST_ROWS = 3, 2  # of a measurement, of which at least so many are shown even if unclear
+MOST_GONE = 2  # named of what only the base's steps have
 EVENTS = {"kernels": "kernels", "copies": "copies", "memory pages": "page faults"}  # else calls
 UNEXPLAINED = 0.25  # of a change: the heading then says so
 
@@ -23,7 +24,8 @@ def headings(why: Mapping[str, Any]) -> str:
         return (
             f"steps of {base} were not slower now ({_signed(change)}, {where}), so noise may hide the reason"
         )
-    text = f"a step of {base} takes {units.seconds(change)} longer, {where}"
+    half = f"± {units.seconds(step['half'])}{'' if change > step['half'] else ', not clear'}"
+    text = f"a step of {base} takes {units.seconds(change)} longer ({half}), {where}"
     left = why["unexplained"]
     if abs(left) > max(UNEXPLAINED * abs(change), step["half"]):
         text += f"; the rows do not explain {_signed(left)}"
@@ -36,8 +38,9 @@ def rows_of(why: Mapping[str, Any], most: int = MOST_ROWS) -> list[str]:
     shown += [row for row in why["rows"] if not row["clear"]][: max(0, LEAST_ROWS - len(shown))]
     rows = [row_text(row) for row in shown]
     for place, row in enumerate(shown):
-        if why["function"] and any("CPU time" in part for part in row["path"]):
-            rows[place] += f", most in {why['function']}"
+        if any("CPU time" in part for part in row["path"]):
+            rows[place] += f", most in {why['function']}" if why["function"] else ""
+            rows[place] += f"; its function is not known, because {lost}" if (lost := why["lost"]) else ""
             break
     if why["messages"]:
         rows.insert(1, f"other messages in a step: {_messages(why['messages'])}")
@@ -60,7 +63,7 @@ def name(path: Sequence[str]) -> str:
     """Return a row's path in words, such as "aten::mul in forward"."""
     kind, *rest = path
     if kind == "kernels":
-        return rest[-1] if len(rest) > 1 and rest[0] in rest[-1] else ": ".join(rest)
+        return ", mostly ".join([rest[0], *(one.removeprefix(rest[0]).strip() for one in rest[1:])])
     if kind == "operators":
         return f"{rest[1]} in {rest[0]}" if rest[0] else rest[1]
     if kind == "idle":
@@ -88,9 +91,11 @@ def why_lines(header: Mapping[str, Any]) -> list[str]:
 
 
 def _rest(why: Mapping[str, Any], shown: int) -> str:
-    """Return the change of the rows that are not shown, and what no row explains."""
+    """Return the change of the rows that are not shown, what no row explains, and what the base alone has."""
     others = sum(row["candidate"] - row["base"] for row in why["rows"][shown:])
-    return f"other rows: {_signed(others)}; not explained: {_signed(why['unexplained'])}"
+    gone = [name(row["path"]) for row in why["rows"] if row["calls"][0] >= 1 and not row["calls"][1]]
+    text = f"other rows: {_signed(others)}; not explained: {_signed(why['unexplained'])}"
+    return text + f"; no longer there: {' and '.join(gone[:MOST_GONE])}" * bool(gone)
 
 
 def tree(why: Mapping[str, Any]) -> list[dict[str, Any]]:

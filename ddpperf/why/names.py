@@ -7,7 +7,7 @@ import re
 # The family of a kernel, by the first pattern that its name matches
 FAMILIES = (
     ("triton (torch.compile)", r"^triton_"),
-    ("convolution", r"fprop|dgrad|wgrad|conv(?!ert)|winograd|implicit_gemm"),
+    ("convolution", r"fprop|dgrad|wgrad|conv(?!ert)|winograd|implicit_gemm|fft|mult_and_sum_complex"),
     ("layout of images", r"nchwToNhwc|nhwcToNchw|nchw_to_nhwc|nhwc_to_nchw"),
     ("matrix product", r"gemm|nvjet|cutlass|gemv|splitK"),
     ("batch normalization", r"batch_?norm|bn_(fw|bw)"),
@@ -43,6 +43,8 @@ def kernel(name: str) -> tuple[str, str]:
         kind = SAME_TYPE.get(types[0], types[0]) if types else ""
         return family, " ".join(filter(None, (family, way[0] if way else "", kind)))
     base = _base(name)
+    if family == "elementwise" and (functor := _functor(name)):
+        return family, "copy" if functor.endswith("copy") else functor
     if family.startswith("triton"):
         base = re.sub(r"_\d+\b", "", re.sub(r"^triton_(poi|red|per|tem|for)_", "triton ", base))
         return family, base.replace("fused_", "").replace("_", " ")[:MOST_LETTERS].strip()

@@ -184,7 +184,10 @@ def functions_of(events: Sequence[Event]) -> dict[Path, float]:
 
 
 def _on_gpu(events: Sequence[Event], begin: float, end: float) -> Rows:
-    """Return the rows of a step on a GPU: kernels, else copies, else communication, else idle time."""
+    """Return the rows of a step on a GPU: kernels, else copies, else communication, else idle time.
+
+    The events of CPU time between launches are the operators and launches that begin in it.
+    """
     works, rows = [], Rows()
     launches = {
         event["args"]["correlation"]: event
@@ -211,13 +214,15 @@ def _on_gpu(events: Sequence[Event], begin: float, end: float) -> Rows:
         if event.get("cat") in LAUNCHES and BLOCKING.search(str(event["name"]))
     )
     parts = [_span(event, (str(event["name"]).removeprefix(PART),)) for event in events if _is_part(event)]
+    on_cpu = sorted(float(event["ts"]) for event in events if event.get("cat") in ("cpu_op", *LAUNCHES))
     at, before = begin, None
     for _, span, correlation in [*works, (0, Span(end, end, ()), None)]:
         if span.begin > at:
             launch = launches.get(correlation)
             same = correlation is not None and correlation == before
             path = _idle(at, span.begin, same, launch, blocked, parts)
-            _added(rows, path, span.begin - at)
+            began = bisect_right(on_cpu, span.begin) - bisect_right(on_cpu, at) if LAUNCHING in path else 0
+            _added(rows, path, span.begin - at, began)
         if span.end >= at:
             at, before = span.end, correlation
     return rows

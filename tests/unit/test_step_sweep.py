@@ -189,6 +189,7 @@ def test_idle_time_of_a_gpu_has_its_cause() -> None:
     ]
     (found,) = steps_of([*gpu_step(100), *gpu_step(1000, *kernels), *gpu_step(1062), *cpu])
     assert found["idle", LAUNCHING, "backward"].seconds == near(20)
+    assert found["idle", LAUNCHING, "backward"].calls == 2, "CPU events that begin while the GPU waits"
     assert found["idle", "after cudaStreamSynchronize, in which the CPU waits"].seconds == near(10)
     assert total(found) == near(60)
 
@@ -223,7 +224,15 @@ def test_trace_without_marks_has_no_steps() -> None:
         ("triton_poi_fused_add_native_batch_norm_relu_17", "triton add native batch norm relu"),
         (
             "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >(int)",
-            "vectorized_elementwise_kernel add",
+            "add",
+        ),
+        (
+            "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::X)>(int)",
+            "copy",
+        ),
+        (
+            "void pointwise_mult_and_sum_complex<float2, 8, 4>(float2*)",
+            "convolution f32",
         ),
         ("nvjet_hsh_128x64_64x6_1x2_h_bz_TNT", "matrix product"),
         (

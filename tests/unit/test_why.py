@@ -14,11 +14,11 @@ import pytest
 from ddpperf.report.html_page import page
 from ddpperf.report.summary import summary_lines
 from ddpperf.specs import TrainingSpec
-from ddpperf.why import explain
+from ddpperf.why import explain, sweep
 from ddpperf.why.changes import TracedSet, changes
 from ddpperf.why.differences import differences_of
 from ddpperf.why.lines import name, row_text, rows_of, tree, why_lines
-from ddpperf.why.sweep import Path, Row, Rows
+from ddpperf.why.sweep import LAUNCHING, Path, Row, Rows
 from ddpperf.why.tracing_sets import TracingSets
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure
 from ddpperf.workers.interpreter import Side
@@ -70,6 +70,22 @@ def test_rows_add_up_to_the_change(traced: float) -> None:
     assert row.change == pytest.approx(0.01, abs=1e-6)
     assert row.calls == (0, 60)
     assert abs(why.unexplained) < 1e-5
+
+
+def test_tracing_lengthens_the_time_between_launches_if_a_gpu_waits_for_the_cpu() -> None:
+    kernels: Path = ("kernels", "elementwise", "add")
+    launching: Path = ("idle", LAUNCHING, "forward")
+    waiting: dict[Path, tuple[float, int]] = {kernels: (0.01, 20), launching: (0.09, 1_000)}
+    slower = waiting | {launching: (0.10, 3_000)}
+    sets = side_of("A", waiting, seed=1) + side_of("B", slower, seed=2)
+    cost = {path: 3e-6 * calls for path, (_, calls) in slower.items()}
+    for one in sets:  # tracing adds 3 us to each event of the CPU, none to kernels
+        for step in one.steps:
+            row = step[launching]
+            step[launching] = Row(row.seconds + cost[launching] * row.calls / 3_000, row.calls)
+    found = {path: row.change for path, row, _ in changes(sets, "cuda").rows}
+    assert found[launching] == pytest.approx(0.01, abs=2e-4)
+    assert found[kernels[:2]] == 0
 
 
 def test_equal_sides_have_no_clear_row() -> None:
@@ -223,7 +239,26 @@ def test_rows_need_the_device_but_no_trace_with_python_functions(
     on_gpu: Any = SimpleNamespace(options=SimpleNamespace(device="cuda"), sides=POOL.sides)
     (unseen,) = explain.explain(on_gpu, [one], tmp_path / "traces" / "now", lambda stage: None)
     assert "CUPTI in use?" in unseen["problem"], "a trace of the CPU alone says nothing of a GPU's step"
-    assert rows_of(found) == ["CPU time between operators: +10.00 ms (± 1.500 ms)"]
+    lost = "its function is not known, because a trace of 1 steps has 80 MiB"
+    assert rows_of(found) == [f"CPU time between operators: +10.00 ms (± 1.500 ms); {lost}"]
+
+
+@pytest.mark.parametrize(
+    ("device", "part", "named"),
+    [
+        ("cuda", "forward", "hook (mine.py:7)"),
+        ("cpu", "backward", "run (graph.py:9)"),
+        ("cuda", "backward", ""),
+    ],
+)
+def test_function_is_one_of_the_part_that_grew(
+    device: str, part: str, named: str, tmp_path: FilePath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward, backward = ("forward", "mine.py(7): hook"), ("backward", "graph.py(9): run")
+    seconds = [{forward: 0.001, backward: 0.001}, {forward: 0.002, backward: 0.009}]
+    monkeypatch.setattr(sweep, "functions_of", lambda number: seconds[number])
+    monkeypatch.setattr(explain, "_events", int)
+    assert explain._function("0", "1", part=part, device=device) == named
 
 
 # --- the files of traces
@@ -303,8 +338,8 @@ def why_of(
     base: dict[Path, tuple[float, int]], now: dict[Path, tuple[float, int]], **fields: Any
 ) -> dict[str, Any]:
     found = changes(side_of("A", base, seed=1) + side_of("B", now, seed=2), "cpu").to_json()
-    usual = {"tests": ["perf/test_it.py::test_a[2]"], "rank": 1, "sets": 3, "messages": {}, "function": ""}
-    return {**found, **usual, **fields}
+    usual = {"tests": ["perf/test_it.py::test_a[2]"], "rank": 1, "sets": 3, "messages": {}}
+    return {**found, **usual, "function": "", "lost": "", **fields}
 
 
 def text_of(*reasons: dict[str, Any]) -> str:
@@ -314,7 +349,8 @@ def text_of(*reasons: dict[str, Any]) -> str:
 def test_text_names_the_clear_rows_first() -> None:
     shown = text_of(why_of(BASE, BASE | {MUL: (0.01, 60)}))
     assert re.search(
-        r"test_a\[2\]: a step of \S+ ms takes \S+ ms longer, on rank 1 of 3 process sets a side\n", shown
+        r"test_a\[2\]: a step of \S+ ms takes \S+ ms longer \(± \S+ .s\), on rank 1 of 3 process sets",
+        shown,
     )
     assert "\n  aten::mul in forward: +10.00 ms" in shown
     assert "new: 60 calls" in shown
@@ -333,6 +369,19 @@ def test_python_function_stands_beside_the_time_between_operators() -> None:
     shown = text_of(why_of(BASE, slower, function="burn (mine.py:7)"))
     assert "CPU time between operators in optimizer: +30.00 ms" in shown
     assert "most in burn (mine.py:7)" in shown
+    lost = text_of(why_of(BASE, slower, lost="a trace of 1 steps has 75 MiB"))
+    assert "its function is not known, because a trace of 1 steps has 75 MiB" in lost
+
+
+def test_what_only_the_base_does_is_named() -> None:
+    found = text_of(why_of(BASE | {MUL: (0.002, 60)}, BASE | {BETWEEN: (0.05, 0)}))
+    assert found.splitlines()[-1].endswith("; no longer there: aten::mul in forward")
+
+
+def test_change_inside_its_interval_is_not_clear() -> None:
+    why = why_of(BASE, BASE)
+    why["step"] |= {"candidate": why["step"]["base"] + 0.001, "half": 0.002}
+    assert "takes 1.000 ms longer (± 2.000 ms, not clear), on rank 1" in text_of(why)
 
 
 def test_heading_says_if_rows_do_not_explain_the_change() -> None:
@@ -392,9 +441,9 @@ def test_comparison_and_page_say_why() -> None:
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        (("kernels", "convolution", "convolution wgrad bf16"), "convolution wgrad bf16"),
+        (("kernels", "convolution", "convolution wgrad bf16"), "convolution, mostly wgrad bf16"),
         (("kernels", "elementwise"), "elementwise"),
-        (("kernels", "elementwise", "add"), "elementwise: add"),
+        (("kernels", "elementwise", "add"), "elementwise, mostly add"),
         (
             ("idle", "CPU time between launches", "backward"),
             "the GPU is idle: CPU time between launches in backward",
