@@ -87,7 +87,7 @@ def first_bad(candidates: Candidates, comparisons: Comparisons, report: Callable
             found = comparisons.in_words((good, label(commit)))
         except CannotMeasure as why:
             found = str(why)
-        report(f"{WORDS[answer]:<5}{candidates.described(commit)}: {found}; {len(left)} were left")
+        report(f"{WORDS[answer]:<5}{candidates.described(commit)}: {found}; it was one of {len(left)}")
         try:
             git(tree, "bisect", WORDS[answer], seconds=CHECKOUT_SECONDS)
         except OSError:
