@@ -127,7 +127,6 @@ def _traced(pool: Pool, one: Slower, folder: Path, seconds: float, most_sets: in
         ]
         steps = max(fitting, default=FEWEST_STEPS)
         first = {live.name: tracing.do(live, "time", steps) for live in tracing.sets}
-        sent = {side: tracing.do(live, "messages") for side, live in tracing.sides.items()}
         timed: dict[str, list[Answers]] = {live.name: [] for live in tracing.sets}
         files: dict[str, list[Answers]] = {live.name: [] for live in tracing.sets}
         tracing.all_do("keep")
@@ -158,6 +157,8 @@ def _traced(pool: Pool, one: Slower, folder: Path, seconds: float, most_sets: in
                 function = _function(*files_of, part=_part(why), device=device)
             except ValueError as error:  # such as a trace that is too large
                 lost = first_line(error)
+        # At the end: after it, torch 2.11 runs a compiled step eagerly.
+        sent = {side: tracing.do(live, "messages") for side, live in tracing.sides.items()}
         traces = tracing.keep(
             {side: files[live.name][-1][rank]["file"] for side, live in tracing.sides.items()}
         )

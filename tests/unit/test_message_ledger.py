@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -31,3 +33,21 @@ def test_messages_of_a_step_without_parts_have_no_known_purpose() -> None:
         dist.broadcast(torch.ones(100), 0)
 
     assert messages_of(step, None, captured=False) == {"other": [1, 400]}
+
+
+def test_compiled_code_stays_compiled_while_and_after_it_is_watched() -> None:
+    calls = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        def run(*arguments: Any) -> Any:
+            calls.append(1)
+            return graph.forward(*arguments)
+
+        return run
+
+    step, ones = torch.compile(lambda x: x * 2 + 1, backend=backend), torch.ones(2)
+    step(ones)
+    with Ledger():
+        step(ones)
+    step(ones)
+    assert len(calls) == 3, "otherwise torch ran it eagerly, and later rounds would measure that"
