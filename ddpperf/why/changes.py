@@ -102,7 +102,7 @@ def changes(sets: Sequence[TracedSet], device: str) -> Changes:
     slower = traced - mean(seconds for _, seconds in untraced)
     per_event = min(MOST_PER_EVENT[device], max(0.0, slower) / max(events, 1.0))
     spread = SET_SPREAD[device] * mean(seconds for _, seconds in untraced)
-    kept = _difference(untraced, spread=spread)
+    whole = _difference(untraced, spread=spread)
     found = {
         path: _difference(
             [
@@ -110,12 +110,12 @@ def changes(sets: Sequence[TracedSet], device: str) -> Changes:
                 for side, rows in means
                 for seconds, calls in (rows.get(path, (0.0, 0.0)),)
             ],
-            calls=[(side, rows.get(path, (0.0, 0.0))[1]) for side, rows in means],
+            # Which events of the CPU a GPU waits for is chance, so their number is no fact.
+            calls=[(side, rows.get(path, (0.0, 0.0))[1] * (LAUNCHING not in path)) for side, rows in means],
             spread=spread,
         )
         for path in _with_specific(means, paths)
     }
-    whole = kept
     calls = [(one.side, one.page_faults) for one in sets]
     faults = _difference(calls, spread=0.0)
     if faults.sure and abs(faults.change) > MANY_FAULTS:

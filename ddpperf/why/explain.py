@@ -157,7 +157,7 @@ def _traced(pool: Pool, one: Slower, folder: Path, seconds: float, most_sets: in
                 function = _function(*files_of, part=_part(why), device=device)
             except ValueError as error:  # such as a trace that is too large
                 lost = first_line(error)
-        # At the end: after it, torch 2.11 runs a compiled step eagerly.
+        # At the end: after it, torch 2.11 runs a compiled step of a base with older code eagerly.
         sent = {side: tracing.do(live, "messages") for side, live in tracing.sides.items()}
         traces = tracing.keep(
             {side: files[live.name][-1][rank]["file"] for side, live in tracing.sides.items()}

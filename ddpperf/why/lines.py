@@ -40,7 +40,7 @@ def rows_of(why: Mapping[str, Any], most: int = MOST_ROWS) -> list[str]:
     for place, row in enumerate(shown):
         if any("CPU time" in part for part in row["path"]):
             rows[place] += f", most in {why['function']}" if why["function"] else ""
-            rows[place] += f"; its function is not known, because {lost}" if (lost := why["lost"]) else ""
+            rows[place] += f"; its function is not known, because {lost}" if (lost := why.get("lost")) else ""
             break
     if why["messages"]:
         rows.insert(1, f"other messages in a step: {_messages(why['messages'])}")

@@ -83,7 +83,9 @@ def test_tracing_lengthens_the_time_between_launches_if_a_gpu_waits_for_the_cpu(
         for step in one.steps:
             row = step[launching]
             step[launching] = Row(row.seconds + cost[launching] * row.calls / 3_000, row.calls)
-    found = {path: row.change for path, row, _ in changes(sets, "cuda").rows}
+    rows = changes(sets, "cuda").rows
+    found = {path: row.change for path, row, _ in rows}
+    assert {row.calls for path, row, _ in rows if path == launching} == {(0, 0)}, "their number is chance"
     assert found[launching] == pytest.approx(0.01, abs=2e-4)
     assert found[kernels[:2]] == 0
 
