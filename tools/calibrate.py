@@ -1,0 +1,284 @@
+"""Measures how often this machine's verdicts are wrong, and which slow-downs they find.
+
+    python -m tools.calibrate [--minutes 60] [--run gate] [--into FILE] [-- OPTIONS OF THE TEST RUNS]
+
+Base and candidate have equal code, but the candidate's ranks put known slow-downs into about half of
+the measurements (`tools.slow_downs`). One of three runs has no slow-downs. A trial is one measurement
+in one run. Each run is added to FILE, so that calls on several days share the work. The first run with
+some options has no slow-downs. It shows the times and the tolerances, of which later slow-downs are
+half, once, twice and five times as large. `python -m tools.update_docs` makes docs/trust.md from the
+files in docs/trials/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import binomtest
+
+from ddpperf import specs
+from ddpperf.verdict.noise_classes import EAGER_TOLERANCE
+from tools.markdown_tables import ROOT, markdown
+from tools.slow_downs import KINDS, VARIABLE, SlowDown, key_of
+
+FACTORS = {0.5: 20, 1.0: 60, 2.0: 20, 5.0: 10}  # of the tolerance, with how many trials of each kind
+METRIC = {"1 in 40": "mean_time", "memory": "peak_memory_bytes"}  # what shows a kind; others: time
+EQUAL_RUNS = 3  # one of so many runs is without slow-downs
+PATCH = """
+
+from tools.slow_downs import slowed  # noqa: E402
+
+open_measurement = slowed(open_measurement)
+"""
+Run = dict[str, Any]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--run", choices=("gate", "compare"), default="gate")
+    parser.add_argument("--into", type=Path, default=ROOT / ".ddpperf" / "calibration" / "trials.jsonl")
+    parser.add_argument("options", nargs="*", help="options of the test runs, after --")
+    chosen = parser.parse_args(arguments)
+    commit = git(ROOT, "rev-parse", "HEAD")
+    checkouts = Checkouts(ROOT / ".ddpperf" / "calibration" / commit[:12])
+    chosen.into.parent.mkdir(parents=True, exist_ok=True)
+    runs = [json.loads(line) for line in chosen.into.read_text().splitlines()] if chosen.into.exists() else []
+    what = {"commit": commit[:12], "run": chosen.run, "options": chosen.options}
+    end, longest = time.monotonic() + 60 * chosen.minutes, 0.0
+    while time.monotonic() + longest < end:
+        began = time.monotonic()
+        alike = [run for run in runs if (run["run"], run["options"]) == (chosen.run, chosen.options)]
+        slow = planned(alike, len(runs)) if alike and len(alike) % EQUAL_RUNS else {}
+        stored = checkouts.measure(chosen.run, chosen.options, slow, end)
+        if stored is None:
+            break
+        longest = max(longest, time.monotonic() - began)
+        verdict = stored["ddpperf"]["verdict"]
+        result = {"machine": stored["ddpperf"]["hardware_key"], **what}
+        result |= {"seconds": round(stored["ddpperf"]["timing"]["seconds"]), "verdict": verdict["status"]}
+        runs.append(result | {"reason": verdict["reasons"][0], "trials": list(trials_of(stored, slow))})
+        with chosen.into.open("a") as file:
+            file.write(json.dumps(runs[-1]) + "\n")
+        print(f"{runs[-1]['verdict']} in {runs[-1]['seconds']} s, {len(slow)} slow-downs", flush=True)
+    print(tables(runs))
+
+
+def git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", folder, *arguments], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def planned(runs: Sequence[Run], seed: int) -> dict[str, SlowDown]:
+    """Return slow-downs for about half of the measurements of earlier runs: of the kinds that lack trials."""
+    draw = random.Random(seed)
+    values: dict[str, dict[str, Run]] = {}  # the newest base value and tolerance, by spec and metric
+    done: Counter[tuple[str, float]] = Counter()
+    for run in runs:
+        for trial in run["trials"]:
+            values.setdefault(trial["spec"], {})[trial["metric"]] = trial
+            if trial.get("kind") and trial["metric"] == METRIC.get(trial["kind"], "time"):
+                done[trial["kind"], trial["factor"]] += 1
+    found = {}
+    for spec, metrics in values.items():
+        possible = [
+            (done[kind, factor] / FACTORS[factor], draw.random(), kind, factor)
+            for kind in kinds_of(specs.from_json(json.loads(spec)), metrics)
+            for factor in FACTORS
+        ]
+        if possible and draw.random() < 0.5:
+            _, _, kind, factor = min(possible)
+            done[kind, factor] += 1
+            row = metrics[METRIC.get(kind, "time")]
+            found[spec] = SlowDown(
+                kind=kind, factor=factor, fraction=factor * row["tolerance"], value=row["base"]
+            )
+    return found
+
+
+def kinds_of(spec: specs.Spec, metrics: Mapping[str, Run]) -> list[str]:
+    """Return the kinds of slow-downs that a measurement's judged metrics can show."""
+    on_gpu = "peak_memory_bytes" in metrics
+    waits = metrics["time"]["tolerance"] >= EAGER_TOLERANCE  # for its launches, perhaps
+    impossible = {
+        "one rank": spec.world_size == 1,
+        "1 in 40": "mean_time" not in metrics,
+        "memory": not on_gpu,
+        "CPU only": not (on_gpu and waits),
+        "constant": on_gpu and waits,
+        "percent": on_gpu and waits,
+    }
+    return [kind for kind in KINDS if "time" in metrics and not impossible.get(kind, False)]
+
+
+class Checkouts:
+    """A checkout of the present commit, and one whose ranks also put slow-downs into the steps."""
+
+    def __init__(self, folder: Path) -> None:
+        self.base, self.candidate = folder / "base", folder / "candidate"
+        if folder.exists():
+            return
+        for place in (self.base, self.candidate):
+            subprocess.run(["git", "clone", "--quiet", ROOT, place], check=True)
+        with (self.candidate / "ddpperf" / "workers" / "rank_commands.py").open("a") as file:
+            file.write(PATCH)
+
+    def measure(
+        self, run: str, options: Sequence[str], slow: Mapping[str, SlowDown], end: float
+    ) -> Run | None:
+        """Make a test run, and return what it stored; None if it was stopped at the time `end`."""
+        if run == "gate":
+            return self._pytest(["-m", "gate", f"--base={self.base}", *options], slow, end)
+        baseline = f"--benchmark-compare={self.base / 'stored.json'}"
+        if not (self.base / "stored.json").exists():
+            self._pytest(options, {}, end, self.base)
+        return self._pytest([baseline, *options], slow, end)
+
+    def _pytest(
+        self,
+        options: Sequence[str],
+        slow: Mapping[str, SlowDown],
+        end: float,
+        checkout: Path | None = None,
+    ) -> Run | None:
+        folder = checkout or self.candidate
+        planned = folder.parent / "slow_downs.json"
+        planned.write_text(json.dumps({spec: asdict(slow_down) for spec, slow_down in slow.items()}))
+        command = [sys.executable, "-m", "pytest", "perf/", *options]
+        with (folder.parent / "output.txt").open("w") as output:
+            child = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=os.environ | {VARIABLE: str(planned)},
+                stdout=output,
+                stderr=output,
+            )
+            try:
+                child.wait(max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.send_signal(signal.SIGINT)
+                child.wait()
+                return None
+        stored = max(folder.glob(".ddpperf/runs/*/*.json"))
+        run: Run = json.loads(stored.read_text())
+        stored.unlink() if checkout is None else stored.rename(folder / "stored.json")
+        return run
+
+
+def trials_of(stored: Run, slow: Mapping[str, SlowDown]) -> Iterator[Run]:
+    """Yield each judged row of a stored run, with the slow-down that was put into its measurement."""
+    spec_of = {one["fullname"]: one["extra_info"]["ddpperf"]["spec"] for one in stored["benchmarks"]}
+    for row in stored["ddpperf"]["judged"]["rows"]:
+        if row["tests"] and row["metric"] in ("time", "mean_time", "peak_memory_bytes") and row["tolerance"]:
+            spec = key_of(specs.from_json(spec_of[row["tests"][0]]))
+            put = asdict(slow[spec]) if spec in slow else {}
+            kept = ("metric", "tolerance", "base", "ratio", "low", "high", "finding", "sets")
+            yield {"spec": spec} | put | {name: row[name] for name in kept}
+
+
+def tables(runs: Iterable[Run]) -> str:
+    """Return Markdown tables of how often the verdicts of some test runs were wrong, and what they found."""
+    place = itemgetter("machine", "run")
+    parts = []
+    for (machine, kind), group in groupby(sorted(runs, key=place), place):
+        of_kind = list(group)
+        parts.append(f"### {machine}, {kind}\n\n{_equal(of_kind)}\n\n{_slower(of_kind)}")
+    return "\n\n".join(parts)
+
+
+def _measurements(runs: Iterable[Run]) -> Iterator[list[Run]]:
+    """Yield the rows of each measurement of each run."""
+    for run in runs:
+        for _, rows in groupby(sorted(run["trials"], key=itemgetter("spec")), itemgetter("spec")):
+            yield list(rows)
+
+
+def _is_found(rows: Iterable[Run]) -> bool:
+    return any(row["finding"] == "worse" for row in rows)
+
+
+def _equal(runs: Sequence[Run]) -> str:
+    """Return the table of equal code: false alarms, and what the verdicts claim to exclude."""
+    equal = [rows for rows in _measurements(runs) if "kind" not in rows[0]]
+    whole = [run for run in runs if not any("kind" in row for row in run["trials"])]
+    verdicts = Counter(run["verdict"] for run in whole)
+    false = sum(map(_is_found, equal))
+    high = binomtest(false, len(equal)).proportion_ci(0.90, "exact").high if equal else 1.0
+    ends = sorted(
+        max(row["high"] or math.inf for row in rows if "time" in row["metric"]) - 1 for rows in equal
+    )
+    half, most = (f"{ends[math.ceil(part * len(ends)) - 1]:.2%}" if ends else "" for part in (0.5, 0.95))
+    return markdown(
+        [
+            "equal measurements",
+            "called worse",
+            "at most (95%)",
+            "runs without slow-downs",
+            "half exclude",
+            "95%",
+        ],
+        [
+            [
+                str(len(equal)),
+                str(false),
+                f"{high:.2%}",
+                ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items())),
+                half,
+                most,
+            ]
+        ],
+    )
+
+
+def _slower(runs: Sequence[Run]) -> str:
+    """Return the table of put-in slow-downs: found, not excluded, and wrongly excluded."""
+    slow: dict[tuple[str, float], list[list[Run]]] = {}
+    for rows in _measurements(runs):
+        if "kind" in rows[0]:
+            slow.setdefault((rows[0]["kind"], rows[0]["factor"]), []).append(rows)
+    body = []
+    for (kind, factor), trials in sorted(
+        slow.items(), key=lambda item: ([*KINDS].index(item[0][0]), item[0][1])
+    ):
+        found = sum(map(_is_found, trials))
+        wrong = sum(_is_excluded(rows) for rows in trials)
+        interval = binomtest(found, len(trials)).proportion_ci(0.95, "exact")
+        body.append(
+            [
+                kind,
+                f"{factor:g}",
+                f"{found} of {len(trials)}",
+                f"{interval.low:.0%} to {interval.high:.0%}",
+                str(len(trials) - found - wrong),
+                str(wrong),
+            ]
+        )
+    return markdown(
+        ["slow-down", "times the tolerance", "found", "interval (95%)", "not excluded", "wrongly excluded"],
+        body,
+    )
+
+
+def _is_excluded(rows: Sequence[Run]) -> bool:
+    """Return whether the interval of a slowed measurement excludes the slow-down, and nothing was found."""
+    shows = [row for row in rows if row["metric"] == METRIC.get(row["kind"], "time")]
+    return not _is_found(rows) and any(row["high"] and row["high"] < 1 + row["fraction"] for row in shows)
+
+
+if __name__ == "__main__":
+    main()
