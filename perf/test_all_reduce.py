@@ -25,6 +25,7 @@ from ddpperf.specs.collective import (
     OWN_ALGORITHMS,
     Algorithm,
     CollectiveKind,
+    ElementType,
 )
 from perf.common.all_reduces import (
     backend_sizes,
@@ -38,8 +39,10 @@ from perf.common.by_set import per_set, sets_by_side
 OWN_SIZES = (2**12, 2**16, 2**20, 2**24)  # for the algorithms made of messages between ranks
 RING_SIZE = 2**26  # of the algorithms in `own` only the ring is measured at this size or more
 ONE_RANK = "a collective needs two ranks or more; pass --world-sizes 1,2"
-COLLECTIVE_SIZES, GPU_COLLECTIVE_SIZES = (2**24,), (2**20, 2**24, 2**28)
-LEAST_GATE_BYTES = 2**24  # on GPUs, the CPU's launches limit all-reduces of fewer bytes
+# Of all collectives on GPUs, also in the gate, where NCCL is measured in both types
+COLLECTIVE_SIZES, GPU_COLLECTIVE_SIZES = (2**24,), (2**16, 2**20, 2**24, 2**28)
+GPU_TYPES: tuple[ElementType, ...] = ("fp32", "bf16")
+LEAST_GATE_BYTES = 2**24  # of two_shot, which own_ddp uses for large buckets
 KINDS: tuple[CollectiveKind, ...] = ("reduce_scatter", "all_gather", "broadcast", "all_to_all")
 # The execution mode in which all-reduces are compared. On GPUs, eager ones wait for launches on the CPU.
 EXECUTION: Mapping[str, CallExecution] = {"cuda": "graph", "cpu": "eager"}
@@ -116,16 +119,16 @@ def calls(options: Options, N: int) -> Iterator[Case]:
 
     Some large all-reduces are measured out of place, too. The core suite uses the largest world
     size only: NCCL or gloo at all sizes, and the other algorithms at one large size. On GPUs, the
-    gate selects large all-reduces in a CUDA graph on all GPUs, by NCCL and two_shot. On a CPU it
-    selects none, because gloo's times differ by a fifth between process sets.
+    gate selects all-reduces in a CUDA graph on all GPUs: NCCL's in fp32 and bf16, and large ones by
+    two_shot. On a CPU it selects none, because gloo's times differ by a fifth between process sets.
     """
-    most = max(options.world_sizes) == N
+    most, sizes = max(options.world_sizes) == N, options.links.buffer_sizes or GPU_COLLECTIVE_SIZES
     for call in (*in_place(options, N), *out_of_place(options, N)):
-        chosen = call.algorithm == "backend" or (call.algorithm == "two_shot" and call.in_place)
-        large = call.captured and call.nbytes >= LEAST_GATE_BYTES
-        gate = options.device == "cuda" and most and large and chosen
-        one_size = call.algorithm == "backend" or call.nbytes == largest_of_all(options.links)
-        yield case(call, core=most and call.in_place and (one_size or gate), gate=gate)
+        by_nccl, usual = call.algorithm == "backend", call.dtype == "fp32"
+        large = call.algorithm == "two_shot" and call.nbytes >= LEAST_GATE_BYTES
+        gate = most and call.captured and call.in_place and call.nbytes in sizes and (by_nccl or large)
+        one_size = by_nccl or call.nbytes == largest_of_all(options.links)
+        yield case(call, core=most and call.in_place and usual and (one_size or gate), gate=gate)
 
 
 def in_place(options: Options, N: int) -> Iterator[AllReduceSpec]:
@@ -134,6 +137,7 @@ def in_place(options: Options, N: int) -> Iterator[AllReduceSpec]:
         yield AllReduceSpec(world_size=N, nbytes=nbytes)
         if options.device == "cuda":
             yield from captured(N, nbytes)
+            yield AllReduceSpec(world_size=N, nbytes=nbytes, dtype="bf16", execution="graph")
     for nbytes in own_sizes(options.links):
         yield from own(N, nbytes, options.links)
 
@@ -191,7 +195,8 @@ def collectives(options: Options, N: int) -> Iterator[Case]:
     """Yield measurement specs of reduce_scatter, all_gather, broadcast and all_to_all.
 
     Buffer sizes are rounded down so that each rank has the same number of elements. The core suite
-    uses the largest world size and one large size only.
+    uses the largest world size, and one large size in fp32 only. On GPUs, the gate uses all sizes in
+    fp32 and in bf16.
     """
     usual = GPU_COLLECTIVE_SIZES if options.device == "cuda" else COLLECTIVE_SIZES
     sizes, mode = options.links.buffer_sizes or usual, EXECUTION[options.device]
@@ -201,9 +206,11 @@ def collectives(options: Options, N: int) -> Iterator[Case]:
             reason = f"{format_bytes(size)} is less than a float32 for each of {N} ranks; use a larger size"
             yield skipped(f"{size_id(options, N)}-{format_bytes(size)}-{kind}", reason)
         for nbytes in dict.fromkeys(size - size % least for size in sizes if size >= least):
-            call = CollectiveSpec(world_size=N, nbytes=nbytes, kind=kind, execution=mode)
             rounded = 0 <= largest_of_all(options.links) - nbytes < 4 * N
-            yield case(call, core=max(options.world_sizes) == N and rounded)
+            most, on_gpu = max(options.world_sizes) == N, options.device == "cuda"
+            for dtype in GPU_TYPES if on_gpu else GPU_TYPES[:1]:
+                call = CollectiveSpec(world_size=N, nbytes=nbytes, kind=kind, dtype=dtype, execution=mode)
+                yield case(call, core=most and rounded and dtype == "fp32", gate=most and on_gpu)
 
 
 @pytest.mark.specs(cases=calls)

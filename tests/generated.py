@@ -84,12 +84,12 @@ SPECS: tuple[Spec, ...] = (
     BucketReplaySpec(**TWO, strategy="ddp"),
     AllReduceSpec(**COLLECTIVE),
     AllReduceSpec(**COLLECTIVE, algorithm="hierarchical", node_size=2, in_place=False),
-    AllReduceSpec(**COLLECTIVE, execution="graph"),
-    CollectiveSpec(**COLLECTIVE, kind="all_gather"),
+    AllReduceSpec(**COLLECTIVE, execution="graph", dtype="bf16"),
+    CollectiveSpec(**COLLECTIVE, kind="all_gather", dtype="fp16"),
     CopySpec(**COLLECTIVE),
     CopySpec(**COLLECTIVE, memory="host"),
     CustomStepSpec(**TWO, function="my.steps:make", execution="graph"),
-    CustomCollectiveSpec(**COLLECTIVE, function="my.calls:sum", kind="broadcast"),
+    CustomCollectiveSpec(**COLLECTIVE, function="my.calls:sum", kind="broadcast", dtype="bf16"),
     SamplerSpec(world_size=3, epoch_images=10, set_epoch=False, drop_last=True),
 )
 

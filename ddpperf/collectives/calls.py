@@ -22,9 +22,13 @@ from ddpperf.specs.collective import FLOAT32_BYTES, GRAPH_CALLS, ONE_KERNEL
 from ddpperf.specs.custom import import_function
 
 MOST_GRAPHS = 8
-_SCALE = 2.0**-120  # all_reduce buffers start with multiples of it: sums can grow by 2**240 in float32
-_ROOM_EXPONENT = 230
-_PATTERN = 13  # elements after which a buffer repeats itself
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# By element type: the elements after which a buffer repeats itself, the least element of an all_reduce's
+# buffer, and by which power of two sums can grow
+_PATTERN = {"fp32": 13, "bf16": 13, "fp16": 4}
+_SCALE = {"fp32": 2.0**-126, "bf16": 2.0**-126, "fp16": 2.0**-14}
+_ROOM_EXPONENT = {"fp32": 230, "bf16": 230, "fp16": 22}
+_EXACT_RANKS = 16  # sums of the parts of so many ranks, if they are a power of two, are exact in bf16
 _CHECKED_AT_ONCE = 2**24  # elements: the check of a whole buffer could exceed the GPU's memory
 # The functions of torch.distributed that take a result and a source
 _OPERATIONS: dict[str, Callable[[Tensor, Tensor], object]] = {
@@ -53,15 +57,24 @@ class RepeatedCall(Measurement):
     ) -> None:
         if device.type != "cuda" and (spec.captured or spec.maps_memory):
             raise ValueError(f"{spec.id} needs GPUs; this runs on the CPU")
-        self.spec, self.rank, self.device = spec, rank, device
+        self.spec, self.rank, self.device, self.dtype = spec, rank, device, DTYPES[spec.dtype]
         if spec.captured:
             self.max_iterations = MOST_GRAPHS
         self._replay: Callable[[], object] | None = None
 
-    def pattern(self, count: int) -> Tensor:
-        """Return a float32 tensor of `count` elements that repeats the numbers 1 to 13."""
-        numbers = torch.arange(1.0, _PATTERN + 1, device=self.device)
-        return numbers.repeat(math.ceil(count / _PATTERN))[:count]
+    @property
+    def count(self) -> int:
+        """The number of elements of a rank's buffer."""
+        return self.spec.nbytes // self.dtype.itemsize
+
+    def pattern(self, count: int, factor: float = 1.0) -> Tensor:
+        """Return a tensor of `count` elements that repeats the powers of two from `factor` on.
+
+        A power of two times a small whole number is exact in every type.
+        """
+        size = _PATTERN[self.spec.dtype]
+        numbers = (factor * 2.0 ** torch.arange(size, device=self.device)).to(self.dtype)
+        return numbers.repeat(math.ceil(count / size))[:count]
 
     def step(self) -> None:
         (self._replay or self.call)()
@@ -96,12 +109,12 @@ class RepeatedCall(Measurement):
 
 
 class AllReduce(RepeatedCall):
-    """Timed all-reduce of a float32 buffer, whose result is checked after each round.
+    """Timed all-reduce of a buffer, whose result is checked after each round.
 
     The buffer has `spec.nbytes` bytes. The sum replaces it or goes to another buffer. Element i of
-    rank r starts as (i % 13 + 1 + r) * 2**-120. After k calls in place the result is
-    world_size**(k-1) times the sum of the starts. `max_iterations` keeps the result within float32,
-    so that zeros and infinities are never timed.
+    rank r starts as (r + 1) * 2**(i % 13 - 126); of fp16, as (r + 1) * 2**(i % 4 - 14). After k calls
+    in place the result is world_size**(k-1) times the sum of the starts. `max_iterations` keeps the
+    result within the range of the type, so that zeros and infinities are never timed.
     """
 
     def __init__(
@@ -111,12 +124,14 @@ class AllReduce(RepeatedCall):
         self.in_place = spec.in_place
         N = spec.world_size
         if spec.in_place:
-            room = int(_ROOM_EXPONENT / math.log2(N)) // spec.calls - 1
+            room = int(_ROOM_EXPONENT[spec.dtype] / math.log2(N)) // spec.calls - 1
+            if not self._is_exact and spec.dtype != "fp32":
+                room = 1  # rounding errors add up
             self.max_iterations = max(1, min(self.max_iterations, room))
-        count = spec.nbytes // FLOAT32_BYTES
-        self.start = self.pattern(count).add_(rank).mul_(_SCALE)
+        count = self.count
+        self.start = self.pattern(count, (rank + 1) * _SCALE[spec.dtype])
         make = symmetric_buffer if spec.maps_memory and spec.algorithm != "low_latency" else torch.empty
-        self.result = self.buffer = make(count, dtype=torch.float32, device=device)
+        self.result = self.buffer = make(count, dtype=self.dtype, device=device)
         reduce = _all_reduce(spec, self.buffer)
         refill = isinstance(spec, AllReduceSpec) and spec.copies
 
@@ -134,13 +149,15 @@ class AllReduce(RepeatedCall):
 
     def end_round(self, steps: int) -> None:
         """Raise ArithmeticError unless a round of `steps` all-reduces gave the right sum."""
-        calls = steps * self.spec.calls if self.in_place else 1
+        calls, N = steps * self.spec.calls if self.in_place else 1, self.spec.world_size
         # scaled back in two halves: the whole power may not fit into float32
-        back = float(self.spec.world_size) ** (-(calls - 1) / 2)
-        tolerance = calls * self.spec.world_size * 2.0**-23  # each rank's addition rounds by at most 2**-24
+        back = float(N) ** (-(calls - 1) / 2)
+        tolerance = calls * N * torch.finfo(self.dtype).eps  # each rank's addition rounds by half of it
+        if self.dtype.itemsize < FLOAT32_BYTES:  # half of what the first rank adds, if the sums round
+            tolerance = 2.0**-20 if self._is_exact else min(tolerance, 1 / (N * (N + 1)))
         for at in range(0, len(self.start), _CHECKED_AT_ONCE):
             part = slice(at, at + _CHECKED_AT_ONCE)
-            result, first_sum = self.result[part], self.first_sum(self.start[part])
+            result, first_sum = self.result[part].float(), self.first_sum(self.start[part])
             error = (result * back).mul_(back).div_(first_sum).sub_(1).abs_()
             if not bool(error.max() <= tolerance):  # a comparison with NaN is False
                 index = int(error.argmax())
@@ -148,17 +165,22 @@ class AllReduce(RepeatedCall):
                 raise ArithmeticError(_wrong("all_reduce", calls, at + index, found, expected))
 
     def first_sum(self, start: Tensor) -> Tensor:
-        """Return the exact sum over all ranks after one call.
+        """Return the exact sum over all ranks after one call, in float32.
 
-        start: a part of this rank's buffer before the call. Another rank's elements differ from it
-        by 2**-120 times the difference of the ranks.
+        start: a part of this rank's buffer before the call, r + 1 times that of rank 0.
         """
         N = self.spec.world_size
-        return (start * N).add_((N * (N - 1) / 2 - N * self.rank) * _SCALE)
+        return (start.float() / (self.rank + 1)).mul_(N * (N + 1) / 2)
+
+    @property
+    def _is_exact(self) -> bool:
+        """Whether no sum is rounded, in any order of the ranks."""
+        N = self.spec.world_size
+        return N <= _EXACT_RANKS and N.bit_count() == 1
 
 
 def _all_reduce(spec: AllReduceSpec | CustomCollectiveSpec, buffer: Tensor) -> Callable[[], Tensor]:
-    """Return a function that all-reduces a float32 buffer and returns the result.
+    """Return a function that all-reduces a buffer and returns the result.
 
     The sum replaces the buffer, except that one_shot and low_latency can put it elsewhere.
     """
@@ -190,11 +212,11 @@ def _all_reduce(spec: AllReduceSpec | CustomCollectiveSpec, buffer: Tensor) -> C
 
 def _checked(function: Callable[[Tensor], object], name: str, buffer: Tensor) -> Tensor:
     """Call a user's all-reduce, and raise CannotTrain if it changes more than the buffer's values."""
-    shape = tuple(buffer.shape)
+    shape, dtype = tuple(buffer.shape), buffer.dtype
     function(buffer)
-    if buffer.dtype != torch.float32 or buffer.shape != shape:
+    if buffer.dtype != dtype or buffer.shape != shape:
         got = f"{buffer.dtype} of shape {tuple(buffer.shape)}"
-        kept = f"keep a float32 buffer of shape {shape}, got {got}"
+        kept = f"keep a {dtype} buffer of shape {shape}, got {got}"
         raise CannotTrain(f"collective {name} must {kept}; change its values only")
     return buffer
 
@@ -203,27 +225,29 @@ class Collective(RepeatedCall):
     """Timed all-gather, reduce-scatter, all-to-all or broadcast by NCCL, gloo or a user's function.
 
     The broadcast has one buffer, the other collectives have a source and a result. Element i of
-    rank r's buffer is i % 13 + 1 + r, a whole number, which float32 adds up exactly.
+    rank r's buffer is 2**(i % 13) times a small whole number, which each type adds up exactly.
     """
 
     def __init__(
         self, spec: CollectiveSpec | CustomCollectiveSpec, *, rank: int, device: torch.device
     ) -> None:
         super().__init__(spec, rank=rank, device=device)
-        count, N = spec.nbytes // FLOAT32_BYTES, spec.world_size
+        count, N = self.count, spec.world_size
         part = slice(rank * count // N, (rank + 1) * count // N)  # this rank's part of the buffer
+        # Up to 16 ranks all differ. Sums over more ranks stay exact if they are small.
+        factors = [1 + rank % (_EXACT_RANKS if N <= _EXACT_RANKS else 2) for rank in range(N)]
         pattern = self.pattern(count)
-        self.source = pattern + rank
+        self.source = pattern * factors[rank]
         self.result = torch.empty_like(self.source)
         own = import_function(spec.function, "collective") if isinstance(spec, CustomCollectiveSpec) else None
         if spec.kind == "all_gather":
-            parts = [self.pattern(count // N) + other for other in range(N)]
+            parts = [self.pattern(count // N, factor) for factor in factors]
             self.source, self.expected = parts[rank], torch.cat(parts)
         elif spec.kind == "reduce_scatter":
-            self.expected = (pattern * N + N * (N - 1) / 2)[part]
+            self.expected = (pattern * sum(factors))[part]
             self.result = torch.empty_like(self.expected)
         elif spec.kind == "all_to_all":
-            self.expected = torch.cat([pattern[part] + other for other in range(N)])
+            self.expected = torch.cat([pattern[part] * factor for factor in factors])
         else:
             self.result, self.expected = self.source, pattern
             broadcast = own or partial(dist.broadcast, src=0)

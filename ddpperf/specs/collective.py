@@ -14,6 +14,7 @@ SymmetricAlgorithm = Literal["one_shot", "two_shot", "copy_engine", "low_latency
 Algorithm = Literal["backend", SymmetricAlgorithm, OwnAlgorithm, "hierarchical"]
 CollectiveKind = Literal["reduce_scatter", "all_gather", "broadcast", "all_to_all"]
 CallExecution = Literal["eager", "graph"]
+ElementType = Literal["fp32", "bf16", "fp16"]
 OWN_ALGORITHMS: tuple[OwnAlgorithm, ...] = get_args(OwnAlgorithm)
 SYMMETRIC: tuple[SymmetricAlgorithm, ...] = get_args(SymmetricAlgorithm)
 CAPTURED_ALGORITHMS: tuple[Algorithm, ...] = ("backend", *SYMMETRIC)
@@ -29,9 +30,10 @@ MOST_PIECES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Call(Spec):
-    """Base class of the measurement specs for one collective call on float32 buffers.
+    """Base class of the measurement specs for one collective call.
 
     nbytes: the size of a rank's buffer.
+    dtype: the type of the buffer's elements.
     execution: "eager", or "graph" for a CUDA graph that holds GRAPH_CALLS collective calls.
     """
 
@@ -41,6 +43,7 @@ class Call(Spec):
 
     world_size: Annotated[int, 2, MOST_RANKS]
     nbytes: Annotated[int, FLOAT32_BYTES]
+    dtype: ElementType = "fp32"
     execution: CallExecution = "eager"  # type: ignore[misc]
 
     def problems(self) -> Iterator[str]:
@@ -69,6 +72,8 @@ class AllReduceSpec(Call):
     rules: ClassVar[Rules] = (
         Rule("execution", ("graph",), algorithm=CAPTURED_ALGORITHMS),
         Rule("node_size", algorithm=("hierarchical",)),
+        Rule("algorithm", ("low_latency",), dtype=("fp32",)),
+        Rule("algorithm", ("one_shot", "two_shot"), dtype=("fp32", "bf16")),
     )
 
     algorithm: Algorithm = "backend"
@@ -80,6 +85,8 @@ class AllReduceSpec(Call):
         if self.algorithm == "low_latency" and self.nbytes > LOW_LATENCY_BYTES:
             most = format_bytes(LOW_LATENCY_BYTES)
             yield f"algorithm low_latency sums up to {most}, got {self.nbytes} bytes; use two_shot"
+        if self.dtype == "fp16" and self.captured and self.in_place:
+            yield f"{GRAPH_CALLS} all_reduces in place exceed the range of fp16; use bf16, or in_place=False"
         N, node_size = self.world_size, self.node_size
         if self.algorithm == "hierarchical" and (not 1 < node_size < N or N % node_size):
             takes = f"a node_size above 1 that divides {N} ranks into two nodes or more"

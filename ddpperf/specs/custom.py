@@ -60,7 +60,7 @@ class CustomStepSpec(Spec):
 
 @dataclass(frozen=True, kw_only=True)
 class CustomCollectiveSpec(Call):
-    """Measurement spec for a collective call of the user's own function on float32 buffers.
+    """Measurement spec for a collective call of the user's own function.
 
     kind: what the function must compute, as the function of torch.distributed of the same name. The
     result is checked after each timed round.

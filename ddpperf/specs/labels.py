@@ -61,6 +61,8 @@ def labels(spec: Spec) -> dict[str, str]:
         found["batch"] = f"b{spec.per_rank_batch_size}"
     if isinstance(spec, Call | CopySpec):
         found["buffer"] = format_bytes(spec.nbytes)
+    if isinstance(spec, Call):
+        found["type"] = spec.dtype if spec.dtype != Call.dtype else ""
     if spec.on_cpu:
         found["memory"] = "host"
     for function in spec.functions:

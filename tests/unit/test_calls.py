@@ -17,27 +17,31 @@ from torch import Tensor
 from ddpperf.collectives import calls
 from ddpperf.collectives.calls import AllReduce, Collective, RepeatedCall
 from ddpperf.specs import AllReduceSpec, CollectiveSpec
-from ddpperf.specs.collective import CollectiveKind
+from ddpperf.specs.collective import CollectiveKind, ElementType
 
 WORLD_SIZES = [2, 3, 4, 8]
+DTYPES: list[ElementType] = ["fp32", "bf16", "fp16"]
 
 
 class Ranks:
-    """Ranks in this process, whose `all_reduce` sums all buffers in float32.
+    """Ranks in this process, whose `all_reduce` sums all buffers in their type.
 
     order: the order in which the ranks' buffers are added, as a ring's segments begin at different
     ranks.
     """
 
-    def __init__(self, world_size: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        spec = AllReduceSpec(world_size=world_size, nbytes=4 * count)
+    def __init__(
+        self, world_size: int, count: int, monkeypatch: pytest.MonkeyPatch, dtype: ElementType = "fp32"
+    ) -> None:
+        nbytes = calls.DTYPES[dtype].itemsize * count
+        spec = AllReduceSpec(world_size=world_size, nbytes=nbytes, dtype=dtype)
         self.ranks = [AllReduce(spec, rank=rank, device=torch.device("cpu")) for rank in range(world_size)]
         self.order = list(range(world_size))
         self._sum = torch.empty(0)
         monkeypatch.setattr(dist, "all_reduce", self._all_reduce)
 
     def _all_reduce(self, buffer: Tensor) -> None:
-        if buffer is self.ranks[0].buffer:  # the first call: no buffer has changed yet
+        if buffer is self.ranks[0].buffer:  # the first rank of a call: no buffer has changed yet
             first, *others = (self.ranks[rank].buffer for rank in self.order)
             self._sum = first.clone()
             for other in others:
@@ -56,9 +60,12 @@ class Ranks:
             rank.end_round(steps)
 
 
-@pytest.mark.parametrize("world_size", [*WORLD_SIZES, 7, 24])
-def test_right_sums_pass_at_every_number_of_steps(world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(world_size, 26, monkeypatch)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("world_size", [*WORLD_SIZES, 7, 16, 24])
+def test_right_sums_pass_at_every_number_of_steps(
+    world_size: int, dtype: ElementType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = Ranks(world_size, 26, monkeypatch, dtype)
     for steps in range(1, ranks.ranks[0].max_iterations + 1):
         if steps <= 4 or steps.bit_count() == 1 or steps == ranks.ranks[0].max_iterations:
             ranks.order = random.Random(steps).sample(ranks.order, world_size)
@@ -91,13 +98,16 @@ def test_single_wrong_element_is_found(
             ranks.ranks[1].end_round(4)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_largest_possible_sums_are_checked(world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(world_size, 100, monkeypatch)
+def test_largest_possible_sums_are_checked(
+    world_size: int, dtype: ElementType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = Ranks(world_size, 100, monkeypatch, dtype)
     steps = ranks.ranks[0].max_iterations
     ranks.round(steps)
     assert ranks.ranks[0].buffer.isfinite().all()
-    ranks.ranks[0].buffer[50] *= 1.01
+    ranks.ranks[0].buffer[50] *= 1.01 if dtype == "fp32" else 1.25
     with pytest.raises(ArithmeticError, match=f"after {steps} steps element 50 is"):
         ranks.ranks[0].end_round(steps)
 
@@ -113,15 +123,16 @@ def test_missing_or_extra_step_is_found(
         ranks.ranks[0].end_round(claimed)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("world_size", "counted"),
     [(2, [0]), (2, [0, 1, 1]), (8, range(7)), (4, [0, 1, 2, 2])],
     ids=["one is missing", "one counts twice", "one of 8 is missing", "one stands in for another"],
 )
 def test_sum_over_other_ranks_is_found(
-    world_size: int, counted: Sequence[int], monkeypatch: pytest.MonkeyPatch
+    world_size: int, counted: Sequence[int], dtype: ElementType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ranks = Ranks(world_size, 100, monkeypatch)
+    ranks = Ranks(world_size, 100, monkeypatch, dtype)
     ranks.order = list(counted)
     ranks.round(1)
     with pytest.raises(ArithmeticError, match="all_reduce is wrong: after 1 steps"):
@@ -149,10 +160,11 @@ def test_a_large_result_is_checked_in_parts(monkeypatch: pytest.MonkeyPatch) -> 
 # --- other collectives
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rank", [0, 2])
 @pytest.mark.parametrize("kind", ["reduce_scatter", "all_gather", "broadcast", "all_to_all"])
-def test_wrong_result_of_a_collective_is_found(kind: CollectiveKind, rank: int) -> None:
-    spec = CollectiveSpec(world_size=3, nbytes=12 * 100, kind=kind)
+def test_wrong_result_of_a_collective_is_found(kind: CollectiveKind, rank: int, dtype: ElementType) -> None:
+    spec = CollectiveSpec(world_size=3, nbytes=12 * 100, kind=kind, dtype=dtype)
     work = Collective(spec, rank=rank, device=torch.device("cpu"))
     work.start_round()
     work.result.copy_(work.expected)

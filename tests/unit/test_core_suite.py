@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import shlex
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from ddpperf.plugin.cases import case_id, parameters
 from ddpperf.plugin.collected_tests import Outcomes
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.outcomes import OutcomeKind
-from ddpperf.specs import AllReduceSpec, EpochSpec, SamplerSpec, Spec, TrainingSpec
+from ddpperf.specs import CollectiveSpec, EpochSpec, SamplerSpec, Spec, TrainingSpec
+from ddpperf.specs.collective import Call
 from perf import test_all_reduce, test_precision, test_scaling
 from tests.canned import CannedSuite
 from tests.command_line import Read, specs_of
@@ -205,8 +207,15 @@ def test_gated_gpu_cases_are_captured_or_large(read: Read) -> None:
     assert {spec.world_size for spec in steps} == {1, 4}
     assert {spec.per_rank_batch_size for spec in steps if spec.world_size == 4} == {32, 128, 512}
     assert {spec.strategy for spec in steps} == {"single", "ddp", "zero1"}
-    sizes = {spec.nbytes for spec in selected if isinstance(spec, AllReduceSpec)}
-    assert sizes == {2**24, 2**26, 2**28, 2**30}
+    calls = {(call_kind(spec), spec.dtype, spec.nbytes) for spec in selected if isinstance(spec, Call)}
+    sizes, kinds = (2**16, 2**20, 2**24, 2**28), ("all_reduce", *test_all_reduce.KINDS)
+    assert calls == set(itertools.product(kinds, ("fp32", "bf16"), sizes))
+    by_two_shot = {spec.nbytes for spec in selected if getattr(spec, "algorithm", "") == "two_shot"}
+    assert by_two_shot == {2**24, 2**28}
+
+
+def call_kind(call: Call) -> str:
+    return call.kind if isinstance(call, CollectiveSpec) else call.measurement
 
 
 def test_own_ddp_is_gated_if_requested(read: Read) -> None:

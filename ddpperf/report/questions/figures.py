@@ -38,7 +38,9 @@ def training_of(case: Case) -> TrainingSpec:
 
 def is_of_the_library(case: Case) -> bool:
     spec, known = case.measured.spec, "link_utilization" in case.metrics
-    return known and isinstance(spec, AllReduceSpec) and spec.algorithm == "backend" and spec.in_place
+    if not (known and isinstance(spec, AllReduceSpec)):
+        return False
+    return spec.algorithm == "backend" and spec.in_place and spec.dtype == "fp32"
 
 
 def has_other_rate(case: Case) -> bool:
