@@ -20,10 +20,10 @@ from ddpperf.machine.hardware import differences
 from ddpperf.plugin.base_checkout import stored_sides
 from ddpperf.plugin.control_steps import NO_STEP, copied, measure_controls, stored_copy
 from ddpperf.plugin.measure_fixture import Measuring
-from ddpperf.plugin.options.ab_sides import Sides
+from ddpperf.plugin.options.ab_sides import VERSIONS, Sides
 from ddpperf.plugin.session import Session
 from ddpperf.results.outcomes import Outcome, OutcomeKind, Reason
-from ddpperf.results.samples import Measured
+from ddpperf.results.samples import BASE, CANDIDATE, Measured
 from ddpperf.results.stored_runs import Baseline
 from ddpperf.results.units import counted
 from ddpperf.verdict.controls import untrusted
@@ -304,10 +304,11 @@ class Judge:
             fields["compared_with"] = self._session.baseline.path.name
         elif self._sides is None:
             return fields
-        passes = [measuring.measured() for measuring in self._session.passes if measuring.sides is not None]
-        torch = {s.side: s.torch for measured in passes for one in measured.values() for s in one.samples}
+        pools = [measuring.pool for measuring in self._session.passes if measuring.sides is not None]
+        found = {side: pool.environment(side) for pool in pools for side in (BASE, CANDIDATE)}
+        versions = {side: {name: ranks.get(name) for name in VERSIONS} for side, ranks in found.items()}
         judged = {
-            "sides": self._sides and self._sides.to_json(torch),
+            "sides": self._sides and self._sides.to_json(versions),
             "rows": [row.to_json() for row in self.rows],
             "stages": self._stages,
             "settings": asdict(self._settings),

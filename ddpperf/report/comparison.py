@@ -276,10 +276,10 @@ def sides(header: Mapping[str, Any]) -> str:
 
 
 def _fields(side: Mapping[str, Any]) -> dict[str, str]:
-    """Return what describes a side of a comparison: its code, its torch, and what options set."""
+    """Return what describes a side of a comparison: its code, its torch and NCCL, and what options set."""
     root = Path(side.get("root") or "")
     found = {"root": root.name if ".ddpperf" in root.parts else str(side.get("root") or "")}
-    found |= {"torch": str(side["torch"])} if side.get("torch") else {}
+    found |= {name: str(side[name]) for name in ("torch", "nccl") if side.get(name)}
     return found | {**side.get("environment", {}), **side.get("spec", {})}
 
 

@@ -351,7 +351,7 @@ def title(document: Mapping[str, Any]) -> str:
     parts = [
         f"{TITLE_BEGINS}{header['hardware_key']}",
         f"torch {environment['torch']}" if "torch" in environment and not is_ab_run(header) else "",
-        " ".join(str(part) for part in (environment.get("backend"), environment.get("nccl")) if part),
+        " ".join(filter(None, (environment.get("backend"), _nccl(header)))),
         "not pinned" if environment.get("gpus") and isinstance(environment.get("pinning"), str) else "",
         "NVLS off" if environment.get("nvls") == "0" else "",
         rates_in_words(environment.get("links", [])),
@@ -363,6 +363,13 @@ def title(document: Mapping[str, Any]) -> str:
         units.counted(sets, "process set") if sets > 1 else "",
     ]
     return ", ".join(part for part in parts if part)
+
+
+def _nccl(header: Mapping[str, Any]) -> str:
+    """Return the run's version of NCCL; "" on a CPU, or if base and candidate have different versions."""
+    both = (header.get("judged") or {}).get("sides") or {}
+    found = {side.get("nccl") for side in both.values()} | {header["environment"].get("nccl")}
+    return str(max(filter(None, found))) if len(found - {None}) == 1 else ""
 
 
 def _compared(header: Mapping[str, Any]) -> list[str]:

@@ -158,6 +158,9 @@ def check_side(side: Side, requested: str, device: str, functions: Sequence[str]
         what = f"ended with status {ended.returncode}{''.join(errors[-1:])} before it had imported torch"
         advice = f"name a Python {MIN_PYTHON} or newer that can import torch and the model"
         raise Refused(f"{requested} {what} and the model; {advice}") from None
+    if found.missing and "LD_PRELOAD" in side.environment:
+        what = f"does not let its ranks import {found.missing} ({found.why})"
+        raise Refused(f"{requested} {what}; name libraries that fit torch")
     if problem := found.problem(side.root, device):
         raise Refused(f"{requested} {problem}")
     return found

@@ -367,9 +367,10 @@ class Pool:
         for process_set in self.live_sets(ranks=ranks):
             process_set.fewest_mapped = min(spec.world_size, process_set.fewest_mapped)
 
-    def environment(self) -> dict[str, object]:
-        """Return the versions of Python and torch in the ranks, or an empty dict without ranks."""
-        return next((made.environment for made in self._sets.values() if made.environment), {})
+    def environment(self, side: str = "") -> dict[str, object]:
+        """Return the versions of Python, torch and NCCL in the ranks of a side, or {} without ranks."""
+        made = [one for one in self._sets.values() if one.environment and side in ("", one.side.name)]
+        return made[0].environment if made else {}
 
     def close(self) -> None:
         """End all process sets. May be called again."""

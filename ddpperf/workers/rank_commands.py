@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import gc
 import json
@@ -131,7 +133,7 @@ class Rank:
             "torch": torch.__version__,
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version() if cuda else None,
-            "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
+            "nccl": loaded_nccl() if cuda else None,
             "nvls": os.environ.get("NCCL_NVLS_ENABLE") if cuda else None,
             "backend": "nccl" if cuda else "gloo",
             "threads": torch.get_num_threads(),
@@ -315,6 +317,19 @@ class Rank:
         if self.device.type == "cuda":
             torch._C._cuda_clearCublasWorkspaces()  # 32 MiB for each stream that ever multiplied
             torch.cuda.empty_cache()
+
+
+def loaded_nccl() -> str:
+    """Return the version of the NCCL library in this process, such as 2.28.9.
+
+    LD_PRELOAD can replace the library that torch was built with, which `torch.cuda.nccl.version` names.
+    """
+    number = ctypes.c_int()
+    for library in (None, "libnccl.so.2"):  # what was loaded first; torch's dependency
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(library).ncclGetVersion(ctypes.byref(number))
+            return f"{number.value // 10000}.{number.value // 100 % 100}.{number.value % 100}"
+    return ".".join(map(str, torch.cuda.nccl.version()))
 
 
 def open_measurement(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddpperf.report.summary import summary_lines, verdict_lines
+from ddpperf.report.summary import summary_lines, title, verdict_lines
 from ddpperf.report.tables import tables_of
 from ddpperf.results.metrics import find_or_plain
 from ddpperf.results.samples import Measured, Sample
@@ -188,6 +188,22 @@ def test_metric_that_is_worse_has_its_own_row(time: str, fields: Json, shown: in
     worse = [line for line in lines if line.startswith("WORSE")]
     assert [line.split()[1:4] for line in worse] == [["1", "of", "1"]] * (shown > 0)
     assert sum("+5.0% to +15.0%" in line for line in lines) == (shown or 1)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "words"),
+    [
+        ("2.28.9", ["nccl 2.28.9", "0a1b2c3d4+ -> 0a1b2c3d4+ LD_PRELOAD=x"]),
+        ("2.30.7", ["nccl", "nccl=2.30.7"]),
+    ],
+)
+def test_title_names_the_nccl_of_each_side(candidate: str, words: list[str]) -> None:
+    changed = SIDE | {"nccl": candidate, "environment": {"LD_PRELOAD": "x"}}
+    run = judged(calls(1024), sides={"base": SIDE | {"nccl": "2.28.9"}, "candidate": changed})
+    run["ddpperf"]["environment"]["nccl"] = "2.28.9"
+    line = title(run)
+    assert all(word in line for word in words)
+    assert ("nccl=2.28.9 -> " in line) == (candidate != "2.28.9")
 
 
 def test_ab_run_shows_its_comparison_only() -> None:

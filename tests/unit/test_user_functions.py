@@ -134,7 +134,9 @@ def test_result_must_be_there_when_the_function_returns(write: Write) -> None:
 )
 def test_changed_buffer_is_one_sentence(write: Write, change: str, got: str) -> None:
     write(f"def make(buffer):\n    buffer.data = buffer.data{change}\n")
-    with pytest.raises(CannotTrain, match=rf"must keep a torch.float32 buffer of shape \(16,\), got torch\.{got};"):
+    with pytest.raises(
+        CannotTrain, match=rf"must keep a torch.float32 buffer of shape \(16,\), got torch\.{got};"
+    ):
         timed("all_reduce")
 
 

@@ -24,6 +24,7 @@ from ddpperf.specs.training_step import (
 )
 from ddpperf.workers.interpreter import Found, Side
 
+VERSIONS = ("torch", "nccl")  # in the ranks of each side
 OPTION = {BASE: "--base", CANDIDATE: "--candidate"}
 
 
@@ -68,14 +69,14 @@ class Sides:
         """The base's version of torch, or "" if it was not checked."""
         return self.found[BASE].torch if BASE in self.found else ""
 
-    def to_json(self, torch: Mapping[str, str]) -> dict[str, Any]:
-        """Return JSON values that describe base and candidate. torch: the version of torch on each side."""
+    def to_json(self, versions: Mapping[str, Mapping[str, object]]) -> dict[str, Any]:
+        """Return JSON values that describe base and candidate. versions: of torch and NCCL, by side."""
         base, candidate = (
             {
                 "python": side.python,
                 "root": side.root and str(side.root),
                 "environment": {name: shown_value(name, value) for name, value in side.environment.items()},
-                "torch": torch.get(side.name),
+                **versions.get(side.name, {}),
             }
             for side in (self.base, self.candidate)
         )

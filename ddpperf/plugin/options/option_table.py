@@ -112,6 +112,10 @@ def side(text: str) -> tuple[str, Value | Path]:
     if equals and re.fullmatch(r"[A-Z_][A-Z0-9_]*", name):
         if re.fullmatch(RANK_VARIABLES, name):
             raise ValueError(f"takes no {name}, which ddpperf sets for every rank")
+        files = re.split("[: ]", value) if name == "LD_PRELOAD" else []
+        for file in files:  # the loader would leave out a missing file with a warning
+            if os.sep in file and not os.path.isfile(file):
+                raise ValueError(f"takes existing libraries in LD_PRELOAD, found no file {file}")
         return name, value
     if equals and os.sep not in name:
         return field(text, others=("execution",))
