@@ -34,10 +34,11 @@ from scipy.stats import binomtest
 from ddpperf import specs
 from ddpperf.verdict.noise_classes import EAGER_TOLERANCE
 from tools.markdown_tables import ROOT, markdown
-from tools.slow_downs import KINDS, VARIABLE, SlowDown, key_of
+from tools.slow_downs import EVERY, KINDS, VARIABLE, SlowDown, key_of
 
 FACTORS = {0.5: 20, 1.0: 60, 2.0: 20, 5.0: 10}  # of the tolerance, with how many trials of each kind
 METRIC = {"1 in 40": "mean_time", "memory": "peak_memory_bytes"}  # what shows a kind; others: time
+SURE_STEPS = 3 * EVERY  # one of 40 steps is among so many steps of a side with 95% (rule of three)
 EQUAL_RUNS = 3  # one of so many runs is without slow-downs
 PATCH = """
 
@@ -117,7 +118,7 @@ def kinds_of(spec: specs.Spec, metrics: Mapping[str, Run]) -> list[str]:
     waits = metrics["time"]["tolerance"] >= EAGER_TOLERANCE  # for its launches, perhaps
     impossible = {
         "one rank": spec.world_size == 1,
-        "1 in 40": "mean_time" not in metrics,
+        "1 in 40": metrics.get("mean_time", {"steps": 0})["steps"] < SURE_STEPS,
         "memory": not on_gpu,
         "CPU only": not (on_gpu and waits),
         "constant": on_gpu and waits,
@@ -176,7 +177,7 @@ class Checkouts:
                 return None
         stored = max(folder.glob(".ddpperf/runs/*/*.json"))
         run: Run = json.loads(stored.read_text())
-        stored.unlink() if checkout is None else stored.rename(folder / "stored.json")
+        stored.rename(folder / "stored.json" if checkout else folder.parent / stored.name)
         return run
 
 
@@ -187,7 +188,7 @@ def trials_of(stored: Run, slow: Mapping[str, SlowDown]) -> Iterator[Run]:
         if row["tests"] and row["metric"] in ("time", "mean_time", "peak_memory_bytes") and row["tolerance"]:
             spec = key_of(specs.from_json(spec_of[row["tests"][0]]))
             put = asdict(slow[spec]) if spec in slow else {}
-            kept = ("metric", "tolerance", "base", "ratio", "low", "high", "finding", "sets")
+            kept = ("metric", "tolerance", "base", "ratio", "low", "high", "finding", "sets", "steps")
             yield {"spec": spec} | put | {name: row[name] for name in kept}
 
 

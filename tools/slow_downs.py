@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +24,7 @@ KINDS = {
     "constant": "each step waits for a fixed time",
     "percent": "each step takes a fixed fraction longer",
     "one rank": "only the last rank waits",
-    "1 in 40": "one of 40 steps waits 40 times as long",
+    "1 in 40": "one of 40 steps of rank 0 waits 40 times as long",
     "CPU only": "the CPU works before each step, the GPU does not",
     "memory": "each rank holds more memory of its GPU",
 }
@@ -77,8 +79,9 @@ def _slower(slow_down: SlowDown, opened: Opened, rank: int, device: torch.device
         case "percent":
             return _longer(step, slow_down.fraction, device, seconds)
         case "1 in 40":
-            late, numbers = delayed(step, EVERY * seconds, device), iter(range(1, 10**9))
-            return lambda: (step if next(numbers) % EVERY else late)()
+            late = delayed(step, EVERY * seconds, device)
+            numbers = itertools.count(random.randrange(EVERY))
+            return step if rank else lambda: (step if next(numbers) % EVERY else late)()
     return delayed(step, seconds, device)
 
 
