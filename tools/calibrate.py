@@ -71,9 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             break
         longest = max(longest, time.monotonic() - began)
         verdict = stored["ddpperf"]["verdict"]
+        if not (trials := list(trials_of(stored, slow))):
+            sys.exit(f"nothing was compared; {verdict['status']}: {verdict['reasons'][0]}")
         result = {"machine": stored["ddpperf"]["hardware_key"], **what}
         result |= {"seconds": round(stored["ddpperf"]["timing"]["seconds"]), "verdict": verdict["status"]}
-        runs.append(result | {"reason": verdict["reasons"][0], "trials": list(trials_of(stored, slow))})
+        runs.append(result | {"reason": verdict["reasons"][0], "trials": trials})
         with chosen.into.open("a") as file:
             file.write(json.dumps(runs[-1]) + "\n")
         print(f"{runs[-1]['verdict']} in {runs[-1]['seconds']} s, {len(slow)} slow-downs", flush=True)
