@@ -53,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--run", choices=("gate", "compare"), default="gate")
+    parser.add_argument("--slowed", type=float, default=0.5, help="the fraction of slowed measurements")
     parser.add_argument("--into", type=Path, default=ROOT / ".ddpperf" / "calibration" / "trials.jsonl")
     parser.add_argument("options", nargs="*", help="options of the test runs, after --")
     chosen = parser.parse_args(arguments)
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     while time.monotonic() + longest < end:
         began = time.monotonic()
         alike = [run for run in runs if (run["run"], run["options"]) == (chosen.run, chosen.options)]
-        slow = planned(alike, len(runs)) if alike and len(alike) % EQUAL_RUNS else {}
+        slow = planned(alike, len(runs), chosen.slowed) if len(alike) % EQUAL_RUNS else {}
         stored = checkouts.measure(chosen.run, chosen.options, slow, end)
         if stored is None:
             break
@@ -87,8 +88,8 @@ def git(folder: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def planned(runs: Sequence[Run], seed: int) -> dict[str, SlowDown]:
-    """Return slow-downs for about half of the measurements of earlier runs: of the kinds that lack trials."""
+def planned(runs: Sequence[Run], seed: int, slowed: float) -> dict[str, SlowDown]:
+    """Return slow-downs for a fraction of the measurements of earlier runs, of the kinds that lack trials."""
     draw = random.Random(seed)
     values: dict[str, dict[str, Run]] = {}  # the newest base value and tolerance, by spec and metric
     done: Counter[tuple[str, float]] = Counter()
@@ -104,7 +105,7 @@ def planned(runs: Sequence[Run], seed: int) -> dict[str, SlowDown]:
             for kind in kinds_of(specs.from_json(json.loads(spec)), metrics)
             for factor in FACTORS
         ]
-        if possible and draw.random() < 0.5:
+        if possible and draw.random() < slowed:
             _, _, kind, factor = min(possible)
             done[kind, factor] += 1
             row = metrics[METRIC.get(kind, "time")]

@@ -35,6 +35,9 @@ REPEATS = 2  # how often open rows are measured again, at most
 # Levels of one-sided tests. A row is cleared if a slow-down by its tolerance is less likely than this.
 CLEAR_P = {Stage.STORED: 0.005, Stage.FIRST: 0.01, Stage.REPEAT: 0.005}
 SUSPICIOUS_P = {Stage.STORED: 0.01, Stage.FIRST: 0.02, Stage.REPEAT: 0.02}
+# If the standard error is below this fraction of the tolerance, equal code rarely looks worse. So the first
+# measurement is less strict, and a change of a few standard errors is measured again.
+PRECISE, PRECISE_P = 0.05, 0.1
 FALSE_NAMES = 0.05  # the largest expected fraction of wrong names, once a row is certainly worse
 STORED_FREEDOM = 8.0  # degrees of freedom of the spread between runs
 HALF_NORMAL = 0.455  # the median of the square of a standard normal value
@@ -213,7 +216,8 @@ def _ab_row(entries: Sequence[Estimates], noise: Noise, level: float) -> Row:
     order = (newest.change - margin) / newest.error
     p = float(stdtr(noise.freedom, -order))
     certain = bool(fresh) and p < level
-    suspicious = newest.lower(SUSPICIOUS_P[stage]) > margin
+    precise = stage is Stage.FIRST and newest.error < PRECISE * tolerance < math.inf
+    suspicious = newest.lower(PRECISE_P if precise else SUSPICIOUS_P[stage]) > margin
     return _row(
         entries,
         _means(fresh if certain else entries),
