@@ -26,9 +26,10 @@ from typing import Any
 
 from ddpperf.analysis.statistics import t_quantile
 from ddpperf.specs import RunSpec
+from ddpperf.specs.collective import Call
 from ddpperf.verdict.estimates import Estimates, Pair, RowKey, Stage
 from ddpperf.verdict.noise import Noise, moderated, pooled, prior_of
-from ddpperf.verdict.noise_classes import NoiseClass
+from ddpperf.verdict.noise_classes import CALLS, SMALL_CALL, NoiseClass
 from ddpperf.verdict.settings import Limits, Settings
 
 REPEATS = 2  # how often open rows are measured again, at most
@@ -38,6 +39,7 @@ SUSPICIOUS_P = {Stage.STORED: 0.01, Stage.FIRST: 0.02, Stage.REPEAT: 0.02}
 # If the standard error is below this fraction of the tolerance, equal code rarely looks worse. So the first
 # measurement is less strict, and a change of a few standard errors is measured again.
 PRECISE, PRECISE_P = 0.05, 0.1
+NEIGHBOURS = 16  # how many times as large a neighbouring size of a collective call is, at most
 FALSE_NAMES = 0.05  # the largest expected fraction of wrong names, once a row is certainly worse
 STORED_FREEDOM = 8.0  # degrees of freedom of the spread between runs
 HALF_NORMAL = 0.455  # the median of the square of a standard normal value
@@ -61,7 +63,7 @@ class Row:
     is slower by the margin. `certain` marks a row that is worse at the run's false-alarm level. An
     `open` row is not cleared or is suspicious, and `order` says which open row to measure first.
     `stored_ratio` is this run's value over the stored run's; `stored_slower` says that it is slower
-    at the run's false-alarm level.
+    at the run's false-alarm level. `pooled` is the number of calls that are cleared together.
     """
 
     key: RowKey
@@ -83,6 +85,7 @@ class Row:
     order: float = 0.0
     stored_ratio: float | None = None
     stored_slower: bool = False
+    pooled: int = 1
 
     @property
     def judged(self) -> bool:
@@ -140,7 +143,7 @@ def rows(estimates: Iterable[Estimates], settings: Settings, tested: Iterable[Ro
             ratio, slower = before.stored_ratio, before.stored_slower
             row = replace(row, tests=before.tests, stored_ratio=ratio, stored_slower=slower)
         found[key] = row
-    return _named(list(found.values()))
+    return _named(_pooled(list(found.values())))
 
 
 def noises(estimates: dict[RowKey, list[Estimates]]) -> dict[RowKey, Noise]:
@@ -338,6 +341,36 @@ def _stored_row(entry: Estimates, changes: Sequence[float], level: float) -> Row
     )
 
 
+def _pooled(found: Sequence[Row]) -> list[Row]:
+    """Return the rows, with open rows of small captured collective calls cleared by neighbouring sizes.
+
+    The calls differ only in their sizes, by at most `NEIGHBOURS`, and in the type of their elements.
+    A row is cleared if their mean change excludes the tolerance, and includes the row's own change.
+    """
+    families: dict[tuple[object, ...], list[tuple[Row, Call]]] = {}
+    for row in found:
+        spec = row.key.pair.base if row.key.pair is not None else None
+        timed = row.key.metric in ("time", "mean_time") and row.judged and row.stages != (Stage.STORED,)
+        if timed and isinstance(spec, Call) and row.noise_class.kind == SMALL_CALL:
+            alike = spec.changed_fields.items() - {("nbytes", spec.nbytes), ("dtype", spec.dtype)}
+            families.setdefault((row.key.metric, type(spec), frozenset(alike)), []).append((row, spec))
+    cleared: dict[RowKey, Row] = {}
+    for family in families.values():
+        for row, spec in family:
+            if not row.open or row.suspicious or row.limits is None:
+                continue
+            ratios = [(other, of.nbytes / spec.nbytes) for other, of in family]
+            near = [other for other, ratio in ratios if 1 / NEIGHBOURS <= ratio <= NEIGHBOURS]
+            centre = mean(math.log(other.ratio) for other in near)
+            half = math.sqrt(sum(math.log(other.high / other.ratio) ** 2 for other in near)) / len(near)
+            low, high = math.exp(centre - half), _exp(centre + half)
+            if row.ratio < high < 1 + row.limits.tolerance:
+                cleared[row.key] = replace(
+                    row, finding=Finding.NOT_WORSE, low=low, high=high, pooled=len(near)
+                )
+    return [cleared.get(row.key, row) for row in found]
+
+
 def _named(found: list[Row]) -> list[Row]:
     """Return the rows, with further worse rows named if one is certainly worse (Benjamini, Hochberg 1995).
 
@@ -352,7 +385,7 @@ def _named(found: list[Row]) -> list[Row]:
     tested = [row for row in found if row.judged and row.stages != (Stage.STORED,)]
     named: set[RowKey] = set()
     for of_calls in (True, False):
-        group = [row for row in tested if (row.noise_class.kind == "call") == of_calls]
+        group = [row for row in tested if (row.noise_class.kind in CALLS) == of_calls]
         if group:
             adjusted = false_discovery_control([row.p for row in group])
             named |= {row.key for row, p in zip(group, adjusted, strict=True) if p <= FALSE_NAMES}

@@ -8,10 +8,20 @@ from typing import Any
 import pytest
 
 from ddpperf.results.samples import Measured, Sample
-from ddpperf.specs import AllReduceSpec, EpochSpec, MessagesSpec, RunSpec, SamplerSpec, Spec, TrainingSpec
+from ddpperf.specs import (
+    AllReduceSpec,
+    CollectiveSpec,
+    EpochSpec,
+    MessagesSpec,
+    RunSpec,
+    SamplerSpec,
+    Spec,
+    TrainingSpec,
+)
+from ddpperf.specs.collective import ElementType
 from ddpperf.verdict.estimates import Estimates, Pair, RowKey, Stage, ab_estimates, stored_estimates
 from ddpperf.verdict.noise import MOST_PRIOR_FREEDOM
-from ddpperf.verdict.noise_classes import class_of, limits_of
+from ddpperf.verdict.noise_classes import SMALL_CALL, NoiseClass, class_of, limits_of
 from ddpperf.verdict.rows import Finding, Row, next_plan, noises, only_the_machine_changed, rows
 from ddpperf.verdict.settings import Settings, read_decision
 from tests.generated import TWO
@@ -462,3 +472,42 @@ def test_settings_decide_a_slow_down(changed: dict[str, float], finding: Finding
     found = {row.key.metric: row.finding for row in judged(estimates, settings)}
     assert found["time"] is finding
     assert found["peak_memory_bytes"] is Finding.NOT_WORSE
+
+
+# --- neighbouring sizes of collective calls
+
+
+def small_calls(*ratios: float, noise: float = 0.011) -> list[Estimates]:
+    """Return the first estimates of captured broadcasts of 64 KiB and 1 MiB, in fp32 and bf16."""
+    found = []
+    for number, ratio in enumerate(ratios):
+        dtype: ElementType = "bf16" if number % 2 else "fp32"
+        nbytes, kind = 2**16 << 4 * (number // 2), NoiseClass(kind=SMALL_CALL, described="in CUDA graphs")
+        spec = CollectiveSpec(world_size=2, kind="broadcast", nbytes=nbytes, dtype=dtype, execution="graph")
+        key = RowKey(metric="time", pair=Pair(base=spec, candidate=spec))
+        found.append(estimate(number + 1, ratio, key=key, noise=noise, noise_class=kind))
+    return found
+
+
+def test_noisy_call_is_cleared_with_neighbouring_sizes() -> None:
+    alone = judged(small_calls(1.004))
+    assert [row.finding for row in alone] == [Finding.UNDECIDED]
+    together = judged(small_calls(1.004, 0.998, 1.001, 0.999))
+    assert {row.finding for row in together} == {Finding.NOT_WORSE}
+    assert {row.pooled for row in together} == {4}
+    assert all(row.high < alone[0].high and row.ratio < row.high < 1.02 for row in together)
+
+
+def test_calls_that_are_all_slower_stay_open() -> None:
+    assert all(row.open for row in judged(small_calls(1.02, 1.02, 1.02, 1.02)))
+
+
+def test_one_slower_call_is_not_cleared_by_its_neighbours() -> None:
+    slower, *_ = judged(small_calls(1.03, 1.0, 1.0, 1.0))
+    assert slower.open
+    assert slower.pooled == 1
+
+
+def test_sizes_far_apart_are_no_neighbours() -> None:
+    *near, far = small_calls(1.004, 0.998, 1.0, 1.0, 1.0)  # far: 16 MiB
+    assert [row.pooled for row in judged([*near[:2], far])] == [2, 2, 1]
