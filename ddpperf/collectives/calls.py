@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from functools import partial
 from statistics import median
@@ -18,7 +19,7 @@ from ddpperf.measuring.compile_and_capture import capture
 from ddpperf.measuring.repeated_work import Measurement
 from ddpperf.measuring.trace_split import communication_seconds, load_profiler, trace_of
 from ddpperf.specs import AllReduceSpec, CollectiveSpec, CustomCollectiveSpec
-from ddpperf.specs.collective import FLOAT32_BYTES, GRAPH_CALLS, ONE_KERNEL
+from ddpperf.specs.collective import FLOAT32_BYTES, GRAPH_CALLS, ONE_KERNEL, UNTRACED_CALLS
 from ddpperf.specs.custom import import_function
 
 MOST_GRAPHS = 8
@@ -82,7 +83,8 @@ class RepeatedCall(Measurement):
     @property
     def profiled(self) -> bool:
         """Whether `finish` traces the kernel of a call."""
-        return self.device.type == "cuda" and getattr(self.spec, "algorithm", "backend") in ONE_KERNEL
+        one_kernel = getattr(self.spec, "algorithm", "backend") in ONE_KERNEL
+        return one_kernel and self.device.type == "cuda" and UNTRACED_CALLS not in os.environ
 
     def warm_up(self, steps: int) -> None:
         if self.profiled:

@@ -193,6 +193,7 @@ class Session:
             hang_folder=self.storage.root / ".ddpperf" / "hangs",
             cores=self.devices.pinning.ranks,
             time_only=time_only,
+            calls_traced=sides is None,
             launcher=self.launcher,
         )
         known = self.measured().values() if time_only else ()

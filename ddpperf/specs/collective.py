@@ -21,6 +21,7 @@ CAPTURED_ALGORITHMS: tuple[Algorithm, ...] = ("backend", *SYMMETRIC)
 # One kernel for each call:
 ONE_KERNEL: tuple[Algorithm, ...] = ("backend", "one_shot", "two_shot", "low_latency")
 KEEPS_ITS_BUFFER: tuple[Algorithm, ...] = ("one_shot", "low_latency")  # can put the sum elsewhere
+UNTRACED_CALLS = "DDPPERF_UNTRACED_CALLS"  # a variable of ranks that do not time the kernels of calls
 GRAPH_CALLS = 20  # calls in one graph, like -G 20 of nccl-tests
 FLOAT32_BYTES = 4
 LOW_LATENCY_BYTES = 2**28  # largest buffer of low_latency; the mailbox takes 6 times as much

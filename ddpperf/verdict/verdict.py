@@ -140,18 +140,35 @@ def _changed_machine(found: Sequence[Row], context: Context) -> list[Reason]:
     return [Reason(text, f"{undo}, or store a new baseline: python -m pytest perf/ --benchmark-save=NAME")]
 
 
+def may_pass(found: Sequence[Row]) -> bool:
+    """Return whether the undecided rows allow a PASS, so that nothing must be measured again."""
+    pairs, total = _open_pairs(found)
+    return not _blocking(found) and len(pairs) <= MOST_UNDECIDED * total
+
+
+def _blocking(found: Sequence[Row]) -> list[Row]:
+    """Return the undecided rows that look worse, or whose change exceeds half of the tolerance."""
+    open_rows = [row for row in found if row.open]
+    above_half = [row for row in open_rows if row.limits and row.ratio - 1 > row.limits.tolerance / 2]
+    return above_half + [row for row in open_rows if row.suspicious]
+
+
+def _open_pairs(found: Sequence[Row]) -> tuple[list[Pair | None], int]:
+    """Return the pairs with an open row, and the number of all pairs that have one or a judged time."""
+    pairs = dict.fromkeys(row.key.pair for row in found if row.open)
+    timed = {row.key.pair for row in found if row.judged and row.key.metric == "time"}
+    return list(pairs), len(timed | pairs.keys())
+
+
 def _undecided(by_pair: Mapping[Pair | None, Sequence[Row]], context: Context) -> list[Reason]:
     """Return why the undecided rows do not allow a PASS.
 
     An undecided row that looks worse, or whose estimate exceeds half of its tolerance, blocks a PASS.
     So do undecided rows in more than 5% of the pairs, and a test that only the candidate cannot measure.
     """
-    open_rows = [row for rows in by_pair.values() for row in rows if row.open]
-    above_half = [row for row in open_rows if row.limits and row.ratio - 1 > row.limits.tolerance / 2]
-    blocking = above_half + [row for row in open_rows if row.suspicious]
-    pairs = dict.fromkeys(row.key.pair for row in open_rows)
-    timed = {row.key.pair for rows in by_pair.values() for row in rows if row.key.metric == "time"}
-    total = len(timed | pairs.keys())
+    found = [row for rows in by_pair.values() for row in rows]
+    open_rows, blocking = [row for row in found if row.open], _blocking(found)
+    pairs, total = _open_pairs(found)
     reasons = []
     if not by_pair.keys() - {None}:
         reasons.append(Reason("no test has a metric that can be judged", "add a test of a training step"))
@@ -159,7 +176,7 @@ def _undecided(by_pair: Mapping[Pair | None, Sequence[Row]], context: Context) -
         count = units.counted(len(context.cannot), "test")
         cannot = f"the candidate cannot measure {count}, such as {context.cannot[0]}"
         reasons.append(Reason(cannot, "deselect these tests"))
-    if blocking or len(pairs) > MOST_UNDECIDED * total:
+    if not may_pass(found):
         reasons += context.late
         if open_rows:
             worst = max(blocking or open_rows, key=lambda row: (math.isfinite(row.high), row.order))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ddpperf.errors import short
 from ddpperf.io.private_folders import PrivateFolder
+from ddpperf.specs.collective import UNTRACED_CALLS
 from ddpperf.specs.spec import MOST_RANKS
 from ddpperf.workers.channel import PROTOCOL, Message, SlowMessage, receive, socket_of
 from ddpperf.workers.failures import COLLECTIVE, FREE_SPACE, Cause, RankFailure, SetFailure, explain_hang
@@ -42,7 +43,8 @@ class SetOptions:
     output of the ranks, one file for each; None to keep no file. hang_folder: for the stacks of hanging
     ranks, unless there is a log folder. cores: the CPU cores that each rank is pinned to. time_only: a
     step that uses one device is then measured on the first device only, not on all devices in turn, and
-    no kernels are listed. launcher: what starts the ranks; None to start them on this machine.
+    no kernels are listed. calls_traced: whether the kernel of a collective call is timed, too.
+    launcher: what starts the ranks; None to start them on this machine.
     """
 
     size: int
@@ -53,6 +55,7 @@ class SetOptions:
     hang_folder: Path = Path(".ddpperf/hangs")
     cores: Sequence[Sequence[int]] | None = None
     time_only: bool = False
+    calls_traced: bool = True
     launcher: Launcher | None = None
 
     @property
@@ -89,6 +92,7 @@ class ProcessSet:
     def spawn(self) -> None:
         options, side = self.options, self.side
         variables = {DEADLINE_VARIABLE: f"{options.deadline_seconds:g}"}
+        variables |= {} if options.calls_traced else {UNTRACED_CALLS: "1"}
         if options.launcher is not None:
             self._launch = Launch(options.launcher, self.name, side, options.size, variables)
             return
