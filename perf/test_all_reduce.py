@@ -17,8 +17,9 @@ from ddpperf.machine.hardware import Links
 from ddpperf.plugin.cases import Case, case, size_id, skipped
 from ddpperf.plugin.measure_fixture import Measure
 from ddpperf.plugin.options.options import Options
+from ddpperf.results import units
 from ddpperf.results.samples import Measured
-from ddpperf.specs import AllReduceSpec, CallExecution, CollectiveSpec, format_bytes
+from ddpperf.specs import AllReduceSpec, CallExecution, CollectiveSpec, SingleCallsSpec, format_bytes
 from ddpperf.specs.collective import (
     CAPTURED_ALGORITHMS,
     LOW_LATENCY_BYTES,
@@ -38,6 +39,14 @@ from perf.common.by_set import per_set, sets_by_side
 
 OWN_SIZES = (2**12, 2**16, 2**20, 2**24)  # for the algorithms made of messages between ranks
 RING_SIZE = 2**26  # of the algorithms in `own` only the ring is measured at this size or more
+SINGLE_CALL_SIZES = (2**16, 2**20, 2**24)
+TAILS = (
+    "call_p50_seconds",
+    "call_p99_seconds",
+    "call_largest_seconds",
+    *("late_rank", "late_fraction", "late_seconds", "event_seconds"),
+)
+MOSTLY_LATE = 0.8  # of the slowest calls: a rank that is late so often is named
 ONE_RANK = "a collective needs two ranks or more; pass --world-sizes 1,2"
 # Of all collectives on GPUs, also in the gate, where NCCL is measured in both types
 COLLECTIVE_SIZES, GPU_COLLECTIVE_SIZES = (2**24,), (2**16, 2**20, 2**24, 2**28)
@@ -213,6 +222,14 @@ def collectives(options: Options, N: int) -> Iterator[Case]:
                 yield case(call, core=most and rounded and dtype == "fp32", gate=most and on_gpu)
 
 
+@on_several_ranks
+def single_calls(options: Options, N: int) -> Iterator[Case]:
+    """Yield measurement specs of the single calls of each collective, outside of the core suite."""
+    for size in options.links.buffer_sizes or SINGLE_CALL_SIZES:
+        call = SingleCallsSpec(world_size=N, nbytes=max(4 * N, size - size % (4 * N)))
+        yield from (case(dataclasses.replace(call, kind=kind), core=False) for kind in (call.kind, *KINDS))
+
+
 @pytest.mark.specs(cases=calls)
 def test_all_reduce(measure: Measure, spec: AllReduceSpec) -> None:
     """How long does an all-reduce take, and which bandwidth does it reach?
@@ -229,6 +246,28 @@ def test_collective(measure: Measure, spec: CollectiveSpec) -> None:
     """How long do reduce_scatter, all_gather, broadcast and all_to_all take?"""
     N = spec.world_size
     call_metrics(measure, measure(spec), lambda t: collective_busbw(spec.kind, spec.nbytes, t, N))
+
+
+@pytest.mark.specs(cases=single_calls)
+def test_single_calls(measure: Measure, spec: SingleCallsSpec) -> None:
+    """How long do the slowest calls of a collective take, and which rank do they wait for?
+
+    A note says if the times have two modes, and if one rank is late in most of the slowest calls.
+    """
+    call = measure(spec)
+    for name in TAILS:
+        measure.metric(name, {one.set: max(one.counters[name]) for one in call.samples})
+    for one in call.samples:
+        of_set = {name: values[0] for name, values in one.counters.items()}
+        modes = [of_set.get(f"{mode}_mode_seconds", 0.0) for mode in ("fast", "slow")]
+        if all(modes):
+            fast, slow = map(units.seconds, modes)
+            part = units.percent(of_set["slow_mode_fraction"])
+            measure.note(f"set {one.set}: the calls have two modes, {fast} and {slow} ({part} of the calls)")
+        late, waited = units.percent(of_set["late_fraction"]), units.seconds(of_set["late_seconds"])
+        if of_set["late_fraction"] >= MOSTLY_LATE and of_set["late_seconds"] > of_set["call_p50_seconds"] / 4:
+            rank = int(of_set["late_rank"])
+            measure.note(f"set {one.set}: rank {rank} is last in {late} of the slowest calls, by {waited}")
 
 
 def call_metrics(measure: Measure, call: Measured, busbw_of: Callable[[float], float]) -> None:

@@ -18,6 +18,8 @@ FEWEST_ROUNDS = 4  # fewer rounds have no meaningful spread
 DRIFT_P = 0.001  # two-sided; at most one run in 17 of 60 steady tests reports a drift
 LEAST_DRIFT = 0.02  # it moves the median by 1%, which is how much undisturbed runs differ
 
+BETWEEN_MODES, SMALLEST_MODE, MODES_APART, FEWEST_FOR_MODES = 0.85, 0.02, 1.1, 50
+
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
@@ -99,6 +101,30 @@ def welch_interval(ours: Sequence[float], theirs: Sequence[float]) -> tuple[floa
         warnings.simplefilter("ignore", RuntimeWarning)  # if one of the two has no variance
         interval = ttest_ind(ours, theirs, equal_var=False).confidence_interval(CONFIDENCE)
     return float(interval.low), float(interval.high)
+
+
+def two_modes(values: Sequence[float]) -> tuple[float, float, float] | None:
+    """Return the medians of two modes of positive values, and the fraction of the larger ones, or None.
+
+    Otsu's threshold (1979) divides the sorted logarithms so that the variance between both groups is
+    largest. They are two modes if it is at least `BETWEEN_MODES` of the whole variance (0.64 for one normal
+    distribution, 0.75 for a uniform one), if each has at least `SMALLEST_MODE` of the values, and if
+    their medians differ by at least `MODES_APART`.
+    """
+    logs = np.sort(np.log(np.asarray(values, dtype=float)))
+    count, least = len(logs), math.ceil(SMALLEST_MODE * len(logs))
+    if count < FEWEST_FOR_MODES or (whole := float(logs.var())) == 0:
+        return None
+    sizes = np.arange(1, count)
+    lower = np.cumsum(logs)[:-1] / sizes
+    upper = (logs.sum() - np.cumsum(logs)[:-1]) / (count - sizes)
+    between = sizes * (count - sizes) / count**2 * (upper - lower) ** 2
+    allowed = slice(least - 1, count - least)
+    at = least + int(np.argmax(between[allowed]))  # the number of values in the lower mode
+    fast, slow = math.exp(np.median(logs[:at])), math.exp(np.median(logs[at:]))
+    if between[at - 1] < BETWEEN_MODES * whole or slow / fast < MODES_APART:
+        return None
+    return fast, slow, (count - at) / count
 
 
 def drift(seconds: Sequence[float]) -> float | None:

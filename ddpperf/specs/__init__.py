@@ -5,7 +5,14 @@ This package imports the standard library only. Two samples are comparable if th
 
 from __future__ import annotations
 
-from ddpperf.specs.collective import AllReduceSpec, CallExecution, CollectiveSpec, CopySpec, format_bytes
+from ddpperf.specs.collective import (
+    AllReduceSpec,
+    CallExecution,
+    CollectiveSpec,
+    CopySpec,
+    SingleCallsSpec,
+    format_bytes,
+)
 from ddpperf.specs.custom import FUNCTIONS_VARIABLE, CustomCollectiveSpec, CustomStepSpec
 from ddpperf.specs.instruments import (
     DATA_PARALLEL_PARTS,

@@ -118,6 +118,16 @@ class CollectiveSpec(Call):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SingleCallsSpec(Call):
+    """Measurement spec for the tails of a collective by NCCL or gloo: each call is timed by itself."""
+
+    measurement: ClassVar[str] = "single_calls"
+    rules: ClassVar[Rules] = (Rule(execution=("eager",)),)
+
+    kind: Literal["all_reduce", CollectiveKind] = "all_reduce"
+
+
+@dataclass(frozen=True, kw_only=True)
 class CopySpec(Spec):
     """Measurement spec for one copy of `nbytes` bytes within the memory of each rank's device.
 

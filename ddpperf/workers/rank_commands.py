@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from ddpperf import specs
 from ddpperf.collectives.calls import AllReduce, Collective, custom_collective
+from ddpperf.collectives.single_calls import SingleCalls
 from ddpperf.data.sampler import Sampling
 from ddpperf.instruments import step_trace
 from ddpperf.instruments.bucket_replay import BucketReplay
@@ -52,6 +53,7 @@ BUSY_SECONDS = 2e-3  # longer than a slow CPU takes to launch the graphs of a ro
 KINDS: dict[type[Spec], Callable[..., Measurement]] = {
     specs.AllReduceSpec: AllReduce,
     specs.CollectiveSpec: Collective,
+    specs.SingleCallsSpec: SingleCalls,
     specs.CopySpec: Copy,
     specs.SamplerSpec: Sampling,
     specs.CustomStepSpec: CustomStep,
