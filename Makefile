@@ -2,6 +2,7 @@
 # make test-all    lint, types and all tests
 # make perf        the core suite; make perf ARGS=--full runs all of it
 # make perf-smoke  every experiment once, with as little work as possible, on the CPU
+# make calibrate   measure how often verdicts are wrong, for an hour; docs/trust.md
 # make baseline    make the newest run the baseline of this machine; NAME names it
 # make clean       delete what the others made
 # Each sets up a virtual environment in .venv first. PYTHON must be 3.11 or newer with its venv module.
@@ -12,7 +13,7 @@ NAME ?= baseline
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest tests -n 2 --dist loadfile --durations=10
 
-.PHONY: lint types style test test-all perf perf-smoke baseline clean
+.PHONY: lint types style test test-all perf perf-smoke calibrate baseline clean
 
 lint: .venv/ready
 	$(MAKE) --no-print-directory --output-sync -j 2 types style
@@ -38,6 +39,9 @@ perf: .venv/ready
 perf-smoke: .venv/ready
 	$(BIN)/python -m pytest perf/ --full --device cpu --world-sizes 2 --model resnet10_cifar --rounds 1 \
 		--batch-sizes 8 --global-batch-sizes 16 --epoch-images 16 --buffer-sizes 4KiB,64KiB,256KiB,1MiB
+
+calibrate: .venv/ready
+	$(BIN)/python -m tools.calibrate $(ARGS)
 
 baseline: .venv/ready
 	$(BIN)/python -m ddpperf.results.promote --name $(NAME)

@@ -258,16 +258,16 @@ def test_single_calls(measure: Measure, spec: SingleCallsSpec) -> None:
     for name in TAILS:
         measure.metric(name, {one.set: max(one.counters[name]) for one in call.samples})
     for one in call.samples:
-        of_set = {name: values[0] for name, values in one.counters.items()}
-        modes = [of_set.get(f"{mode}_mode_seconds", 0.0) for mode in ("fast", "slow")]
-        if all(modes):
-            fast, slow = map(units.seconds, modes)
-            part = units.percent(of_set["slow_mode_fraction"])
-            measure.note(f"set {one.set}: the calls have two modes, {fast} and {slow} ({part} of the calls)")
-        late, waited = units.percent(of_set["late_fraction"]), units.seconds(of_set["late_seconds"])
-        if of_set["late_fraction"] >= MOSTLY_LATE and of_set["late_seconds"] > of_set["call_p50_seconds"] / 4:
-            rank = int(of_set["late_rank"])
-            measure.note(f"set {one.set}: rank {rank} is last in {late} of the slowest calls, by {waited}")
+        found = {name: values[0] for name, values in one.counters.items()}
+        which = f"{format_bytes(spec.nbytes)} {spec.kind}, set {one.set}"
+        if "slow_mode_seconds" in found:
+            fast, slow = (units.seconds(found[f"{mode}_mode_seconds"]) for mode in ("fast", "slow"))
+            part = units.percent(found["slow_mode_fraction"])
+            measure.note(f"{which}: calls take {fast}, but {part} of them {slow}")
+        if found["late_fraction"] >= MOSTLY_LATE and found["late_seconds"] > found["call_p50_seconds"] / 4:
+            late, waited = units.percent(found["late_fraction"]), units.seconds(found["late_seconds"])
+            rank = int(found["late_rank"])
+            measure.note(f"{which}: rank {rank} comes last in {late} of the slowest calls, by {waited}")
 
 
 def call_metrics(measure: Measure, call: Measured, busbw_of: Callable[[float], float]) -> None:

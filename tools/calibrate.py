@@ -198,11 +198,30 @@ def trials_of(stored: Run, slow: Mapping[str, SlowDown]) -> Iterator[Run]:
 def tables(runs: Iterable[Run]) -> str:
     """Return Markdown tables of how often the verdicts of some test runs were wrong, and what they found."""
     place = itemgetter("machine", "run")
-    parts = []
-    for (machine, kind), group in groupby(sorted(runs, key=place), place):
-        of_kind = list(group)
-        parts.append(f"### {machine}, {kind}\n\n{_equal(of_kind)}\n\n{_slower(of_kind)}")
-    return "\n\n".join(parts)
+    by_place = [(*key, list(group)) for key, group in groupby(sorted(runs, key=place), place)]
+    everything = [run for *_, group in by_place for run in group]
+    equal = [_equal(machine, kind, group) for machine, kind, group in by_place]
+    return f"{markdown(EQUAL, [*equal, _equal('all', '', everything)])}\n{_slower(everything)}"
+
+
+EQUAL = (
+    *("machine", "run", "equal measurements", "called worse", "at most", "runs of equal code"),
+    *("half exclude", "95% exclude"),
+)
+
+
+def _equal(machine: str, kind: str, runs: Sequence[Run]) -> list[str]:
+    """Return a row on equal code: false alarms with their upper 95% bound, and what is claimed."""
+    equal = [rows for rows in _measurements(runs) if "kind" not in rows[0]]
+    whole = [run for run in runs if not any("kind" in row for row in run["trials"])]
+    verdicts = Counter(run["verdict"] for run in whole)
+    false = sum(map(_is_found, equal))
+    bound = binomtest(false, len(equal)).proportion_ci(0.90, "exact").high if equal else 1.0
+    times = ([row for row in rows if "time" in row["metric"]] for rows in equal)
+    ends = sorted(max(row["high"] or math.inf for row in rows) - 1 for rows in times if rows)
+    half, most = (f"{ends[math.ceil(part * len(ends)) - 1]:.1%}" if ends else "" for part in (0.5, 0.95))
+    ended = ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items()))
+    return [machine, kind, str(len(equal)), str(false), f"{bound:.2%}", ended, half, most]
 
 
 def _measurements(runs: Iterable[Run]) -> Iterator[list[Run]]:
@@ -216,66 +235,22 @@ def _is_found(rows: Iterable[Run]) -> bool:
     return any(row["finding"] == "worse" for row in rows)
 
 
-def _equal(runs: Sequence[Run]) -> str:
-    """Return the table of equal code: false alarms, and what the verdicts claim to exclude."""
-    equal = [rows for rows in _measurements(runs) if "kind" not in rows[0]]
-    whole = [run for run in runs if not any("kind" in row for row in run["trials"])]
-    verdicts = Counter(run["verdict"] for run in whole)
-    false = sum(map(_is_found, equal))
-    high = binomtest(false, len(equal)).proportion_ci(0.90, "exact").high if equal else 1.0
-    ends = sorted(
-        max(row["high"] or math.inf for row in rows if "time" in row["metric"]) - 1 for rows in equal
-    )
-    half, most = (f"{ends[math.ceil(part * len(ends)) - 1]:.2%}" if ends else "" for part in (0.5, 0.95))
-    return markdown(
-        [
-            "equal measurements",
-            "called worse",
-            "at most (95%)",
-            "runs without slow-downs",
-            "half exclude",
-            "95%",
-        ],
-        [
-            [
-                str(len(equal)),
-                str(false),
-                f"{high:.2%}",
-                ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items())),
-                half,
-                most,
-            ]
-        ],
-    )
-
-
 def _slower(runs: Sequence[Run]) -> str:
-    """Return the table of put-in slow-downs: found, not excluded, and wrongly excluded."""
-    slow: dict[tuple[str, float], list[list[Run]]] = {}
-    for rows in _measurements(runs):
-        if "kind" in rows[0]:
-            slow.setdefault((rows[0]["kind"], rows[0]["factor"]), []).append(rows)
+    """Return the table of put-in slow-downs: how many were found, and how many were wrongly excluded."""
+    slow = [rows for rows in _measurements(runs) if "kind" in rows[0]]
     body = []
-    for (kind, factor), trials in sorted(
-        slow.items(), key=lambda item: ([*KINDS].index(item[0][0]), item[0][1])
-    ):
-        found = sum(map(_is_found, trials))
-        wrong = sum(_is_excluded(rows) for rows in trials)
-        interval = binomtest(found, len(trials)).proportion_ci(0.95, "exact")
-        body.append(
-            [
-                kind,
-                f"{factor:g}",
-                f"{found} of {len(trials)}",
-                f"{interval.low:.0%} to {interval.high:.0%}",
-                str(len(trials) - found - wrong),
-                str(wrong),
-            ]
-        )
-    return markdown(
-        ["slow-down", "times the tolerance", "found", "interval (95%)", "not excluded", "wrongly excluded"],
-        body,
-    )
+    for kind in (*KINDS, "all"):
+        of_kind = [rows for rows in slow if kind in (rows[0]["kind"], "all")]
+        cells = []
+        for factor in FACTORS:
+            found = [_is_found(rows) for rows in of_kind if rows[0]["factor"] == factor]
+            cells.append(f"{sum(found)} of {len(found)}" if found else "")
+            if found and factor == 1:
+                interval = binomtest(sum(found), len(found)).proportion_ci(0.95, "exact")
+                cells[-1] += f" ({interval.low:.0%} to {interval.high:.0%})"
+        body.append([kind, *cells, str(sum(map(_is_excluded, of_kind)))])
+    sizes = [f"{factor:g} x tolerance" for factor in FACTORS]
+    return markdown(["slow-down", *sizes, "wrongly excluded"], body)
 
 
 def _is_excluded(rows: Sequence[Run]) -> bool:

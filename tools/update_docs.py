@@ -10,6 +10,7 @@ tests/unit/test_docs.py checks that everything is current.
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import re
@@ -27,6 +28,7 @@ from ddpperf.report.summary import WIDTH, summary_lines, title, verdict_lines
 from ddpperf.report.tables import tables_of
 from ddpperf.report.terminal_tables import table_lines, wrapped
 from ddpperf.results.stored_runs import read_document
+from tools import calibrate
 from tools.markdown_tables import ROOT, markdown
 from tools.report_mistakes import clocks_table, speedups_table
 
@@ -37,7 +39,6 @@ RESULTS = ROOT / "docs" / "results"
 # Each page of results, and the stored run that it shows
 PAGES = {
     "cpu2-epyc-25-17-1": "perf/baselines/cpu2-epyc-25-17-1/0014_core.json",
-    "h100-80gb-hbm3x2": "perf/baselines/h100-80gb-hbm3x2/0005_core.json",
     "h100-80gb-hbm3x4": "perf/baselines/h100-80gb-hbm3x4/0005_core.json",
     "h200x1": "perf/baselines/h200x1/0003_core.json",
 }
@@ -104,11 +105,19 @@ def commands_list(times: str) -> str:
 
 
 # The function that makes a table, by its name in a page; each takes the path of a stored run
+def trials_tables(folder: str) -> str:
+    """Return the tables of all trials of `tools.calibrate` in a folder."""
+    files = sorted((ROOT / folder).glob("*.jsonl.gz"))
+    lines = [line for file in files for line in gzip.decompress(file.read_bytes()).splitlines()]
+    return calibrate.tables(map(json.loads, lines))
+
+
 TABLES: dict[str, Callable[[str], str]] = {
     "baselines": baselines_table,  # a folder
     "output": output_block,
     "commands": commands_list,  # the times of the commands
     "speedups": speedups_table,
+    "trials": trials_tables,
     "clocks": clocks_table,  # a result of tools/plain_timing.py
 }
 

@@ -86,7 +86,8 @@ EXPERIMENTS = {
     "test_collective": Experiment("collectives", CALLS),
     "test_single_calls": Experiment(
         "single calls",
-        "call_p50_seconds call_p99_seconds call_largest_seconds late_rank late_fraction late_seconds",
+        "call_p50_seconds call_p99_seconds call_largest_seconds late_rank late_fraction late_seconds "
+        "event_seconds",
     ),
     "test_fastest_all_reduce": Experiment("fastest all_reduce", "speedup_of_the_best_other"),
     "test_backend_model": Experiment(
