@@ -32,6 +32,7 @@ from typing import Any
 from scipy.stats import binomtest
 
 from ddpperf import specs
+from ddpperf.machine.child_process import die_with_parent
 from ddpperf.verdict.noise_classes import EAGER_TOLERANCE
 from tools.markdown_tables import ROOT, markdown
 from tools.slow_downs import EVERY, KINDS, VARIABLE, SlowDown, key_of
@@ -171,6 +172,7 @@ class Checkouts:
                 env=os.environ | {VARIABLE: str(planned)},
                 stdout=output,
                 stderr=output,
+                preexec_fn=die_with_parent,
             )
             try:
                 child.wait(max(0.0, end - time.monotonic()))
@@ -178,7 +180,9 @@ class Checkouts:
                 child.send_signal(signal.SIGINT)
                 child.wait()
                 return None
-        stored = max(folder.glob(".ddpperf/runs/*/*.json"))
+        stored = max(folder.glob(".ddpperf/runs/*/*.json"), default=None)
+        if stored is None:
+            sys.exit(f"a test run stored nothing; its output is in {folder.parent / 'output.txt'}")
         run: Run = json.loads(stored.read_text())
         stored.rename(folder / "stored.json" if checkout else folder.parent / stored.name)
         return run

@@ -37,7 +37,7 @@ from ddpperf.verdict.estimates import (
     tests_by_pair,
 )
 from ddpperf.verdict.rows import REPEATS, Finding, Row, next_plan, only_the_machine_changed, rows
-from ddpperf.verdict.verdict import Answer, Context, answer_of, may_pass
+from ddpperf.verdict.verdict import Answer, Context, answer_of, needs_no_repeat
 from ddpperf.why.differences import differences_of
 from ddpperf.why.explain import Slower, explain
 
@@ -82,7 +82,7 @@ class Judge:
         for repeat in range(REPEATS if session.options.max_seconds else 0):
             found, end = self.rows, self._end(1.0, least=0.0 if repeat else LEAST_TIME)
             still_open = {row.key.pair for row in found if row.open}
-            if may_pass(found) or any(row.certain for row in found) or only_the_machine_changed(found):
+            if needs_no_repeat(found) or any(row.certain for row in found) or only_the_machine_changed(found):
                 break
             if repeat and time.monotonic() > end:
                 self._note_late(len(still_open))

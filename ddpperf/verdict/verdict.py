@@ -140,8 +140,14 @@ def _changed_machine(found: Sequence[Row], context: Context) -> list[Reason]:
     return [Reason(text, f"{undo}, or store a new baseline: python -m pytest perf/ --benchmark-save=NAME")]
 
 
+def needs_no_repeat(found: Sequence[Row]) -> bool:
+    """Return whether the undecided rows allow a PASS, and exclude slow-downs of twice their tolerances."""
+    limited = [(row.high - 1, row.limits.tolerance) for row in found if row.open and row.limits]
+    return may_pass(found) and all(end < 2 * tolerance for end, tolerance in limited)
+
+
 def may_pass(found: Sequence[Row]) -> bool:
-    """Return whether the undecided rows allow a PASS, so that nothing must be measured again."""
+    """Return whether the undecided rows allow a PASS."""
     pairs, total = _open_pairs(found)
     return not _blocking(found) and len(pairs) <= MOST_UNDECIDED * total
 

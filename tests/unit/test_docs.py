@@ -28,9 +28,18 @@ API = (DOCS / "own-suite.md").read_text().partition("## Public names")[2]
 OTHER_TOOLS = {  # options, but not pytest's
     *("--bad", "--between", "--good"),
     *("--adapter", "--baseline", "--build-arg", "--csv", "--curves", "--exclusive", "--gpu-hour-price"),
-    *("--gpus-per-node", "--ipc", "--json", "--master-addr", "--master-port", "--name", "--nnodes"),
+    *(
+        "--gpus-per-node",
+        "--ipc",
+        "--json",
+        "--master-addr",
+        "--master-port",
+        "--minutes",
+        "--name",
+        "--nnodes",
+    ),
     *("--no-python", "--node-rank", "--nodelist", "--nproc-per-node", "--plots", "--preserve-status"),
-    *("--seconds", "--signal"),
+    *("--run", "--seconds", "--signal"),
 }
 over_pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
 

@@ -17,7 +17,7 @@ from ddpperf.verdict.noise import prior_of
 from ddpperf.verdict.noise_classes import LAUNCH_BOUND_TOLERANCE, NoiseClass, limits_of
 from ddpperf.verdict.rows import REPEATS, Finding, Row, next_plan, rows
 from ddpperf.verdict.settings import Limits, Settings, read_decision
-from ddpperf.verdict.verdict import Answer, Context, answer_of, decide
+from ddpperf.verdict.verdict import Answer, Context, answer_of, decide, needs_no_repeat
 
 METRICS = ("time", "mean_time")
 ROUNDS, STEPS = 7, 16  # of a process set; of a round
@@ -160,7 +160,7 @@ def judged(rng: np.random.Generator, suite: Suite, mistake: str = "") -> Result:
     estimates += controls(rng, suite, estimates[-2])
     found = rows(estimates, settings)
     for _ in range(REPEATS):
-        if any(row.certain for row in found) or not any(row.open for row in found):
+        if any(row.certain for row in found) or needs_no_repeat(found):
             break
         plan = next_plan(found, seconds, suite.in_time)
         tested |= plan.tested

@@ -15,7 +15,7 @@ from ddpperf.plugin.control_steps import COPY_CLASS
 from ddpperf.results.outcomes import Outcome, OutcomeKind, Reason, Status
 from ddpperf.verdict.estimates import Control, Estimates, Stage
 from ddpperf.verdict.rows import rows
-from ddpperf.verdict.verdict import Answer, Context, answer_of, decide, exit_status
+from ddpperf.verdict.verdict import Answer, Context, answer_of, decide, exit_status, needs_no_repeat
 from tests.generated import BOUNDED
 from tests.judged import GPU, LIMITS, PASSED, answered, control, equal, estimate, verdict_of
 
@@ -225,6 +225,25 @@ def test_two_undecided_of_thirty_block_a_pass(metric: str) -> None:
         verdict = verdict_of(undecided(*estimates))
         assert verdict.status is Status.NO_VERDICT
         assert verdict.reasons[0].startswith("2 of 30 measurements are undecided")
+
+
+@pytest.mark.parametrize(
+    ("ratios", "passes"), [((1.0,), True), ((1.0, 1.0), False), ((1.015,), False), ((1.06,), False)]
+)
+def test_one_undecided_of_thirty_needs_no_repeat_unless_it_looks_slower(
+    ratios: tuple[float, ...], passes: bool
+) -> None:
+    first = [estimate(number, ratio, noise=0.01) for number, ratio in enumerate(ratios, 1)]
+    own = {entry.key for entry in first}
+    every = [*first, *(entry for entry in equal(30) if entry.key not in own)]
+    assert needs_no_repeat(rows(every, GPU)) == passes
+    assert (verdict_of(undecided(*first)).status is Status.PASS) == passes
+
+
+def test_undecided_row_that_may_hide_twice_the_tolerance_is_repeated() -> None:
+    first = [estimate(1, noise=0.04), *equal(30)[2:]]
+    assert verdict_of(answered(first)).status is Status.PASS
+    assert not needs_no_repeat(rows(first, GPU))
 
 
 def test_pairs_that_have_only_bytes_do_not_make_up_for_undecided_times() -> None:
