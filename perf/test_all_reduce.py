@@ -28,6 +28,7 @@ from ddpperf.specs.collective import (
     CollectiveKind,
     ElementType,
 )
+from ddpperf.verdict.estimates import CALL_TAILS
 from perf.common.all_reduces import (
     backend_sizes,
     estimate_metric,
@@ -40,12 +41,7 @@ from perf.common.by_set import per_set, sets_by_side
 OWN_SIZES = (2**12, 2**16, 2**20, 2**24)  # for the algorithms made of messages between ranks
 RING_SIZE = 2**26  # of the algorithms in `own` only the ring is measured at this size or more
 SINGLE_CALL_SIZES = (2**16, 2**20, 2**24)
-TAILS = (
-    "call_p50_seconds",
-    "call_p99_seconds",
-    "call_largest_seconds",
-    *("late_rank", "late_fraction", "late_seconds", "event_seconds"),
-)
+TAILS = (*CALL_TAILS, "late_rank", "late_fraction", "late_seconds", "event_seconds")
 MOSTLY_LATE = 0.8  # of the slowest calls: a rank that is late so often is named
 ONE_RANK = "a collective needs two ranks or more; pass --world-sizes 1,2"
 # Of all collectives on GPUs, also in the gate, where NCCL is measured in both types
@@ -207,7 +203,8 @@ def collectives(options: Options, N: int) -> Iterator[Case]:
     uses the largest world size, and one large size in fp32 only. On GPUs, the gate uses all sizes in
     fp32 and in bf16.
     """
-    usual = GPU_COLLECTIVE_SIZES if options.device == "cuda" else COLLECTIVE_SIZES
+    most, on_gpu = max(options.world_sizes) == N, options.device == "cuda"
+    usual = GPU_COLLECTIVE_SIZES if on_gpu else COLLECTIVE_SIZES
     sizes, mode = options.links.buffer_sizes or usual, EXECUTION[options.device]
     for kind in KINDS:
         least = 4 * (1 if kind == "broadcast" else N)  # bytes: one float32 for each rank
@@ -216,7 +213,6 @@ def collectives(options: Options, N: int) -> Iterator[Case]:
             yield skipped(f"{size_id(options, N)}-{format_bytes(size)}-{kind}", reason)
         for nbytes in dict.fromkeys(size - size % least for size in sizes if size >= least):
             rounded = 0 <= largest_of_all(options.links) - nbytes < 4 * N
-            most, on_gpu = max(options.world_sizes) == N, options.device == "cuda"
             for dtype in GPU_TYPES if on_gpu else GPU_TYPES[:1]:
                 call = CollectiveSpec(world_size=N, nbytes=nbytes, kind=kind, dtype=dtype, execution=mode)
                 yield case(call, core=most and rounded and dtype == "fp32", gate=most and on_gpu)
@@ -262,8 +258,9 @@ def test_single_calls(measure: Measure, spec: SingleCallsSpec) -> None:
         which = f"{format_bytes(spec.nbytes)} {spec.kind}, set {one.set}"
         if "slow_mode_seconds" in found:
             fast, slow = (units.seconds(found[f"{mode}_mode_seconds"]) for mode in ("fast", "slow"))
-            part = units.percent(found["slow_mode_fraction"])
-            measure.note(f"{which}: calls take {fast}, but {part} of them {slow}")
+            part = found["slow_mode_fraction"]
+            many, few = units.percent(1 - part), units.percent(part)
+            measure.note(f"{which}: {many} of the calls take {fast}, {few} take {slow}")
         if found["late_fraction"] >= MOSTLY_LATE and found["late_seconds"] > found["call_p50_seconds"] / 4:
             late, waited = units.percent(found["late_fraction"]), units.seconds(found["late_seconds"])
             rank = int(found["late_rank"])

@@ -39,7 +39,7 @@ from tools.slow_downs import EVERY, KINDS, VARIABLE, SlowDown, key_of
 
 FACTORS = {0.5: 20, 1.0: 60, 2.0: 20, 5.0: 10}  # of the tolerance, with how many trials of each kind
 METRIC = {"1 in 40": "mean_time", "memory": "peak_memory_bytes"}  # what shows a kind; others: time
-SURE_STEPS = 3 * EVERY  # one of 40 steps is among so many steps of a side with 95% (rule of three)
+LEAST_STEPS = 3 * EVERY  # of a side, for a rare slow-down
 EQUAL_RUNS = 3  # one of so many runs is without slow-downs
 PATCH = """
 
@@ -62,7 +62,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     checkouts = Checkouts(ROOT / ".ddpperf" / "calibration" / commit[:12])
     chosen.into.parent.mkdir(parents=True, exist_ok=True)
     runs = [json.loads(line) for line in chosen.into.read_text().splitlines()] if chosen.into.exists() else []
-    what = {"commit": commit[:12], "run": chosen.run, "options": chosen.options}
     end, longest = time.monotonic() + 60 * chosen.minutes, 0.0
     while time.monotonic() + longest < end:
         began = time.monotonic()
@@ -72,15 +71,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if stored is None:
             break
         longest = max(longest, time.monotonic() - began)
-        verdict = stored["ddpperf"]["verdict"]
-        if not (trials := list(trials_of(stored, slow))):
-            sys.exit(f"nothing was compared; {verdict['status']}: {verdict['reasons'][0]}")
-        result = {"machine": stored["ddpperf"]["hardware_key"], **what}
-        result |= {"seconds": round(stored["ddpperf"]["timing"]["seconds"]), "verdict": verdict["status"]}
-        runs.append(result | {"reason": verdict["reasons"][0], "trials": trials})
+        header = stored["ddpperf"]
+        run = {
+            "machine": header["hardware_key"],
+            "commit": commit[:12],
+            "run": chosen.run,
+            "options": chosen.options,
+            "seconds": round(header["timing"]["seconds"]),
+            "verdict": header["verdict"]["status"],
+            "reason": header["verdict"]["reasons"][0],
+            "trials": list(trials_of(stored, slow)),
+        }
+        if not run["trials"]:
+            sys.exit(f"nothing was compared ({run['reason']}); select tests that the {chosen.run} has")
+        runs.append(run)
         with chosen.into.open("a") as file:
-            file.write(json.dumps(runs[-1]) + "\n")
-        print(f"{runs[-1]['verdict']} in {runs[-1]['seconds']} s, {len(slow)} slow-downs", flush=True)
+            file.write(json.dumps(run) + "\n")
+        print(f"{run['verdict']} in {run['seconds']} s, {len(slow)} slow-downs", flush=True)
     print(tables(runs))
 
 
@@ -122,7 +129,7 @@ def kinds_of(spec: specs.Spec, metrics: Mapping[str, Run]) -> list[str]:
     waits = metrics["time"]["tolerance"] >= EAGER_TOLERANCE  # for its launches, perhaps
     impossible = {
         "one rank": spec.world_size == 1,
-        "1 in 40": metrics.get("mean_time", {"steps": 0})["steps"] < SURE_STEPS,
+        "1 in 40": metrics.get("mean_time", {"steps": 0})["steps"] < LEAST_STEPS,
         "memory": not on_gpu,
         "CPU only": not (on_gpu and waits),
         "constant": on_gpu and waits,
@@ -162,14 +169,14 @@ class Checkouts:
         checkout: Path | None = None,
     ) -> Run | None:
         folder = checkout or self.candidate
-        planned = folder.parent / "slow_downs.json"
-        planned.write_text(json.dumps({spec: asdict(slow_down) for spec, slow_down in slow.items()}))
+        plan = folder.parent / "slow_downs.json"
+        plan.write_text(json.dumps({spec: asdict(slow_down) for spec, slow_down in slow.items()}))
         command = [sys.executable, "-m", "pytest", "perf/", *options]
         with (folder.parent / "output.txt").open("w") as output:
             child = subprocess.Popen(
                 command,
                 cwd=folder,
-                env=os.environ | {VARIABLE: str(planned)},
+                env=os.environ | {VARIABLE: str(plan)},
                 stdout=output,
                 stderr=output,
                 preexec_fn=die_with_parent,
@@ -204,18 +211,15 @@ def tables(runs: Iterable[Run]) -> str:
     place = itemgetter("machine", "run")
     by_place = [(*key, list(group)) for key, group in groupby(sorted(runs, key=place), place)]
     everything = [run for *_, group in by_place for run in group]
-    equal = [_equal(machine, kind, group) for machine, kind, group in by_place]
-    return f"{markdown(EQUAL, [*equal, _equal('all', '', everything)])}\n{_slower(everything)}"
+    equal = [_unslowed(machine, kind, group) for machine, kind, group in by_place]
+    return f"{markdown(UNSLOWED, [*equal, _unslowed('all', '', everything)])}\n{_slowed(everything)}"
 
 
-EQUAL = (
-    *("machine", "run", "equal measurements", "called worse", "at most", "runs of equal code"),
-    *("half exclude", "95% exclude"),
-)
+UNSLOWED = ["machine", "run", "unslowed", "called worse", "at most", "runs", "half exclude", "95% exclude"]
 
 
-def _equal(machine: str, kind: str, runs: Sequence[Run]) -> list[str]:
-    """Return a row on equal code: false alarms with their upper 95% bound, and what is claimed."""
+def _unslowed(machine: str, kind: str, runs: Sequence[Run]) -> list[str]:
+    """Return a row on measurements without a slow-down: false alarms, and what they claim to exclude."""
     equal = [rows for rows in _measurements(runs) if "kind" not in rows[0]]
     whole = [run for run in runs if not any("kind" in row for row in run["trials"])]
     verdicts = Counter(run["verdict"] for run in whole)
@@ -239,7 +243,7 @@ def _is_found(rows: Iterable[Run]) -> bool:
     return any(row["finding"] == "worse" for row in rows)
 
 
-def _slower(runs: Sequence[Run]) -> str:
+def _slowed(runs: Sequence[Run]) -> str:
     """Return the table of put-in slow-downs: how many were found, and how many were wrongly excluded."""
     slow = [rows for rows in _measurements(runs) if "kind" in rows[0]]
     body = []

@@ -13,21 +13,13 @@ from pathlib import Path
 
 import torch
 
-from ddpperf.measuring.clock import delayed, seconds_of
+from ddpperf.measuring.clock import delayed
 from ddpperf.specs import Spec, to_json
 from ddpperf.workers.rank_commands import Opened
 
 VARIABLE = "SLOW_DOWNS"  # names the file with the slow-downs
 EVERY = 40
-# What is slowed down, by kind
-KINDS = {
-    "constant": "each step waits for a fixed time",
-    "percent": "each step takes a fixed fraction longer",
-    "one rank": "only the last rank waits",
-    "1 in 40": "one of 40 steps of rank 0 waits 40 times as long",
-    "CPU only": "the CPU works before each step, the GPU does not",
-    "memory": "each rank holds more memory of its GPU",
-}
+KINDS = ("constant", "percent", "one rank", "1 in 40", "CPU only", "memory")  # docs/trust.md describes them
 Step = Callable[[], None]
 
 
@@ -77,7 +69,8 @@ def _slower(slow_down: SlowDown, opened: Opened, rank: int, device: torch.device
         case "CPU only":
             return delayed(step, seconds, torch.device("cpu"))
         case "percent":
-            return _longer(step, slow_down.fraction, device, seconds)
+            on_cpu = device.type == "cpu"
+            return _longer(step, slow_down.fraction) if on_cpu else delayed(step, seconds, device)
         case "1 in 40":
             late = delayed(step, EVERY * seconds, device)
             numbers = itertools.count(random.randrange(EVERY))
@@ -85,22 +78,14 @@ def _slower(slow_down: SlowDown, opened: Opened, rank: int, device: torch.device
     return delayed(step, seconds, device)
 
 
-def _longer(step: Step, fraction: float, device: torch.device, seconds: float) -> Step:
-    """Return a step that takes longer by a fraction of itself; on a GPU, it waits for clock cycles."""
-    if device.type == "cuda":
-        cycles = int(seconds * 10**8 / seconds_of(lambda: torch.cuda._sleep(10**8), 1, device))
+def _longer(step: Step, fraction: float) -> Step:
+    """Return a step on a CPU that takes longer by a fraction of its own time."""
 
-        def on_gpu() -> None:
-            step()
-            torch.cuda._sleep(cycles)
-
-        return on_gpu
-
-    def on_cpu() -> None:
+    def slower() -> None:
         began = time.perf_counter()
         step()
         end = began + (1 + fraction) * (time.perf_counter() - began)
         while time.perf_counter() < end:
             pass
 
-    return on_cpu
+    return slower

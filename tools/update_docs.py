@@ -104,7 +104,6 @@ def commands_list(times: str) -> str:
     return "\n".join(fill(item, 100, subsequent_indent="  ", break_on_hyphens=False) for item in items) + "\n"
 
 
-# The function that makes a table, by its name in a page; each takes the path of a stored run
 def trials_tables(folder: str) -> str:
     """Return the tables of all trials of `tools.calibrate` in a folder."""
     files = sorted((ROOT / folder).glob("*.jsonl.gz"))
@@ -112,6 +111,7 @@ def trials_tables(folder: str) -> str:
     return calibrate.tables(map(json.loads, lines))
 
 
+# The function that makes a table, by its name in a page; each takes the path of a stored run
 TABLES: dict[str, Callable[[str], str]] = {
     "baselines": baselines_table,  # a folder
     "output": output_block,

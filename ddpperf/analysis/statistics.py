@@ -104,12 +104,12 @@ def welch_interval(ours: Sequence[float], theirs: Sequence[float]) -> tuple[floa
 
 
 def two_modes(values: Sequence[float]) -> tuple[float, float, float] | None:
-    """Return the medians of two modes of positive values, and the fraction of the larger ones, or None.
+    """Return the medians of both modes of positive values, and the fraction of values in the larger mode.
 
-    Otsu's threshold (1979) divides the sorted logarithms so that the variance between both groups is
-    largest. They are two modes if it is at least `BETWEEN_MODES` of the whole variance (0.64 for one normal
-    distribution, 0.75 for a uniform one), if each has at least `SMALLEST_MODE` of the values, and if
-    their medians differ by at least `MODES_APART`.
+    Returns None if there is one mode. Otsu's threshold (1979) divides the sorted logarithms so that the
+    variance between both groups is largest. There are two modes if it is at least `BETWEEN_MODES` of the
+    whole variance (0.64 for one normal distribution, 0.75 for a uniform one), if each mode has at least
+    `SMALLEST_MODE` of the values, and if their medians differ by at least `MODES_APART`.
     """
     logs = np.sort(np.log(np.asarray(values, dtype=float)))
     count, least = len(logs), math.ceil(SMALLEST_MODE * len(logs))

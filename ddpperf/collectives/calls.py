@@ -155,7 +155,8 @@ class AllReduce(RepeatedCall):
         # scaled back in two halves: the whole power may not fit into float32
         back = float(N) ** (-(calls - 1) / 2)
         tolerance = calls * N * torch.finfo(self.dtype).eps  # each rank's addition rounds by half of it
-        if self.dtype.itemsize < FLOAT32_BYTES:  # half of what the first rank adds, if the sums round
+        if self.dtype.itemsize < FLOAT32_BYTES:
+            # If sums are rounded: at most half of rank 0's part, so that a missing rank is found.
             tolerance = 2.0**-20 if self._is_exact else min(tolerance, 1 / (N * (N + 1)))
         for at in range(0, len(self.start), _CHECKED_AT_ONCE):
             part = slice(at, at + _CHECKED_AT_ONCE)
@@ -227,7 +228,7 @@ class Collective(RepeatedCall):
     """Timed all-gather, reduce-scatter, all-to-all or broadcast by NCCL, gloo or a user's function.
 
     The broadcast has one buffer, the other collectives have a source and a result. Element i of
-    rank r's buffer is 2**(i % 13) times a small whole number, which each type adds up exactly.
+    rank r's buffer is a power of two times a small whole number, which each type adds up exactly.
     """
 
     def __init__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -17,7 +18,7 @@ from ddpperf.measuring.repeated_work import Measurement
 from ddpperf.specs import AllReduceSpec, CollectiveSpec, SingleCallsSpec
 
 MOST_CALLS = 128  # of a round: a GPU's queue holds these calls and the events between them
-LAUNCH_SECONDS = 2e-5  # for which a GPU spins per call of a round, so that launches take no time
+LAUNCH_SECONDS = 2e-5  # per call of a round: a GPU spins so long that the CPU launches all calls meanwhile
 MARKS = 100  # events without calls, which show what an event costs
 SLOWEST = 0.05  # the fraction of all calls in which a late rank is looked for
 
@@ -40,7 +41,7 @@ class SingleCalls(Measurement):
             self.calls = Collective(kind, rank=rank, device=device)
         self.device = device
         self.max_iterations = min(MOST_CALLS, self.calls.max_iterations)
-        self.marks: list[torch.cuda.Event | float] = []
+        self.marks: list[Any] = []  # events, or seconds of perf_counter
         self.seconds: list[float] = []  # of the calls of all rounds
 
     def mark(self) -> None:
@@ -54,9 +55,10 @@ class SingleCalls(Measurement):
     def between_marks(self) -> list[float]:
         """Return the seconds between the marks, and forget the marks."""
         synchronize(self.device)
-        found = [_between(first, last) for first, last in zip(self.marks, self.marks[1:], strict=False)]
-        self.marks = []
-        return found
+        pairs, self.marks = list(pairwise(self.marks)), []
+        if self.device.type != "cuda":
+            return [last - first for first, last in pairs]
+        return [first.elapsed_time(last) / 1e3 for first, last in pairs]
 
     def step(self) -> None:
         self.calls.call()
@@ -85,13 +87,6 @@ class SingleCalls(Measurement):
         of_ranks = [torch.empty_like(own) for _ in range(dist.get_world_size())]
         dist.all_gather(of_ranks, own)
         return {"event_seconds": event_seconds, **tails(torch.stack(of_ranks).cpu())}
-
-
-def _between(first: torch.cuda.Event | float, last: torch.cuda.Event | float) -> float:
-    if isinstance(first, float) or isinstance(last, float):
-        return float(last) - float(first)  # type: ignore[arg-type]
-    milliseconds: float = first.elapsed_time(last)
-    return milliseconds / 1e3
 
 
 def tails(seconds: Tensor) -> dict[str, float]:

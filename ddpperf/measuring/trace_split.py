@@ -86,7 +86,6 @@ def trace_of(
 
 
 @functools.cache
-@functools.cache
 def load_profiler(device: torch.device) -> None:
     """Trace a GPU once, because the first trace of a process takes 5 s (four H100s).
 

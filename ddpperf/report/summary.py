@@ -369,7 +369,8 @@ def _nccl(header: Mapping[str, Any]) -> str:
     """Return the run's version of NCCL; "" on a CPU, or if base and candidate have different versions."""
     both = (header.get("judged") or {}).get("sides") or {}
     found = {side.get("nccl") for side in both.values()} | {header["environment"].get("nccl")}
-    return str(max(filter(None, found))) if len(found - {None}) == 1 else ""
+    found -= {None}
+    return str(found.pop()) if len(found) == 1 else ""
 
 
 def _compared(header: Mapping[str, Any]) -> list[str]:

@@ -63,7 +63,8 @@ class Row:
     is slower by the margin. `certain` marks a row that is worse at the run's false-alarm level. An
     `open` row is not cleared or is suspicious, and `order` says which open row to measure first.
     `stored_ratio` is this run's value over the stored run's; `stored_slower` says that it is slower
-    at the run's false-alarm level. `pooled` is the number of calls that are cleared together.
+    at the run's false-alarm level. `neighbours` is the number of calls, with
+    itself, whose mean change cleared it.
     """
 
     key: RowKey
@@ -85,7 +86,7 @@ class Row:
     order: float = 0.0
     stored_ratio: float | None = None
     stored_slower: bool = False
-    pooled: int = 1
+    neighbours: int = 1
 
     @property
     def judged(self) -> bool:
@@ -143,7 +144,7 @@ def rows(estimates: Iterable[Estimates], settings: Settings, tested: Iterable[Ro
             ratio, slower = before.stored_ratio, before.stored_slower
             row = replace(row, tests=before.tests, stored_ratio=ratio, stored_slower=slower)
         found[key] = row
-    return _named(_pooled(list(found.values())))
+    return _named(_with_neighbours(list(found.values())))
 
 
 def noises(estimates: dict[RowKey, list[Estimates]]) -> dict[RowKey, Noise]:
@@ -341,34 +342,41 @@ def _stored_row(entry: Estimates, changes: Sequence[float], level: float) -> Row
     )
 
 
-def _pooled(found: Sequence[Row]) -> list[Row]:
+def _with_neighbours(found: Sequence[Row]) -> list[Row]:
     """Return the rows, with open rows of small captured collective calls cleared by neighbouring sizes.
 
-    The calls differ only in their sizes, by at most `NEIGHBOURS`, and in the type of their elements.
-    A row is cleared if their mean change excludes the tolerance, and includes the row's own change.
+    Neighbours are the same call in all types, with sizes up to `NEIGHBOURS` times smaller or larger. A
+    row is cleared if their mean change excludes the tolerance, and the row alone twice the tolerance.
     """
-    families: dict[tuple[object, ...], list[tuple[Row, Call]]] = {}
+    families: dict[tuple[object, ...], list[tuple[int, Row]]] = {}
     for row in found:
         spec = row.key.pair.base if row.key.pair is not None else None
-        timed = row.key.metric in ("time", "mean_time") and row.judged and row.stages != (Stage.STORED,)
-        if timed and isinstance(spec, Call) and row.noise_class.kind == SMALL_CALL:
+        if not isinstance(spec, Call) or row.noise_class.kind != SMALL_CALL:
+            continue
+        if row.judged and row.key.metric in ("time", "mean_time") and row.stages != (Stage.STORED,):
             alike = spec.changed_fields.items() - {("nbytes", spec.nbytes), ("dtype", spec.dtype)}
-            families.setdefault((row.key.metric, type(spec), frozenset(alike)), []).append((row, spec))
-    cleared: dict[RowKey, Row] = {}
-    for family in families.values():
-        for row, spec in family:
-            if not row.open or row.suspicious or row.limits is None:
-                continue
-            ratios = [(other, of.nbytes / spec.nbytes) for other, of in family]
-            near = [other for other, ratio in ratios if 1 / NEIGHBOURS <= ratio <= NEIGHBOURS]
-            centre = mean(math.log(other.ratio) for other in near)
-            half = math.sqrt(sum(math.log(other.high / other.ratio) ** 2 for other in near)) / len(near)
-            low, high = math.exp(centre - half), _exp(centre + half)
-            if row.ratio < high < 1 + row.limits.tolerance:
-                cleared[row.key] = replace(
-                    row, finding=Finding.NOT_WORSE, low=low, high=high, pooled=len(near)
-                )
+            place = (row.key.metric, type(spec), frozenset(alike))
+            families.setdefault(place, []).append((spec.nbytes, row))
+    cleared = {
+        row.key: _cleared_with(
+            row, [other for size, other in family if 1 / NEIGHBOURS <= size / nbytes <= NEIGHBOURS]
+        )
+        for family in families.values()
+        for nbytes, row in family
+        if row.open and not row.suspicious
+    }
     return [cleared.get(row.key, row) for row in found]
+
+
+def _cleared_with(row: Row, near: Sequence[Row]) -> Row:
+    """Return an open row, cleared if it and its neighbours allow that. near: all of them."""
+    centre = mean(math.log(other.ratio) for other in near)
+    half = math.sqrt(sum(math.log(other.high / other.ratio) ** 2 for other in near)) / len(near)
+    low, high = math.exp(centre - half), _exp(centre + half)
+    _, tolerance = _logs_of(row.limits)
+    if not (row.ratio < high < math.exp(tolerance) and row.high < math.exp(2 * tolerance)):
+        return row
+    return replace(row, finding=Finding.NOT_WORSE, low=low, high=high, neighbours=len(near))
 
 
 def _named(found: list[Row]) -> list[Row]:

@@ -55,7 +55,7 @@ class Settings:
     """
 
     hardware: Literal["gpu", "cpu"] = "gpu"
-    margin: float = 0.0015  # in CUDA graphs, the sides of one A/B measurement differ by up to 0.28%
+    margin: float = 0.0015  # equal sides differed by 0.28% once of 30 times, but not in a repeat, too
     tolerance: float = 0.02
     compare_tolerance: float = 0.03  # of a comparison with a stored run, which has less time
     first_sets: int = 3  # process sets of each side in the first A/B measurement

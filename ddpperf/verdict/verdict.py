@@ -142,8 +142,8 @@ def _changed_machine(found: Sequence[Row], context: Context) -> list[Reason]:
 
 def needs_no_repeat(found: Sequence[Row]) -> bool:
     """Return whether the undecided rows allow a PASS, and exclude slow-downs of twice their tolerances."""
-    limited = [(row.high - 1, row.limits.tolerance) for row in found if row.open and row.limits]
-    return may_pass(found) and all(end < 2 * tolerance for end, tolerance in limited)
+    undecided = [row for row in found if row.open]
+    return may_pass(found) and all(row.high - 1 < 2 * row.limits.tolerance for row in undecided if row.limits)
 
 
 def may_pass(found: Sequence[Row]) -> bool:

@@ -46,6 +46,7 @@ TIMED_AT_END = (
     "device_seconds",
     "graph_slowdown",
     "kernel_seconds",
+    "event_seconds",
 )  # counters that other sets would disturb
 
 
@@ -472,8 +473,8 @@ def _idle_loads(jobs: list[Job]) -> dict[str, IdleLoad]:
 def _close(jobs: list[Job]) -> dict[str, list[dict[str, Any]]]:
     """End the measurement, and return the counters and the kernels of each rank by process set."""
     time_only = jobs[0][0].options.time_only
-    # One by one, as counters can be times. But in a comparison those of one base suffice, unless the CPU's
-    # seconds of a step matter.
+    # One by one, as counters can be times. If two sides are compared, only one set of the base is asked
+    # alone, except for eager steps, whose CPU seconds are shown.
     is_compared = len({live.side.name for live, _ in jobs}) > 1
     of_one = time_only or (is_compared and (jobs[0][1].captured or isinstance(jobs[0][1], Call)))
     timed = [min(jobs, key=lambda job: job[0].side.name == CANDIDATE)] if of_one else jobs

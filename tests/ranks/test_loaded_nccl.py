@@ -34,7 +34,7 @@ def test_preloaded_nccl_is_the_loaded_version(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="a torch for the CPU loads no NCCL")
-def test_library_that_torch_cannot_use_is_one_sentence(tmp_path: Path) -> None:
+def test_library_that_torch_cannot_use_is_refused(tmp_path: Path) -> None:
     library = compiled(tmp_path, "-Wl,-soname,libnccl.so.2")  # replaces torch's own library
     side = Side(name="B", environment={"LD_PRELOAD": str(library)})
     with pytest.raises(Refused, match=r"undefined symbol: nccl.*; name libraries that fit torch") as refused:

@@ -63,7 +63,7 @@ def test_two_modes_are_found(slow: float) -> None:
 
 
 @pytest.mark.parametrize("shape", ["normal", "uniform", "exponential", "few", "equal", "close"])
-def test_one_mode_is_not_divided(shape: str) -> None:
+def test_one_mode_is_not_called_two(shape: str) -> None:
     rng = np.random.default_rng(3)
     values = {
         "normal": rng.normal(4e-5, 2e-6, CALLS),

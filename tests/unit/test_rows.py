@@ -494,7 +494,7 @@ def test_noisy_call_is_cleared_with_neighbouring_sizes() -> None:
     assert [row.finding for row in alone] == [Finding.UNDECIDED]
     together = judged(small_calls(1.004, 0.998, 1.001, 0.999))
     assert {row.finding for row in together} == {Finding.NOT_WORSE}
-    assert {row.pooled for row in together} == {4}
+    assert {row.neighbours for row in together} == {4}
     assert all(row.high < alone[0].high and row.ratio < row.high < 1.02 for row in together)
 
 
@@ -505,9 +505,15 @@ def test_calls_that_are_all_slower_stay_open() -> None:
 def test_one_slower_call_is_not_cleared_by_its_neighbours() -> None:
     slower, *_ = judged(small_calls(1.03, 1.0, 1.0, 1.0))
     assert slower.open
-    assert slower.pooled == 1
+    assert slower.neighbours == 1
+
+
+def test_call_that_may_hide_twice_the_tolerance_is_not_cleared() -> None:
+    noisy, *_ = judged([*small_calls(1.004, noise=0.025), *small_calls(1.0, 1.0, 1.0, 1.0)[1:]])
+    assert noisy.high > 1.04
+    assert noisy.open
 
 
 def test_sizes_far_apart_are_no_neighbours() -> None:
     *near, far = small_calls(1.004, 0.998, 1.0, 1.0, 1.0)  # far: 16 MiB
-    assert [row.pooled for row in judged([*near[:2], far])] == [2, 2, 1]
+    assert [row.neighbours for row in judged([*near[:2], far])] == [2, 2, 1]

@@ -115,7 +115,7 @@ def side(text: str) -> tuple[str, Value | Path]:
         files = re.split("[: ]", value) if name == "LD_PRELOAD" else []
         for file in files:  # the loader would leave out a missing file with a warning
             if os.sep in file and not os.path.isfile(file):
-                raise ValueError(f"takes existing libraries in LD_PRELOAD, found no file {file}")
+                raise ValueError(f"takes existing libraries in LD_PRELOAD; check the path {file}")
         return name, value
     if equals and os.sep not in name:
         return field(text, others=("execution",))
