@@ -33,7 +33,9 @@ from scipy.stats import binomtest
 
 from ddpperf import specs
 from ddpperf.machine.child_process import die_with_parent
-from ddpperf.verdict.noise_classes import EAGER_TOLERANCE
+from ddpperf.machine.gpu_description import visible_gpus
+from ddpperf.machine.hardware import hardware_key
+from ddpperf.verdict.noise_classes import LAUNCH_BOUND_TOLERANCE
 from tools.markdown_tables import ROOT, markdown
 from tools.slow_downs import EVERY, KINDS, VARIABLE, SlowDown, key_of
 
@@ -58,14 +60,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--into", type=Path, default=ROOT / ".ddpperf" / "calibration" / "trials.jsonl")
     parser.add_argument("options", nargs="*", help="options of the test runs, after --")
     chosen = parser.parse_args(arguments)
-    commit = git(ROOT, "rev-parse", "HEAD")
-    checkouts = Checkouts(ROOT / ".ddpperf" / "calibration" / commit[:12])
+    commit = git(ROOT, "rev-parse", "--short=12", "HEAD")
+    checkouts = Checkouts(ROOT / ".ddpperf" / "calibration" / commit)
     chosen.into.parent.mkdir(parents=True, exist_ok=True)
     runs = [json.loads(line) for line in chosen.into.read_text().splitlines()] if chosen.into.exists() else []
+    what = {"machine": hardware_key("cuda" if (gpus := visible_gpus()) else "cpu", gpus), "commit": commit}
+    what |= {"run": chosen.run, "options": chosen.options}
     end, longest = time.monotonic() + 60 * chosen.minutes, 0.0
     while time.monotonic() + longest < end:
         began = time.monotonic()
-        alike = [run for run in runs if (run["run"], run["options"]) == (chosen.run, chosen.options)]
+        alike = [run for run in runs if run.items() >= what.items()]
         slow = planned(alike, len(runs), chosen.slowed) if len(alike) % EQUAL_RUNS else {}
         stored = checkouts.measure(chosen.run, chosen.options, slow, end)
         if stored is None:
@@ -73,10 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         longest = max(longest, time.monotonic() - began)
         header = stored["ddpperf"]
         run = {
+            **what,
             "machine": header["hardware_key"],
-            "commit": commit[:12],
-            "run": chosen.run,
-            "options": chosen.options,
             "seconds": round(header["timing"]["seconds"]),
             "verdict": header["verdict"]["status"],
             "reason": header["verdict"]["reasons"][0],
@@ -99,11 +101,11 @@ def git(folder: Path, *arguments: str) -> str:
 def planned(runs: Sequence[Run], seed: int, slowed: float) -> dict[str, SlowDown]:
     """Return slow-downs for a fraction of the measurements of earlier runs, of the kinds that lack trials."""
     draw = random.Random(seed)
-    values: dict[str, dict[str, Run]] = {}  # the newest base value and tolerance, by spec and metric
+    values: dict[str, dict[str, Run]] = {}  # the first base value and tolerance, by spec and metric
     done: Counter[tuple[str, float]] = Counter()
     for run in runs:
         for trial in run["trials"]:
-            values.setdefault(trial["spec"], {})[trial["metric"]] = trial
+            values.setdefault(trial["spec"], {}).setdefault(trial["metric"], trial)
             if trial.get("kind") and trial["metric"] == METRIC.get(trial["kind"], "time"):
                 done[trial["kind"], trial["factor"]] += 1
     found = {}
@@ -126,10 +128,11 @@ def planned(runs: Sequence[Run], seed: int, slowed: float) -> dict[str, SlowDown
 def kinds_of(spec: specs.Spec, metrics: Mapping[str, Run]) -> list[str]:
     """Return the kinds of slow-downs that a measurement's judged metrics can show."""
     on_gpu = "peak_memory_bytes" in metrics
-    waits = metrics["time"]["tolerance"] >= EAGER_TOLERANCE  # for its launches, perhaps
+    tolerance = metrics["time"]["tolerance"]
+    waits = tolerance >= LAUNCH_BOUND_TOLERANCE  # for its launches
     impossible = {
         "one rank": spec.world_size == 1,
-        "1 in 40": metrics.get("mean_time", {"steps": 0})["steps"] < LEAST_STEPS,
+        "1 in 40": spec.calls > 1 or metrics.get("mean_time", {"steps": 0})["steps"] < LEAST_STEPS,
         "memory": not on_gpu,
         "CPU only": not (on_gpu and waits),
         "constant": on_gpu and waits,
@@ -143,12 +146,11 @@ class Checkouts:
 
     def __init__(self, folder: Path) -> None:
         self.base, self.candidate = folder / "base", folder / "candidate"
-        if folder.exists():
-            return
         for place in (self.base, self.candidate):
-            subprocess.run(["git", "clone", "--quiet", ROOT, place], check=True)
-        with (self.candidate / "ddpperf" / "workers" / "rank_commands.py").open("a") as file:
-            file.write(PATCH)
+            if not place.exists():
+                subprocess.run(["git", "clone", "--quiet", ROOT, place], check=True)
+        patched = self.candidate / "ddpperf" / "workers" / "rank_commands.py"
+        patched.write_text(patched.read_text().removesuffix(PATCH) + PATCH)
 
     def measure(
         self, run: str, options: Sequence[str], slow: Mapping[str, SlowDown], end: float
@@ -156,10 +158,12 @@ class Checkouts:
         """Make a test run, and return what it stored; None if it was stopped at the time `end`."""
         if run == "gate":
             return self._pytest(["-m", "gate", f"--base={self.base}", *options], slow, end)
-        baseline = f"--benchmark-compare={self.base / 'stored.json'}"
-        if not (self.base / "stored.json").exists():
-            self._pytest(options, {}, end, self.base)
-        return self._pytest([baseline, *options], slow, end)
+        stored = self.base / f"stored{' '.join(options).replace('/', '_')}.json"
+        if not stored.exists():
+            if self._pytest(options, {}, end, self.base) is None:
+                return None
+            max(self.base.glob(".ddpperf/runs/*/*.json")).rename(stored)
+        return self._pytest([f"--benchmark-compare={stored}", *options], slow, end)
 
     def _pytest(
         self,
@@ -171,6 +175,8 @@ class Checkouts:
         folder = checkout or self.candidate
         plan = folder.parent / "slow_downs.json"
         plan.write_text(json.dumps({spec: asdict(slow_down) for spec, slow_down in slow.items()}))
+        for earlier in folder.glob(".ddpperf/runs/*/*.json"):
+            earlier.unlink()  # an interrupted run stored what it had
         command = [sys.executable, "-m", "pytest", "perf/", *options]
         with (folder.parent / "output.txt").open("w") as output:
             child = subprocess.Popen(
@@ -191,7 +197,6 @@ class Checkouts:
         if stored is None:
             sys.exit(f"a test run stored nothing; its output is in {folder.parent / 'output.txt'}")
         run: Run = json.loads(stored.read_text())
-        stored.rename(folder / "stored.json" if checkout else folder.parent / stored.name)
         return run
 
 
@@ -264,7 +269,12 @@ def _slowed(runs: Sequence[Run]) -> str:
 def _is_excluded(rows: Sequence[Run]) -> bool:
     """Return whether the interval of a slowed measurement excludes the slow-down, and nothing was found."""
     shows = [row for row in rows if row["metric"] == METRIC.get(row["kind"], "time")]
-    return not _is_found(rows) and any(row["high"] and row["high"] < 1 + row["fraction"] for row in shows)
+    return not _is_found(rows) and any(row["high"] and row["high"] < 1 + _size(row) for row in shows)
+
+
+def _size(row: Run) -> float:
+    """Return a slow-down as a fraction of the base in the same run."""
+    return float(row["fraction"] * (1.0 if row["kind"] == "percent" else row["value"] / row["base"]))
 
 
 if __name__ == "__main__":

@@ -24,12 +24,11 @@ from ddpperf.specs.custom import import_function
 
 MOST_GRAPHS = 8
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# By element type: the elements after which a buffer repeats itself, the least element of an all_reduce's
-# buffer, and by which power of two sums can grow
-_PATTERN = {"fp32": 13, "bf16": 13, "fp16": 4}
+# By element type: the elements after which a buffer repeats itself, and the least element of an all_reduce
+_PATTERN = {"fp32": 13, "bf16": 13, "fp16": 5}
 _SCALE = {"fp32": 2.0**-126, "bf16": 2.0**-126, "fp16": 2.0**-14}
-_ROOM_EXPONENT = {"fp32": 230, "bf16": 230, "fp16": 22}
-_EXACT_RANKS = 16  # sums of the parts of so many ranks, if they are a power of two, are exact in bf16
+_EXACT_RANKS = 16  # sums over so many ranks, if they are a power of two, are exact in every type
+_MOST_DISTINCT = 256  # whole numbers up to it are exact in every type
 _CHECKED_AT_ONCE = 2**24  # elements: the check of a whole buffer could exceed the GPU's memory
 # The functions of torch.distributed that take a result and a source
 _OPERATIONS: dict[str, Callable[[Tensor, Tensor], object]] = {
@@ -114,9 +113,11 @@ class AllReduce(RepeatedCall):
     """Timed all-reduce of a buffer, whose result is checked after each round.
 
     The buffer has `spec.nbytes` bytes. The sum replaces it or goes to another buffer. Element i of
-    rank r starts as (r + 1) * 2**(i % 13 - 126); of fp16, as (r + 1) * 2**(i % 4 - 14). After k calls
-    in place the result is world_size**(k-1) times the sum of the starts. `max_iterations` keeps the
-    result within the range of the type, so that zeros and infinities are never timed.
+    rank r starts as f(r) 2**(i % 13 - 126), of fp16 as f(r) 2**(i % 5 - 14), with small factors f(r).
+    After k calls in place the result is world_size**(k-1) times the sum of the starts.
+    `max_iterations` keeps the result within the range of the type, so that zeros and infinities are
+    never timed. If sums in place are rounded so much that a missing rank could be overlooked, each
+    round begins with a single call, whose sum is exact.
     """
 
     def __init__(
@@ -126,12 +127,13 @@ class AllReduce(RepeatedCall):
         self.in_place = spec.in_place
         N = spec.world_size
         if spec.in_place:
-            room = int(_ROOM_EXPONENT[spec.dtype] / math.log2(N)) // spec.calls - 1
-            if not self._is_exact and spec.dtype != "fp32":
-                room = 1  # rounding errors add up
+            room = spec.calls_in_range // spec.calls - 1
             self.max_iterations = max(1, min(self.max_iterations, room))
+        self.factors = _factors(N, small=N > _EXACT_RANKS)
+        exact = spec.dtype == "fp32" or (N <= _EXACT_RANKS and N.bit_count() == 1)
+        self.checks_first = spec.in_place and not exact
         count = self.count
-        self.start = self.pattern(count, (rank + 1) * _SCALE[spec.dtype])
+        self.start = self.pattern(count, self.factors[rank] * _SCALE[spec.dtype])
         make = symmetric_buffer if spec.maps_memory and spec.algorithm != "low_latency" else torch.empty
         self.result = self.buffer = make(count, dtype=self.dtype, device=device)
         reduce = _all_reduce(spec, self.buffer)
@@ -145,6 +147,13 @@ class AllReduce(RepeatedCall):
         self.call = call
 
     def start_round(self) -> None:
+        self._fill()
+        if self.checks_first:
+            self.call()
+            self._check(1, 2.0**-20)
+            self._fill()
+
+    def _fill(self) -> None:
         self.buffer.copy_(self.start)
         if self.result is not self.buffer:
             self.result.fill_(-1)  # so that an earlier round's result cannot pass the check
@@ -152,12 +161,15 @@ class AllReduce(RepeatedCall):
     def end_round(self, steps: int) -> None:
         """Raise ArithmeticError unless a round of `steps` all-reduces gave the right sum."""
         calls, N = steps * self.spec.calls if self.in_place else 1, self.spec.world_size
-        # scaled back in two halves: the whole power may not fit into float32
-        back = float(N) ** (-(calls - 1) / 2)
         tolerance = calls * N * torch.finfo(self.dtype).eps  # each rank's addition rounds by half of it
         if self.dtype.itemsize < FLOAT32_BYTES:
-            # If sums are rounded: at most half of rank 0's part, so that a missing rank is found.
-            tolerance = 2.0**-20 if self._is_exact else min(tolerance, 1 / (N * (N + 1)))
+            tolerance = min(tolerance, 0.5) if self.checks_first else 2.0**-20
+        self._check(calls, tolerance)
+
+    def _check(self, calls: int, tolerance: float) -> None:
+        """Raise ArithmeticError unless the result after some calls is right, within a relative tolerance."""
+        # scaled back in two halves: the whole power may not fit into float32
+        back = float(self.spec.world_size) ** (-(calls - 1) / 2)
         for at in range(0, len(self.start), _CHECKED_AT_ONCE):
             part = slice(at, at + _CHECKED_AT_ONCE)
             result, first_sum = self.result[part].float(), self.first_sum(self.start[part])
@@ -170,16 +182,14 @@ class AllReduce(RepeatedCall):
     def first_sum(self, start: Tensor) -> Tensor:
         """Return the exact sum over all ranks after one call, in float32.
 
-        start: a part of this rank's buffer before the call, r + 1 times that of rank 0.
+        start: a part of this rank's buffer before the call.
         """
-        N = self.spec.world_size
-        return (start.float() / (self.rank + 1)).mul_(N * (N + 1) / 2)
+        return (start.float() / self.factors[self.rank]).mul_(sum(self.factors))
 
-    @property
-    def _is_exact(self) -> bool:
-        """Whether no sum is rounded, in any order of the ranks."""
-        N = self.spec.world_size
-        return N <= _EXACT_RANKS and N.bit_count() == 1
+
+def _factors(N: int, *, small: bool) -> list[int]:
+    """Return a factor for the buffer of each of N ranks: all differ, unless they must be small."""
+    return [1 + rank % (2 if small else _MOST_DISTINCT) for rank in range(N)]
 
 
 def _all_reduce(spec: AllReduceSpec | CustomCollectiveSpec, buffer: Tensor) -> Callable[[], Tensor]:
@@ -237,8 +247,7 @@ class Collective(RepeatedCall):
         super().__init__(spec, rank=rank, device=device)
         count, N = self.count, spec.world_size
         part = slice(rank * count // N, (rank + 1) * count // N)  # this rank's part of the buffer
-        # Up to 16 ranks all differ. Sums over more ranks stay exact if they are small.
-        factors = [1 + rank % (_EXACT_RANKS if N <= _EXACT_RANKS else 2) for rank in range(N)]
+        factors = _factors(N, small=spec.kind == "reduce_scatter" and N > _EXACT_RANKS)
         pattern = self.pattern(count)
         self.source = pattern * factors[rank]
         self.result = torch.empty_like(self.source)

@@ -18,7 +18,7 @@ from ddpperf.measuring.repeated_work import Measurement
 from ddpperf.specs import AllReduceSpec, CollectiveSpec, SingleCallsSpec
 
 MOST_CALLS = 128  # of a round: a GPU's queue holds these calls and the events between them
-LAUNCH_SECONDS = 2e-5  # per call of a round: a GPU spins so long that the CPU launches all calls meanwhile
+LAUNCH_SECONDS = 1e-4  # per call of a round: a GPU spins so long that the CPU launches all calls meanwhile
 MARKS = 100  # events without calls, which show what an event costs
 SLOWEST = 0.05  # the fraction of all calls in which a late rank is looked for
 
@@ -27,8 +27,8 @@ class SingleCalls(Measurement):
     """Measurement of collective calls with an event before and after each call.
 
     On a GPU the calls are launched while the GPU spins, so that the times between events are those of
-    the GPU. The first call of a round does not count, because it waits until all ranks end their spin.
-    On a CPU the events are times of perf_counter.
+    the GPU. The first call of a round does not count there, because it waits until all ranks end their
+    spin. On a CPU the events are times of perf_counter.
     """
 
     def __init__(self, spec: SingleCallsSpec, *, rank: int, device: torch.device) -> None:
@@ -42,7 +42,7 @@ class SingleCalls(Measurement):
         self.device = device
         self.max_iterations = min(MOST_CALLS, self.calls.max_iterations)
         self.marks: list[Any] = []  # events, or seconds of perf_counter
-        self.seconds: list[float] = []  # of the calls of all rounds
+        self.rounds: list[list[float]] = []  # the seconds of each call
 
     def mark(self) -> None:
         if self.device.type != "cuda":
@@ -61,6 +61,7 @@ class SingleCalls(Measurement):
         return [first.elapsed_time(last) / 1e3 for first, last in pairs]
 
     def step(self) -> None:
+        self.mark()  # directly before the call: a rank that is late waits less in the call
         self.calls.call()
         self.mark()
 
@@ -71,10 +72,10 @@ class SingleCalls(Measurement):
         self.marks = []
         if self.device.type == "cuda":
             keep_busy(MOST_CALLS * LAUNCH_SECONDS)
-        self.mark()
 
     def end_round(self, steps: int) -> None:
-        self.seconds += self.between_marks()[1:]
+        seconds = self.between_marks()[::2]
+        self.rounds.append(seconds[1:] if self.device.type == "cuda" and steps > 1 else seconds)
         self.calls.end_round(steps)
 
     def finish(self) -> dict[str, float]:
@@ -83,7 +84,9 @@ class SingleCalls(Measurement):
         for _ in range(MARKS):
             self.mark()
         event_seconds = median(self.between_marks()[1:])
-        own = torch.tensor(self.seconds, dtype=torch.float64, device=self.device)
+        longest = max(map(len, self.rounds))  # shorter rounds were trials
+        counted = [seconds for of_round in self.rounds if len(of_round) == longest for seconds in of_round]
+        own = torch.tensor(counted, dtype=torch.float64, device=self.device)
         of_ranks = [torch.empty_like(own) for _ in range(dist.get_world_size())]
         dist.all_gather(of_ranks, own)
         return {"event_seconds": event_seconds, **tails(torch.stack(of_ranks).cpu())}

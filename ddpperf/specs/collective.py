@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, get_args
@@ -24,6 +25,7 @@ KEEPS_ITS_BUFFER: tuple[Algorithm, ...] = ("one_shot", "low_latency")  # can put
 UNTRACED_CALLS = "DDPPERF_UNTRACED_CALLS"  # a variable of ranks that do not time the kernels of calls
 GRAPH_CALLS = 20  # calls in one graph, like -G 20 of nccl-tests
 FLOAT32_BYTES = 4
+ROOM_EXPONENT = {"fp32": 241, "bf16": 241, "fp16": 22}  # the power of two by which sums in place can grow
 LOW_LATENCY_BYTES = 2**28  # largest buffer of low_latency; the mailbox takes 6 times as much
 PIECE_BYTES = 2**20  # size of the messages into which a ring divides a segment
 MOST_PIECES = 16
@@ -54,10 +56,28 @@ class Call(Spec):
         if self.nbytes % unit:
             what = "a float32 for each rank" if is_divided else "a float32"
             yield f"nbytes must be a multiple of {unit}, {what}, got {self.nbytes}"
+        if self.captured and self.grows and self.calls_in_range < 2 * GRAPH_CALLS:
+            found = f"{2 * GRAPH_CALLS} sums in place of {self.world_size} ranks exceed {self.dtype}"
+            yield f"{found}; use fewer ranks, fp32 or bf16, or in_place=False"
 
     @property
     def calls(self) -> int:
         return GRAPH_CALLS if self.captured else 1
+
+    @property
+    def grows(self) -> bool:
+        """Whether each call sums the results of the call before."""
+        return getattr(self, "kind", "all_reduce") == "all_reduce" and getattr(self, "in_place", True)
+
+    @property
+    def calls_in_range(self) -> int:
+        """How many sums in place stay within the range of the type, if the first ones are small."""
+        return int(ROOM_EXPONENT[self.dtype] / math.log2(self.world_size))
+
+    @property
+    def message_bytes(self) -> int:
+        """The bytes that a rank sends to another at once: an all_to_all divides its buffer."""
+        return self.nbytes // (self.world_size if getattr(self, "kind", "") == "all_to_all" else 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +106,6 @@ class AllReduceSpec(Call):
         if self.algorithm == "low_latency" and self.nbytes > LOW_LATENCY_BYTES:
             most = format_bytes(LOW_LATENCY_BYTES)
             yield f"algorithm low_latency sums up to {most}, got {self.nbytes} bytes; use two_shot"
-        if self.dtype == "fp16" and self.captured and self.in_place:
-            yield f"{GRAPH_CALLS} all_reduces in place exceed the range of fp16; use bf16, or in_place=False"
         N, node_size = self.world_size, self.node_size
         if self.algorithm == "hierarchical" and (not 1 < node_size < N or N % node_size):
             takes = f"a node_size above 1 that divides {N} ranks into two nodes or more"

@@ -26,10 +26,9 @@ from typing import Any
 
 from ddpperf.analysis.statistics import t_quantile
 from ddpperf.specs import RunSpec
-from ddpperf.specs.collective import Call
 from ddpperf.verdict.estimates import Estimates, Pair, RowKey, Stage
 from ddpperf.verdict.noise import Noise, moderated, pooled, prior_of
-from ddpperf.verdict.noise_classes import CALLS, SMALL_CALL, NoiseClass
+from ddpperf.verdict.noise_classes import CALLS, NoiseClass
 from ddpperf.verdict.settings import Limits, Settings
 
 REPEATS = 2  # how often open rows are measured again, at most
@@ -39,7 +38,6 @@ SUSPICIOUS_P = {Stage.STORED: 0.01, Stage.FIRST: 0.02, Stage.REPEAT: 0.02}
 # If the standard error is below this fraction of the tolerance, equal code rarely looks worse. So the first
 # measurement is less strict, and a change of a few standard errors is measured again.
 PRECISE, PRECISE_P = 0.05, 0.1
-NEIGHBOURS = 16  # how many times as large a neighbouring size of a collective call is, at most
 FALSE_NAMES = 0.05  # the largest expected fraction of wrong names, once a row is certainly worse
 STORED_FREEDOM = 8.0  # degrees of freedom of the spread between runs
 HALF_NORMAL = 0.455  # the median of the square of a standard normal value
@@ -63,8 +61,7 @@ class Row:
     is slower by the margin. `certain` marks a row that is worse at the run's false-alarm level. An
     `open` row is not cleared or is suspicious, and `order` says which open row to measure first.
     `stored_ratio` is this run's value over the stored run's; `stored_slower` says that it is slower
-    at the run's false-alarm level. `neighbours` is the number of calls, with
-    itself, whose mean change cleared it.
+    at the run's false-alarm level.
     """
 
     key: RowKey
@@ -86,7 +83,6 @@ class Row:
     order: float = 0.0
     stored_ratio: float | None = None
     stored_slower: bool = False
-    neighbours: int = 1
 
     @property
     def judged(self) -> bool:
@@ -144,7 +140,7 @@ def rows(estimates: Iterable[Estimates], settings: Settings, tested: Iterable[Ro
             ratio, slower = before.stored_ratio, before.stored_slower
             row = replace(row, tests=before.tests, stored_ratio=ratio, stored_slower=slower)
         found[key] = row
-    return _named(_with_neighbours(list(found.values())))
+    return _named(list(found.values()))
 
 
 def noises(estimates: dict[RowKey, list[Estimates]]) -> dict[RowKey, Noise]:
@@ -340,43 +336,6 @@ def _stored_row(entry: Estimates, changes: Sequence[float], level: float) -> Row
         stored_ratio=math.exp(about_zero.change),
         stored_slower=level > 0 and about_median.lower(level) > margin,
     )
-
-
-def _with_neighbours(found: Sequence[Row]) -> list[Row]:
-    """Return the rows, with open rows of small captured collective calls cleared by neighbouring sizes.
-
-    Neighbours are the same call in all types, with sizes up to `NEIGHBOURS` times smaller or larger. A
-    row is cleared if their mean change excludes the tolerance, and the row alone twice the tolerance.
-    """
-    families: dict[tuple[object, ...], list[tuple[int, Row]]] = {}
-    for row in found:
-        spec = row.key.pair.base if row.key.pair is not None else None
-        if not isinstance(spec, Call) or row.noise_class.kind != SMALL_CALL:
-            continue
-        if row.judged and row.key.metric in ("time", "mean_time") and row.stages != (Stage.STORED,):
-            alike = spec.changed_fields.items() - {("nbytes", spec.nbytes), ("dtype", spec.dtype)}
-            place = (row.key.metric, type(spec), frozenset(alike))
-            families.setdefault(place, []).append((spec.nbytes, row))
-    cleared = {
-        row.key: _cleared_with(
-            row, [other for size, other in family if 1 / NEIGHBOURS <= size / nbytes <= NEIGHBOURS]
-        )
-        for family in families.values()
-        for nbytes, row in family
-        if row.open and not row.suspicious
-    }
-    return [cleared.get(row.key, row) for row in found]
-
-
-def _cleared_with(row: Row, near: Sequence[Row]) -> Row:
-    """Return an open row, cleared if it and its neighbours allow that. near: all of them."""
-    centre = mean(math.log(other.ratio) for other in near)
-    half = math.sqrt(sum(math.log(other.high / other.ratio) ** 2 for other in near)) / len(near)
-    low, high = math.exp(centre - half), _exp(centre + half)
-    _, tolerance = _logs_of(row.limits)
-    if not (row.ratio < high < math.exp(tolerance) and row.high < math.exp(2 * tolerance)):
-        return row
-    return replace(row, finding=Finding.NOT_WORSE, low=low, high=high, neighbours=len(near))
 
 
 def _named(found: list[Row]) -> list[Row]:

@@ -41,13 +41,7 @@ MOST_STEPS = 1000  # in a round, unless a measurement says otherwise
 # it. Without untimed steps, four process sets on 2 cores alternate faster. Their times of a step of 200 ms
 # differ by 2.2%, not by 4.2%, and the rounds take two thirds of the time.
 LONG_STEP_SECONDS = 0.01
-TIMED_AT_END = (
-    "cpu_seconds",
-    "device_seconds",
-    "graph_slowdown",
-    "kernel_seconds",
-    "event_seconds",
-)  # counters that other sets would disturb
+TIMED_AT_END = ("cpu_seconds", "device_seconds", "graph_slowdown")  # counters that other sets would disturb
 
 
 class Pool:
@@ -473,11 +467,8 @@ def _idle_loads(jobs: list[Job]) -> dict[str, IdleLoad]:
 def _close(jobs: list[Job]) -> dict[str, list[dict[str, Any]]]:
     """End the measurement, and return the counters and the kernels of each rank by process set."""
     time_only = jobs[0][0].options.time_only
-    # One by one, as counters can be times. If two sides are compared, only one set of the base is asked
-    # alone, except for eager steps, whose CPU seconds are shown.
-    is_compared = len({live.side.name for live, _ in jobs}) > 1
-    of_one = time_only or (is_compared and (jobs[0][1].captured or isinstance(jobs[0][1], Call)))
-    timed = [min(jobs, key=lambda job: job[0].side.name == CANDIDATE)] if of_one else jobs
+    # One by one, as counters can be times. But in a comparison of times, those of one base suffice.
+    timed = [min(jobs, key=lambda job: job[0].side.name == CANDIDATE)] if time_only else jobs
     others = [job for job in jobs if job not in timed]
     finished = _ask([*([job] for job in timed), others], "finish")
     for live, _ in others:

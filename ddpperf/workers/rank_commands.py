@@ -329,7 +329,8 @@ def loaded_nccl() -> str:
     number = ctypes.c_int()
     for library in (None, "libnccl.so.2"):  # what was loaded first; torch's dependency
         with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(library).ncclGetVersion(ctypes.byref(number))
+            loaded = ctypes.CDLL(library, mode=os.RTLD_NOW | (os.RTLD_NOLOAD if library else 0))
+            loaded.ncclGetVersion(ctypes.byref(number))
             return f"{number.value // 10000}.{number.value // 100 % 100}.{number.value % 100}"
     return ".".join(map(str, torch.cuda.nccl.version()))
 

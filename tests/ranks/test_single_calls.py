@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from ddpperf.analysis.statistics import two_modes
-from ddpperf.collectives.single_calls import tails
+from ddpperf.collectives.single_calls import SingleCalls, tails
 from ddpperf.specs import SingleCallsSpec
 from ddpperf.specs.custom import CustomKind
 from ddpperf.workers.pool import Pool
@@ -74,3 +80,31 @@ def test_one_mode_is_not_called_two(shape: str) -> None:
         "close": np.repeat([4e-5, 4.2e-5], CALLS),
     }
     assert two_modes(values[shape].tolist()) is None
+
+
+def late_rank(rank: int, world_size: int, folder: str) -> dict[str, float]:
+    """Measure single calls; before every tenth call of rank 1, sleep for 10 ms."""
+    dist.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=world_size)
+    work = SingleCalls(
+        SingleCallsSpec(world_size=world_size, nbytes=2**20), rank=rank, device=torch.device("cpu")
+    )
+    for _ in range(3):
+        work.start_round()
+        dist.barrier()
+        work.begin_timed()
+        for number in range(40):
+            if rank == 1 and number % 10 == 5:
+                time.sleep(0.01)
+            work.step()
+        work.end_round(40)
+    found = work.finish()
+    dist.destroy_process_group()
+    return found
+
+
+def test_rank_that_sleeps_between_calls_is_the_late_rank(tmp_path: Path) -> None:
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as ranks:
+        found = list(ranks.map(late_rank, (0, 1), (2, 2), (str(tmp_path),) * 2))
+    assert {of_rank["late_rank"] for of_rank in found} == {1}
+    assert found[0]["late_fraction"] > 0.9
+    assert found[0]["late_seconds"] == pytest.approx(0.01, rel=0.5)

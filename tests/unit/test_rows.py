@@ -18,10 +18,10 @@ from ddpperf.specs import (
     Spec,
     TrainingSpec,
 )
-from ddpperf.specs.collective import ElementType
+from ddpperf.specs.collective import CollectiveKind
 from ddpperf.verdict.estimates import Estimates, Pair, RowKey, Stage, ab_estimates, stored_estimates
 from ddpperf.verdict.noise import MOST_PRIOR_FREEDOM
-from ddpperf.verdict.noise_classes import SMALL_CALL, NoiseClass, class_of, limits_of
+from ddpperf.verdict.noise_classes import SMALL_CALL_TOLERANCE, class_of, limits_of
 from ddpperf.verdict.rows import Finding, Row, next_plan, noises, only_the_machine_changed, rows
 from ddpperf.verdict.settings import Settings, read_decision
 from tests.generated import TWO
@@ -52,7 +52,9 @@ def measured(
     [
         (CAPTURED, 0.001, GPU, 0.02),
         (CAPTURED, 0.001, GPU.comparing(), 0.03),
-        (AllReduceSpec(world_size=2, nbytes=1024, execution="graph"), 0, GPU, 0.02),
+        (AllReduceSpec(world_size=2, nbytes=2**24, execution="graph"), 0, GPU, 0.02),
+        (AllReduceSpec(world_size=2, nbytes=1024, execution="graph"), 0, GPU, 0.03),
+        (AllReduceSpec(world_size=2, nbytes=1024, execution="graph"), 0, GPU.comparing(), 0.03),
         (STEP, 0.01, GPU, 0.25),
         (STEP, 0.005, GPU, 0.50),
         (STEP, 0, CPU, 0.16),
@@ -474,46 +476,15 @@ def test_settings_decide_a_slow_down(changed: dict[str, float], finding: Finding
     assert found["peak_memory_bytes"] is Finding.NOT_WORSE
 
 
-# --- neighbouring sizes of collective calls
-
-
-def small_calls(*ratios: float, noise: float = 0.011) -> list[Estimates]:
-    """Return the first estimates of captured broadcasts of 64 KiB and 1 MiB, in fp32 and bf16."""
-    found = []
-    for number, ratio in enumerate(ratios):
-        dtype: ElementType = "bf16" if number % 2 else "fp32"
-        nbytes, kind = 2**16 << 4 * (number // 2), NoiseClass(kind=SMALL_CALL, described="in CUDA graphs")
-        spec = CollectiveSpec(world_size=2, kind="broadcast", nbytes=nbytes, dtype=dtype, execution="graph")
-        key = RowKey(metric="time", pair=Pair(base=spec, candidate=spec))
-        found.append(estimate(number + 1, ratio, key=key, noise=noise, noise_class=kind))
-    return found
-
-
-def test_noisy_call_is_cleared_with_neighbouring_sizes() -> None:
-    alone = judged(small_calls(1.004))
-    assert [row.finding for row in alone] == [Finding.UNDECIDED]
-    together = judged(small_calls(1.004, 0.998, 1.001, 0.999))
-    assert {row.finding for row in together} == {Finding.NOT_WORSE}
-    assert {row.neighbours for row in together} == {4}
-    assert all(row.high < alone[0].high and row.ratio < row.high < 1.02 for row in together)
-
-
-def test_calls_that_are_all_slower_stay_open() -> None:
-    assert all(row.open for row in judged(small_calls(1.02, 1.02, 1.02, 1.02)))
-
-
-def test_one_slower_call_is_not_cleared_by_its_neighbours() -> None:
-    slower, *_ = judged(small_calls(1.03, 1.0, 1.0, 1.0))
-    assert slower.open
-    assert slower.neighbours == 1
-
-
-def test_call_that_may_hide_twice_the_tolerance_is_not_cleared() -> None:
-    noisy, *_ = judged([*small_calls(1.004, noise=0.025), *small_calls(1.0, 1.0, 1.0, 1.0)[1:]])
-    assert noisy.high > 1.04
-    assert noisy.open
-
-
-def test_sizes_far_apart_are_no_neighbours() -> None:
-    *near, far = small_calls(1.004, 0.998, 1.0, 1.0, 1.0)  # far: 16 MiB
-    assert [row.neighbours for row in judged([*near[:2], far])] == [2, 2, 1]
+@pytest.mark.parametrize(
+    ("nbytes", "kind", "tolerance"),
+    [(2**23, "broadcast", SMALL_CALL_TOLERANCE), (2**24, "broadcast", 0.02), (2**24, "all_to_all", 0.03)],
+)
+def test_small_captured_calls_have_a_larger_tolerance(
+    nbytes: int, kind: CollectiveKind, tolerance: float
+) -> None:
+    """An all_to_all on two ranks sends a message of half the buffer."""
+    spec = CollectiveSpec(world_size=2, nbytes=nbytes, kind=kind, execution="graph")
+    limits = limits_of("time", class_of(measured(spec, 1e-5), "cuda"), GPU)
+    assert limits is not None
+    assert limits.tolerance == tolerance
