@@ -6,7 +6,7 @@ Base and candidate have equal code, but the candidate's ranks put known slow-dow
 the measurements (`tools.slow_downs`). One of three runs has no slow-downs. A trial is one measurement
 in one run. Each run is added to FILE, so that calls on several days share the work. The first run with
 some options has no slow-downs. It shows the times and the tolerances, of which later slow-downs are
-half, once, twice and five times as large. `python -m tools.update_docs` makes docs/trust.md from the
+0.25 to 5 times as large. `python -m tools.update_docs` makes docs/trust.md from the
 files in docs/trials/.
 """
 
@@ -39,7 +39,13 @@ from ddpperf.verdict.noise_classes import LAUNCH_BOUND_TOLERANCE
 from tools.markdown_tables import ROOT, markdown
 from tools.slow_downs import EVERY, KINDS, VARIABLE, SlowDown, key_of
 
-FACTORS = {0.5: 20, 1.0: 60, 2.0: 20, 5.0: 10}  # of the tolerance, with how many trials of each kind
+FACTORS = {
+    0.25: 20,
+    0.5: 20,
+    1.0: 60,
+    2.0: 20,
+    5.0: 10,
+}  # of the tolerance, with how many trials of each kind
 METRIC = {"1 in 40": "mean_time", "memory": "peak_memory_bytes"}  # what shows a kind; others: time
 LEAST_STEPS = 3 * EVERY  # of a side, for a rare slow-down
 EQUAL_RUNS = 3  # one of so many runs is without slow-downs
@@ -57,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--run", choices=("gate", "compare"), default="gate")
     parser.add_argument("--slowed", type=float, default=0.5, help="the fraction of slowed measurements")
+    parser.add_argument("--factor", type=float, choices=[*FACTORS], help="the only size of slow-downs")
     parser.add_argument("--into", type=Path, default=ROOT / ".ddpperf" / "calibration" / "trials.jsonl")
     parser.add_argument("options", nargs="*", help="options of the test runs, after --")
     chosen = parser.parse_args(arguments)
@@ -70,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     while time.monotonic() + longest < end:
         began = time.monotonic()
         alike = [run for run in runs if run.items() >= what.items()]
-        slow = planned(alike, len(runs), chosen.slowed) if len(alike) % EQUAL_RUNS else {}
+        slow = planned(alike, len(runs), chosen.slowed, chosen.factor) if len(alike) % EQUAL_RUNS else {}
         stored = checkouts.measure(chosen.run, chosen.options, slow, end)
         if stored is None:
             break
@@ -98,7 +105,7 @@ def git(folder: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def planned(runs: Sequence[Run], seed: int, slowed: float) -> dict[str, SlowDown]:
+def planned(runs: Sequence[Run], seed: int, slowed: float, only: float | None = None) -> dict[str, SlowDown]:
     """Return slow-downs for a fraction of the measurements of earlier runs, of the kinds that lack trials."""
     draw = random.Random(seed)
     values: dict[str, dict[str, Run]] = {}  # the first base value and tolerance, by spec and metric
@@ -113,7 +120,7 @@ def planned(runs: Sequence[Run], seed: int, slowed: float) -> dict[str, SlowDown
         possible = [
             (done[kind, factor] / FACTORS[factor], draw.random(), kind, factor)
             for kind in kinds_of(specs.from_json(json.loads(spec)), metrics)
-            for factor in FACTORS
+            for factor in ([only] if only else FACTORS)
         ]
         if possible and draw.random() < slowed:
             _, _, kind, factor = min(possible)

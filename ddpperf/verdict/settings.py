@@ -107,7 +107,7 @@ class Settings:
             margin=margin,
             tolerance=tolerance,
             compare_tolerance=tolerance,
-            first_sets=min(3 if self.hardware == "gpu" else 2, self.first_sets),
+            first_sets=min(3, self.first_sets),
             repeat_sets=min(3, self.repeat_sets),
             metrics=by_metric,
         )

@@ -16,6 +16,7 @@ from ddpperf.errors import Refused
 from ddpperf.machine.child_process import run_child
 from ddpperf.machine.git import repository_of
 from ddpperf.machine.hardware import TUNING_VARIABLES
+from ddpperf.workers.channel import PROTOCOL
 from ddpperf.workers.rank_entry import PRESENT_CODE, SIDE_CODE
 
 RANK_ENTRY = Path(__file__).with_name("rank_entry.py")
@@ -80,6 +81,13 @@ class Side:
         """The folder of the ddpperf that the ranks run."""
         own = self.root / "ddpperf" if self.root is not None else None
         return own if own is not None and (own / "__init__.py").is_file() else Path(ddpperf.__file__).parent
+
+    @property
+    def is_older(self) -> bool:
+        """Whether this ddpperf is an older one, whose ranks do not understand all commands."""
+        channel, modules = self.package / "workers" / "channel.py", self.package.glob("*/*.py")
+        knows = channel.is_file() and f'"{PROTOCOL}"' in channel.read_text("utf-8")
+        return any(modules) and not knows
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables that the base or the candidate adds for its ranks."""
@@ -161,6 +169,9 @@ def check_side(side: Side, requested: str, device: str, functions: Sequence[str]
     if found.missing and "LD_PRELOAD" in side.environment:
         what = f"does not let its ranks import {found.missing} ({found.why})"
         raise Refused(f"{requested} {what}; name libraries that fit torch")
+    if side.is_older:
+        what = "holds an older ddpperf, whose ranks cannot be compared with today's"
+        raise Refused(f"{requested} {what}; store a new baseline with --benchmark-save=NAME")
     if problem := found.problem(side.root, device):
         raise Refused(f"{requested} {problem}")
     return found

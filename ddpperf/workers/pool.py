@@ -347,9 +347,13 @@ class Pool:
         return self.options.device == "cpu" and step_seconds >= LONG_STEP_SECONDS
 
     def _recorder_of(self, process_set: ProcessSet, spec: Spec, alone: bool) -> Recorder:
-        """Return the recorder of a process set's device usage; it records nothing if ranks take turns."""
+        """Return the recorder of a process set's device usage.
+
+        It records nothing if ranks take turns, or if base and candidate alternate: then the usage is not
+        shown, and reading the counters takes time between the rounds.
+        """
         ranks, *others = spec.turns(self.options.devices_in_turn)
-        if self.options.time_only or others:
+        if self.options.time_only or others or self._compared:
             return Recorder()
         return self._recorder(spec, [pid for rank, pid in process_set.pids.items() if rank in ranks], alone)
 

@@ -237,3 +237,13 @@ def test_torch_without_cuda_is_refused_on_gpus_only(read: Read, at: Path) -> Non
     assert read("--candidate good", device="cuda")
     sentence = f"--candidate {at}/plain has torch 2.12.0+cpu without CUDA; install"
     assert refusal(read, "--candidate plain", device="cuda").startswith(sentence)
+
+
+def test_older_ddpperf_is_refused_before_a_measurement(tmp_path: Path) -> None:
+    """Its ranks would fail in each measurement."""
+    workers = tmp_path / "ddpperf" / "workers"
+    workers.mkdir(parents=True)
+    for file in (tmp_path / "ddpperf" / "__init__.py", workers / "__init__.py", workers / "channel.py"):
+        file.write_text("")
+    with pytest.raises(Refused, match="the root holds an older ddpperf, .*; store a new baseline"):
+        check_side(Side(root=tmp_path), "the root", "cpu", [])

@@ -61,6 +61,7 @@ def test_size_is_a_multiple_of_the_tolerance() -> None:
             assert slow.fraction == pytest.approx(slow.factor * 0.16)
             assert slow.value == STEP
     assert planned([EQUAL], 1, 0.0) == {}
+    assert {slow.factor for slow in planned([EQUAL], 1, 1.0, 0.25).values()} == {0.25}
 
 
 def test_rare_stalls_need_enough_steps() -> None:
@@ -169,7 +170,7 @@ def test_tables_count_false_alarms_and_what_was_found() -> None:
     equal, slower = (line for line in text.splitlines() if line.startswith(("| cpu2 ", "| constant ")))
     # At most: the rate p with (1 - p)^6 + 6 p (1 - p)^5 = 5%
     assert equal == "| cpu2 | gate | 6 | 1 | 58.18% | 1 FAIL, 1 PASS | 10.0% | 10.0% |"
-    assert slower == "| constant |  | 1 of 3 (1% to 91%) |  |  | 1 |"
+    assert slower == "| constant |  |  | 1 of 3 (1% to 91%) |  |  | 1 |"
 
 
 def test_metric_of_the_kind_decides_what_was_excluded() -> None:
@@ -178,5 +179,5 @@ def test_metric_of_the_kind_decides_what_was_excluded() -> None:
         slow_row("not worse", 1.05, "time", "1 in 40"),
         slow_row("undecided", 1.5, "mean_time", "1 in 40"),
     ]
-    assert "| 1 in 40 |  | 0 of 1 (0% to 98%) |  |  | 0 |" in tables([run(*rare)])
+    assert "| 1 in 40 |  |  | 0 of 1 (0% to 98%) |  |  | 0 |" in tables([run(*rare)])
     assert {*slow_downs.KINDS} >= calibrate.METRIC.keys()
