@@ -38,6 +38,7 @@ from ddpperf.specs import (
     EpochSpec,
     RunSpec,
     SamplerSpec,
+    SingleCallsSpec,
     Spec,
     TrainingSpec,
 )
@@ -64,6 +65,7 @@ ENVIRONMENT: Message = {
     "backend": "gloo",
     "threads": 1,
 }
+LATE = 0.9  # of the slowest collective calls, rank 1 is late
 FAILURES = {  # of steps of tests/faults.py
     "kill": (Cause.DIED, "was killed by SIGKILL"),
     "leave": (Cause.DIED, "exited with status 0"),
@@ -91,7 +93,7 @@ def pool_of(
 def step_seconds(spec: Spec, set_name: str) -> float:
     """Return the seconds of one step, or of one call, without delay; equal on all sets."""
     del set_name
-    if isinstance(spec, AllReduceSpec | CollectiveSpec | CopySpec):
+    if isinstance(spec, AllReduceSpec | CollectiveSpec | CopySpec | SingleCallsSpec):
         return 20e-6 + spec.nbytes / 2e9
     if isinstance(spec, SamplerSpec):
         return 1e-3
@@ -110,6 +112,11 @@ def steps_of(spec: Spec) -> int:
 def step_counters(spec: Spec, rank: int) -> dict[str, float]:
     del rank
     counters = {"communicator_seconds": 0.01} if spec.grouped else {}
+    if isinstance(spec, SingleCallsSpec):
+        slow = {f"call_{end}_seconds": 3 * step_seconds(spec, "") for end in ("p50", "p99", "largest")}
+        late = {"late_rank": 1.0, "late_fraction": LATE, "late_seconds": slow["call_p50_seconds"]}
+        modes = {"fast_mode_seconds": 4e-5, "slow_mode_seconds": 6e-5, "slow_mode_fraction": 0.1}
+        counters |= {"event_seconds": 1e-7} | slow | late | modes
     if isinstance(spec, TrainingSpec):
         counters |= {"loss_after_5_steps": 2.0, "cpu_seconds": step_seconds(spec, "")}
         counters |= {"gradient_bytes": 46_758_048.0} if spec.grouped else {}

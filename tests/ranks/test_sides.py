@@ -18,6 +18,7 @@ from ddpperf.errors import Refused
 from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.plugin.options.refused_options import check_sides, lacking_side
 from ddpperf.workers import interpreter as probing_module
+from ddpperf.workers.channel import PROTOCOL
 from ddpperf.workers.interpreter import Side, check_side
 from tests.command_line import reader
 from tests.project import REPOSITORY, Marked
@@ -51,6 +52,7 @@ FILES = {
     "has-helper/steps.py": f"import helper\n{MAKE}",
     "has-helper/src/helper.py": "",
     "holds-ddpperf/ddpperf/__init__.py": "",
+    "holds-ddpperf/ddpperf/workers/channel.py": f'PROTOCOL = "{PROTOCOL}"',
     "holds-ddpperf/ddpperf/workers/worker.py": "def main(*_):\n    import mine; print(mine.__file__)\n",
     "holds-ddpperf/mine.py": MAKE,
     "repository/.git/HEAD": "",
@@ -245,5 +247,5 @@ def test_older_ddpperf_is_refused_before_a_measurement(tmp_path: Path) -> None:
     workers.mkdir(parents=True)
     for file in (tmp_path / "ddpperf" / "__init__.py", workers / "__init__.py", workers / "channel.py"):
         file.write_text("")
-    with pytest.raises(Refused, match="the root holds an older ddpperf, .*; store a new baseline"):
+    with pytest.raises(Refused, match=r"the root holds an older ddpperf, .*; store a new baseline"):
         check_side(Side(root=tmp_path), "the root", "cpu", [])

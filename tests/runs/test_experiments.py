@@ -15,7 +15,7 @@ import pytest
 from ddpperf.machine.hardware import computes_bf16
 from ddpperf.specs import PARTS
 from ddpperf.specs.collective import OWN_ALGORITHMS
-from tests.canned import CannedSuite
+from tests.canned import LATE, CannedSuite
 from tests.experiments import (
     PARAMETERS,
     Run,
@@ -54,7 +54,8 @@ def test_everything_is_measured_and_passes(run: Run) -> None:
     assert tests == {
         *("all_reduce", "backend_model", "batch_size", "collective", "comm_split", "cost_model"),
         *("epoch_breakdown", "epoch_scaling", "execution", "fastest_all_reduce", "large_batch"),
-        *("loader_workers", "messages", "precision", "precision_accuracy", "remedies", "step_breakdown"),
+        *("loader_workers", "messages", "precision", "precision_accuracy", "remedies", "single_calls"),
+        "step_breakdown",
         *("shards_are_disjoint_and_cover_the_data", "without_set_epoch_the_epochs_repeat"),
         *("strategies", "strong_parts_speedup", "strong_scaling", "weak_parts_speedup", "weak_scaling"),
     }
@@ -343,3 +344,17 @@ def test_counted_time_is_that_of_the_rounds(run: Run) -> None:
         together = part["spec"].get("strategy") != "single"
         counted += sum(max(each) if together else sum(each) for each in part["samples"][0]["seconds"])
     assert timing["counted_seconds"] == pytest.approx(counted)
+
+
+def test_single_calls_store_their_tails(run: Run) -> None:
+    """A late rank and two modes are notes, which the canned calls always have."""
+    stored = run.of("test_single_calls")
+    kinds = {call["spec"].get("kind", "all_reduce") for call in stored}
+    assert kinds == {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"}
+    for call in stored:
+        p50, p99, largest = (metric(call, f"call_{end}_seconds") for end in ("p50", "p99", "largest"))
+        assert p50 <= p99 <= largest
+        if metric(call, "late_fraction") == LATE:
+            modes, late = (note["text"] for note in call["notes"][-2:])
+            assert modes.endswith("90.0% of the calls take 40.00 us, 10.0% take 60.00 us")
+            assert "rank 1 comes last in 90.0% of the slowest calls, by " in late

@@ -246,7 +246,7 @@ REFUSALS = {
     ),
     "--executions eager,compile+graph": "compile+graph is captured by a GPU's driver; this runs on the CPU;",
     "--spec worldsize=2": "--spec takes the fields strategy, comm_hook, ",
-    "--candidate LD_PRELOAD=/no/libnccl.so.2": "takes existing libraries in LD_PRELOAD; check the path /no/lib",
+    "--candidate LD_PRELOAD=/no/libnccl.so.2": "takes existing libraries in LD_PRELOAD; check the path",
     "--candidate delay_seconds=99": "delay_seconds must be a number from 0 to 10, got 99",
     "--spec bucket_cap_mb=-1": "bucket_cap_mb must be a whole number of at least 0, got -1",
     "--spec strategy=data_parallel": "--spec takes ddp, zero1, own_ddp, fsdp, got",

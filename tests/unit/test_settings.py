@@ -34,7 +34,7 @@ def test_without_values_those_built_in_hold() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "tolerance", "sets"), [(GPU, 0.03, (3, 3)), (CPU, 0.25, (2, 3))], ids=["gpu", "cpu"]
+    ("settings", "tolerance", "sets"), [(GPU, 0.03, (3, 3)), (CPU, 0.25, (3, 3))], ids=["gpu", "cpu"]
 )
 def test_comparison_has_its_own_tolerance_and_sets(
     settings: Settings, tolerance: float, sets: tuple[int, int]
