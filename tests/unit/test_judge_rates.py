@@ -191,6 +191,7 @@ def counted(found: Sequence[Result]) -> list[int]:
 
 
 GATE = Suite(sigmas=(0.002, 0.0025, 0.003))
+PRECISE = Suite(pairs=10, sigmas=(0.0006, 0.0008))  # captured steps of one H200
 CPU_GATE = Suite(hardware="cpu", pairs=6, sigmas=(0.045,))
 COMPARISON = Suite(hardware="cpu", pairs=24, sigmas=(0.045,), comparing=True)
 MIXED = replace(COMPARISON, sigmas=(0.02, 0.08))
@@ -229,6 +230,7 @@ def test_equal_code_passes(fails: float, passes: float, suite: Suite, suites: in
     ("suite", "slower", "by", "named"),
     [
         (GATE, 1, 0.013, 0.85),
+        (PRECISE, 1, 0.005, 0.95),
         (replace(GATE, in_time=4), 26, 0.010, 0.4),
         (CPU_GATE, 1, 0.16, 0.98),
         (COMPARISON, 1, 0.25, 0.98),

@@ -490,3 +490,15 @@ def test_small_captured_calls_have_a_larger_tolerance(
     assert limits is not None
     assert limits.tolerance == tolerance
     assert noise_class.coarse == (tolerance == SMALL_CALL_TOLERANCE), "undecided ones do not block a PASS"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "noise", "again"), [(1.003, 0.001, True), (1.0012, 0.001, False), (1.006, 0.004, False)]
+)
+def test_small_change_of_a_precise_time_is_measured_again(ratio: float, noise: float, again: bool) -> None:
+    """90% certainty is enough, because equal code rarely looks so much slower."""
+    limits = replace(LIMITS, margin=GPU.margin)
+    others = [replace(entry, limits=limits) for entry in equal(10)[2:]]
+    first = estimate(1, ratio, noise=noise, limits=limits)
+    row = row_of([first, *others])
+    assert row.open == again
