@@ -19,8 +19,8 @@ SMALL_BYTES = 2**24  # a call of fewer bytes is bound by kernel launches on a GP
 # The tolerances of work on GPUs outside of CUDA graphs. The times of launch-bound steps differ by 2 to 40%
 # between runs of the same code.
 EAGER_TOLERANCE, LAUNCH_BOUND_TOLERANCE = 0.25, 0.50
-# Of collective calls with small messages in CUDA graphs. On two H200s, process sets differ by 0.5 to 3%,
-# and by 0.1% with 256 MiB. (A mean over sizes excludes hardly less: calls of a process set vary together.)
+# Of small collective calls in CUDA graphs. On two H200s, process sets differ by 0.5 to 1.5%, and by 0.1% with
+# 256 MiB. (The mean of neighbouring sizes does not exclude less: calls of one process set vary together.)
 SMALL_CALL_TOLERANCE = 0.03
 ANY_INCREASE = Limits(margin=0.0, tolerance=1e-9)  # of a metric without noise, such as bytes
 MEMORY_SPREAD = 0.001  # usual standard deviation of the log of peak memory between two runs
@@ -90,13 +90,7 @@ def class_of(base: Measured, device: str) -> NoiseClass:
             kind, least = SMALL_CALL, SMALL_CALL_TOLERANCE
     elif is_launch_bound(base):
         described, least = "launch bound", LAUNCH_BOUND_TOLERANCE
-    return NoiseClass(
-        kind=kind,
-        described=described,
-        informational=informational,
-        coarse=kind == SMALL_CALL,
-        least_tolerance=least,
-    )
+    return NoiseClass(kind=kind, described=described, informational=informational, least_tolerance=least)
 
 
 def limits_of(metric: str, noise_class: NoiseClass, settings: Settings) -> Limits | None:
