@@ -19,7 +19,14 @@ from ddpperf.measuring.compile_and_capture import capture
 from ddpperf.measuring.repeated_work import Measurement
 from ddpperf.measuring.trace_split import communication_seconds, load_profiler, trace_of
 from ddpperf.specs import AllReduceSpec, CollectiveSpec, CustomCollectiveSpec
-from ddpperf.specs.collective import FLOAT32_BYTES, GRAPH_CALLS, ONE_KERNEL, UNTRACED_CALLS
+from ddpperf.specs.collective import (
+    EXACT_RANKS,
+    FLOAT32_BYTES,
+    GRAPH_CALLS,
+    ONE_KERNEL,
+    UNTRACED_CALLS,
+    rank_factors,
+)
 from ddpperf.specs.custom import import_function
 
 MOST_GRAPHS = 8
@@ -27,7 +34,6 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # By element type: the elements after which a buffer repeats itself, and the least element of an all_reduce
 _PATTERN = {"fp32": 13, "bf16": 13, "fp16": 5}
 _SCALE = {"fp32": 2.0**-126, "bf16": 2.0**-126, "fp16": 2.0**-14}
-_EXACT_RANKS = 16  # sums over so many ranks, if they are a power of two, are exact in every type
 _MOST_DISTINCT = 256  # whole numbers up to it are exact in every type
 _CHECKED_AT_ONCE = 2**24  # elements: the check of a whole buffer could exceed the GPU's memory
 # The functions of torch.distributed that take a result and a source
@@ -129,8 +135,8 @@ class AllReduce(RepeatedCall):
         if spec.in_place:
             room = spec.calls_in_range // spec.calls - 1
             self.max_iterations = max(1, min(self.max_iterations, room))
-        self.factors = _factors(N, small=N > _EXACT_RANKS)
-        exact = spec.dtype == "fp32" or (N <= _EXACT_RANKS and N.bit_count() == 1)
+        self.factors = rank_factors(N)
+        exact = spec.dtype == "fp32" or (N <= EXACT_RANKS and N.bit_count() == 1)
         self.checks_first = spec.in_place and not exact
         count = self.count
         self.start = self.pattern(count, self.factors[rank] * _SCALE[spec.dtype])
@@ -185,11 +191,6 @@ class AllReduce(RepeatedCall):
         start: a part of this rank's buffer before the call.
         """
         return (start.float() / self.factors[self.rank]).mul_(sum(self.factors))
-
-
-def _factors(N: int, *, small: bool) -> list[int]:
-    """Return a factor for the buffer of each of N ranks: all differ, unless they must be small."""
-    return [1 + rank % (2 if small else _MOST_DISTINCT) for rank in range(N)]
 
 
 def _all_reduce(spec: AllReduceSpec | CustomCollectiveSpec, buffer: Tensor) -> Callable[[], Tensor]:
@@ -247,7 +248,9 @@ class Collective(RepeatedCall):
         super().__init__(spec, rank=rank, device=device)
         count, N = self.count, spec.world_size
         part = slice(rank * count // N, (rank + 1) * count // N)  # this rank's part of the buffer
-        factors = _factors(N, small=spec.kind == "reduce_scatter" and N > _EXACT_RANKS)
+        factors = [1 + rank % _MOST_DISTINCT for rank in range(N)]
+        if spec.kind == "reduce_scatter" and spec.dtype != "fp32":
+            factors = rank_factors(N)
         pattern = self.pattern(count)
         self.source = pattern * factors[rank]
         self.result = torch.empty_like(self.source)

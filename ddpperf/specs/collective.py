@@ -25,7 +25,9 @@ KEEPS_ITS_BUFFER: tuple[Algorithm, ...] = ("one_shot", "low_latency")  # can put
 UNTRACED_CALLS = "DDPPERF_UNTRACED_CALLS"  # a variable of ranks that do not time the kernels of calls
 GRAPH_CALLS = 20  # calls in one graph, like -G 20 of nccl-tests
 FLOAT32_BYTES = 4
-ROOM_EXPONENT = {"fp32": 241, "bf16": 241, "fp16": 22}  # the power of two by which sums in place can grow
+# The power of two by which the sums of all_reduces in place can grow, from the largest element with factor 1
+ROOM_EXPONENT = {"fp32": 241.9, "bf16": 241.9, "fp16": 25.9}
+EXACT_RANKS = 16  # sums over so many ranks, if they are a power of two, are exact in every type
 LOW_LATENCY_BYTES = 2**28  # largest buffer of low_latency; the mailbox takes 6 times as much
 PIECE_BYTES = 2**20  # size of the messages into which a ring divides a segment
 MOST_PIECES = 16
@@ -71,8 +73,9 @@ class Call(Spec):
 
     @property
     def calls_in_range(self) -> int:
-        """How many sums in place stay within the range of the type, if the first ones are small."""
-        return int(ROOM_EXPONENT[self.dtype] / math.log2(self.world_size))
+        """How many sums in place stay within the range of the type, if buffers start as in `calls.py`."""
+        room = ROOM_EXPONENT[self.dtype] - math.log2(sum(rank_factors(self.world_size)))
+        return 1 + int(room / math.log2(self.world_size))
 
     @property
     def message_bytes(self) -> int:
@@ -168,6 +171,11 @@ class CopySpec(Spec):
     @property
     def on_cpu(self) -> bool:
         return self.memory == "host"
+
+
+def rank_factors(N: int) -> list[int]:
+    """Return the factor of each rank's buffer in an all_reduce; over many ranks, the sums stay small."""
+    return [1 + rank % (2 if N > EXACT_RANKS else EXACT_RANKS) for rank in range(N)]
 
 
 def ring_pieces(nbytes: float, N: int) -> int:

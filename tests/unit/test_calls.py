@@ -4,6 +4,7 @@ found.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from torch import Tensor
 from ddpperf.collectives import calls
 from ddpperf.collectives.calls import AllReduce, Collective, RepeatedCall
 from ddpperf.specs import AllReduceSpec, CollectiveSpec
-from ddpperf.specs.collective import CollectiveKind, ElementType
+from ddpperf.specs.collective import CallExecution, CollectiveKind, ElementType
 
 WORLD_SIZES = [2, 3, 4, 8]
 DTYPES: list[ElementType] = ["fp32", "bf16", "fp16"]
@@ -103,6 +104,25 @@ def test_single_wrong_element_is_found(
         sentence = f"all_reduce is wrong: after 4 steps element {index} is .* where .* was expected"
         with pytest.raises(ArithmeticError, match=sentence):
             ranks.ranks[1].end_round(4)
+
+
+@pytest.mark.parametrize("execution", ["eager", "graph"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("world_size", [2, 3, 8, 9, 15, 16, 17, 24, 64])
+def test_sums_of_a_whole_round_stay_in_range(
+    world_size: int, dtype: ElementType, execution: CallExecution
+) -> None:
+    """A round has an untimed step, too."""
+    fields: dict[str, Any] = {"world_size": world_size, "dtype": dtype, "execution": execution}
+    if dtype == "fp16" and execution == "graph":
+        with pytest.raises(ValueError, match=r"40 sums in place of .* ranks exceed fp16; use fewer ranks"):
+            AllReduceSpec(nbytes=104, **fields)
+        return
+    spec = AllReduceSpec(nbytes=104, **fields)
+    work = AllReduce(dataclasses.replace(spec, execution="eager"), rank=0, device=torch.device("cpu"))
+    steps = max(1, spec.calls_in_range // spec.calls - 1) + 1
+    largest = float(work.first_sum(work.start).max().double()) * float(world_size) ** (steps * spec.calls - 1)
+    assert largest < torch.finfo(work.dtype).max
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
