@@ -64,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--run", choices=("gate", "compare"), default="gate")
     parser.add_argument("--slowed", type=float, default=0.5, help="the fraction of slowed measurements")
     parser.add_argument("--factor", type=float, choices=[*FACTORS], help="the only size of slow-downs")
+    parser.add_argument("--kind", choices=KINDS, help="the only kind of slow-downs")
     parser.add_argument("--into", type=Path, default=ROOT / ".ddpperf" / "calibration" / "trials.jsonl")
     parser.add_argument("options", nargs="*", help="options of the test runs, after --")
     chosen = parser.parse_args(arguments)
@@ -77,7 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     while time.monotonic() + longest < end:
         began = time.monotonic()
         alike = [run for run in runs if run.items() >= what.items()]
-        slow = planned(alike, len(runs), chosen.slowed, chosen.factor) if len(alike) % EQUAL_RUNS else {}
+        plan = chosen.slowed, chosen.kind, chosen.factor
+        slow = planned(alike, len(runs), *plan) if len(alike) % EQUAL_RUNS else {}
         stored = checkouts.measure(chosen.run, chosen.options, slow, end)
         if stored is None:
             break
@@ -105,7 +107,13 @@ def git(folder: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def planned(runs: Sequence[Run], seed: int, slowed: float, only: float | None = None) -> dict[str, SlowDown]:
+def planned(
+    runs: Sequence[Run],
+    seed: int,
+    slowed: float,
+    only_kind: str | None = None,
+    only_factor: float | None = None,
+) -> dict[str, SlowDown]:
     """Return slow-downs for a fraction of the measurements of earlier runs, of the kinds that lack trials."""
     draw = random.Random(seed)
     values: dict[str, dict[str, Run]] = {}  # the first base value and tolerance, by spec and metric
@@ -120,7 +128,8 @@ def planned(runs: Sequence[Run], seed: int, slowed: float, only: float | None = 
         possible = [
             (done[kind, factor] / FACTORS[factor], draw.random(), kind, factor)
             for kind in kinds_of(specs.from_json(json.loads(spec)), metrics)
-            for factor in ([only] if only else FACTORS)
+            for factor in ([only_factor] if only_factor else FACTORS)
+            if only_kind in (None, kind)
         ]
         if possible and draw.random() < slowed:
             _, _, kind, factor = min(possible)
