@@ -61,7 +61,8 @@ def test_size_is_a_multiple_of_the_tolerance() -> None:
             assert slow.fraction == pytest.approx(slow.factor * 0.16)
             assert slow.value == STEP
     assert planned([EQUAL], 1, 0.0) == {}
-    assert {slow.factor for slow in planned([EQUAL], 1, 1.0, 0.25).values()} == {0.25}
+    only = planned([EQUAL], 1, 1.0, "percent", 0.25)
+    assert {(slow.kind, slow.factor) for slow in only.values()} == {("percent", 0.25)}
 
 
 def test_rare_stalls_need_enough_steps() -> None:
