@@ -28,7 +28,6 @@ from ddpperf.specs.collective import (
     CollectiveKind,
     ElementType,
 )
-from ddpperf.verdict.estimates import CALL_TAILS
 from perf.common.all_reduces import (
     backend_sizes,
     estimate_metric,
@@ -41,7 +40,10 @@ from perf.common.by_set import per_set, sets_by_side
 OWN_SIZES = (2**12, 2**16, 2**20, 2**24)  # for the algorithms made of messages between ranks
 RING_SIZE = 2**26  # of the algorithms in `own` only the ring is measured at this size or more
 SINGLE_CALL_SIZES = (2**16, 2**20, 2**24)
-TAILS = (*CALL_TAILS, "late_rank", "late_fraction", "late_seconds", "event_seconds")
+TAILS = (
+    *(f"call_{end}_seconds" for end in ("p50", "p99", "largest")),
+    *("late_rank", "late_fraction", "late_seconds", "event_seconds"),
+)
 MOSTLY_LATE = 0.8  # of the slowest calls: a rank that is late so often is named
 ONE_RANK = "a collective needs two ranks or more; pass --world-sizes 1,2"
 # Of all collectives on GPUs, also in the gate, where NCCL is measured in both types

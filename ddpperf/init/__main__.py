@@ -16,7 +16,7 @@ from ddpperf.errors import Refused
 from ddpperf.io.command import Parser, print_lines, refused
 
 TEMPLATE = Path(__file__).parent / "template"
-FILES = ("perf/step.py", "perf/test_step.py", "perf/thresholds.toml")
+FILES = ("perf/step.py", "perf/test_step.py", "perf/test_script.py", "perf/thresholds.toml")
 CONFTEST = "conftest.py"
 PLUGIN_LINE = rb"^pytest_plugins\b.*?ddpperf\.plugin"
 IGNORED = ".ddpperf/"

@@ -16,6 +16,7 @@ from ddpperf.errors import first_line
 from ddpperf.results.outcomes import Reason
 from ddpperf.results.samples import BASE, CANDIDATE, Measured
 from ddpperf.specs import CopySpec, EpochSpec, RunSpec, TrainingSpec
+from ddpperf.specs.script import ScriptSpec
 from ddpperf.specs.spec import MOST_DELAY_SECONDS
 from ddpperf.verdict.controls import QUIETER, shows_delay
 from ddpperf.verdict.estimates import Control, Estimates, RowKey, SideValues, Stage, estimates_of
@@ -71,6 +72,8 @@ def measure_controls(
     found: list[Estimates] = []
     step = _shortest(estimates)
     try:
+        if step is not None and step.key.pair is not None and isinstance(step.key.pair.base, ScriptSpec):
+            return _delayed_script(pool, tests[step.tests[0]], step, settings), []
         # On a CPU, other programs make all times vary, and two process sets do not tell how much.
         noise_class = step.noise_class if step is not None and settings.device == "cpu" else COPY_CLASS
         copy = pool.measure(COPY[settings.device])
@@ -130,6 +133,21 @@ def _delayed(
             break
     alone = list(pool.measure_base_alone(delayed).median_step_seconds().values())
     return [control, _control(Control.BASE_ALONE, (alone, base_again), step.noise_class, settings)]
+
+
+def _delayed_script(pool: Pool, usual: Measured, step: Estimates, settings: Settings) -> list[Estimates]:
+    """Run the candidate's script once more for each process set, with steps delayed by their tolerance.
+
+    Runs of a script are never alive at the same time, so the base needs not be measured beside them.
+    """
+    assert step.limits is not None
+    assert isinstance(usual.spec, ScriptSpec)
+    spec, delay = usual.spec_of(CANDIDATE), step.limits.tolerance * mean(step.candidate)
+    slowed = replace(spec, delay_seconds=min(MOST_DELAY_SECONDS, spec.delay_seconds + delay))
+    places = [place for place, side in enumerate(pool.sides) if side.name == CANDIDATE]
+    delayed = pool.measure_script(usual.spec, slowed, places)
+    sides = list(step.candidate), list(delayed.mean_step_seconds().values())
+    return [_control(Control.DELAYED, sides, step.noise_class, settings)]
 
 
 def _by_side(measured: Measured) -> SideValues:

@@ -67,6 +67,7 @@ _KINDS: tuple[tuple[str, str, Callable[[float], str]], ...] = (  # the first pat
     (r"\w+_over_\w+|\w*speedup\w*|launch_bound", "1", units.factor),
     (r"\w+_(images|messages|size|steps|workers)|protocols|late_rank", "1", units.whole),
     (r"images_per_second\w*", "1/s", units.rate),
+    (r"steps_per_second", "1/s", units.decimal),
     (r"images_per_joule", "1/J", units.images_per_joule),
     (r"reduce_byte_seconds", "s/B", lambda value: f"{value * 1e9:.2g} s/GB"),
     (r"\w+_bytes_per_second", "B/s", units.bandwidth),
@@ -209,8 +210,13 @@ _ALL = (
     *(_by_name(f"speedup_over_{other}", **_HIGHER) for other in ("ddp", "fp32", "tf32")),
     _by_name("algbw_bytes_per_second", "algbw", **_HIGHER),
     _by_name("gradient_busbw_bytes_per_second", "gradients' busbw", **_HIGHER),
-    *(_by_name(f"call_{end}_seconds", f"{end} call", **_LOWER) for end in ("p50", "p99", "largest")),
+    *(
+        _by_name(f"{of}_{end}_seconds", f"{end} {of}", **_LOWER)
+        for of in ("call", "step")
+        for end in ("p50", "p99", "largest")
+    ),
     # Other words than the names have
+    _by_name("steps_per_second", "steps"),
     _by_name("asymptotic_busbw_bytes_per_second", "busbw of large buffers"),
     _by_name("between_bytes_per_second", "bandwidth between nodes"),
     _by_name("between_latency_seconds", "latency between nodes"),

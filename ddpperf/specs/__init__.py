@@ -24,6 +24,7 @@ from ddpperf.specs.instruments import (
     TraceSpec,
     measured_as,
 )
+from ddpperf.specs.script import ScriptSpec
 from ddpperf.specs.spec import RETIRED_FIELDS, Spec, from_json, to_json
 from ddpperf.specs.training_step import (
     EpochSpec,

@@ -7,6 +7,7 @@ from typing import Any
 
 from ddpperf.specs.collective import AllReduceSpec, Call, CopySpec, format_bytes
 from ddpperf.specs.custom import CustomStepSpec
+from ddpperf.specs.script import ScriptSpec
 from ddpperf.specs.spec import Spec
 from ddpperf.specs.training_step import SamplerSpec, TrainingSpec
 from ddpperf.specs.whole_training import RunSpec
@@ -57,6 +58,8 @@ def labels(spec: Spec) -> dict[str, str]:
         order = "set_epoch" if spec.set_epoch else "no_set_epoch"
         return {"uneven end": "drop_last" if spec.drop_last else "padded", "order": order}
     found = {}
+    if isinstance(spec, ScriptSpec):
+        found["script"] = spec.script
     if isinstance(spec, CustomStepSpec):
         found["batch"] = f"b{spec.per_rank_batch_size}"
     if isinstance(spec, Call | CopySpec):
@@ -65,7 +68,7 @@ def labels(spec: Spec) -> dict[str, str]:
         found["type"] = spec.dtype if spec.dtype != Call.dtype else ""
     if spec.on_cpu:
         found["memory"] = "host"
-    for function in spec.functions:
+    for function in () if isinstance(spec, ScriptSpec) else spec.functions:
         found["function"] = function.rpartition(":")[2]
     if isinstance(spec, Call):
         found["collective"] = getattr(spec, "kind", spec.measurement)

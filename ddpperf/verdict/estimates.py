@@ -40,7 +40,8 @@ class Control(StrEnum):
     BASE_ALONE = "base beside the candidate"
 
 
-CALL_TAILS = ("call_p50_seconds", "call_p99_seconds", "call_largest_seconds")  # for information
+# For information only:
+TAILS = tuple(f"{of}_{end}_seconds" for of in ("call", "step") for end in ("p50", "p99", "largest"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +201,7 @@ def _timed(measured: Measured) -> dict[str, Mapping[str, float]]:
         values = {"time": measured.median_step_seconds(), "mean_time": measured.mean_step_seconds()}
     if by_set := measured.counter("peak_memory_bytes"):
         values["peak_memory_bytes"] = by_set
-    return values | {name: by_set for name in CALL_TAILS if (by_set := measured.counter(name))}
+    return values | {name: by_set for name in TAILS if (by_set := measured.counter(name))}
 
 
 def _steps(measured: Measured) -> int:

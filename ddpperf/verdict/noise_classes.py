@@ -9,6 +9,7 @@ from ddpperf.results import metrics as registry
 from ddpperf.results.samples import Measured
 from ddpperf.specs import AllReduceSpec, CopySpec, MessagesSpec, RunSpec, SamplerSpec, Spec, TrainingSpec
 from ddpperf.specs.collective import CAPTURED_ALGORITHMS, Call
+from ddpperf.specs.script import ScriptSpec
 from ddpperf.verdict.settings import Limits, Settings
 
 CALLS = CALL, SMALL_CALL = "call", "small call"  # kinds of noise classes
@@ -22,6 +23,7 @@ EAGER_TOLERANCE, LAUNCH_BOUND_TOLERANCE = 0.25, 0.50
 # Of small collective calls in CUDA graphs. On two H200s, process sets differ by 0.5 to 1.5%, and by 0.1% with
 # 256 MiB. (The mean of neighbouring sizes does not exclude less: calls of one process set vary together.)
 SMALL_CALL_TOLERANCE = 0.03
+SCRIPT_TOLERANCE = 0.05  # of the steps of a script, on GPUs
 ANY_INCREASE = Limits(margin=0.0, tolerance=1e-9)  # of a metric without noise, such as bytes
 MEMORY_SPREAD = 0.001  # usual standard deviation of the log of peak memory between two runs
 
@@ -84,7 +86,9 @@ def class_of(base: Measured, device: str) -> NoiseClass:
         found = NoiseClass(kind=kind, described=described, coarse=kind == CALL)
         return replace(found, several_ranks=spec.world_size > 1, informational=informational)
     described, least = "outside of CUDA graphs", EAGER_TOLERANCE
-    if spec.captured and not isinstance(spec, RunSpec):  # a whole training also evaluates its model
+    if isinstance(spec, ScriptSpec):
+        described, least = "of scripts", SCRIPT_TOLERANCE
+    elif spec.captured and not isinstance(spec, RunSpec):  # a whole training also evaluates its model
         described, least = "in CUDA graphs", 0.0
         if isinstance(spec, Call) and spec.message_bytes < SMALL_BYTES:
             kind, least = SMALL_CALL, SMALL_CALL_TOLERANCE

@@ -122,8 +122,11 @@ class Found:
     missing: str = ""
     why: str = ""
 
-    def problem(self, root: Path | None, device: str) -> str:
-        """Return why ranks cannot run or would not load the source tree `root`, or an empty string."""
+    def problem(self, root: Path | None, device: str, files: Sequence[str] = ()) -> str:
+        """Return why ranks cannot run or would not load the source tree `root`, or an empty string.
+
+        files: of scripts, which need not be imported.
+        """
         if release(self.python) < release(MIN_PYTHON):
             return f"is Python {self.python}, ddpperf needs {MIN_PYTHON} or newer; name a newer interpreter"
         if self.torch and release(self.torch) < release(MIN_TORCH):
@@ -134,7 +137,8 @@ class Found:
             return f"has torch {self.torch} without CUDA; install one with CUDA, or pass --device cpu"
         if root is None:
             return ""
-        if not {str(root), str(root / "src")} & set(self.folders.values()):
+        loads = {str(root), str(root / "src")} & set(self.folders.values())
+        if not loads and not any((root / file).is_file() for file in files):
             places = ", ".join(f"{name} from {folder}" for name, folder in self.folders.items())
             advice = "name a checkout that has one of them, or merge the performance tests there first"
             return f"holds nothing that a rank loads, found {places}; {advice}"
@@ -149,7 +153,7 @@ def check_side(side: Side, requested: str, device: str, functions: Sequence[str]
 
     Raises Refused if they cannot, or if they would import nothing from their source tree, or modules of
     the current folder. requested: the options that name the side. functions: the models
-    and other functions of the user that the ranks import.
+    and other functions of the user that the ranks import, and the files of scripts.
     """
     try:
         ended = run_child(side.command("probe", *functions), side.variables(), PROBE_SECONDS)
@@ -172,7 +176,7 @@ def check_side(side: Side, requested: str, device: str, functions: Sequence[str]
     if side.is_older:
         what = "holds an older ddpperf, whose ranks cannot be compared with today's"
         raise Refused(f"{requested} {what}; store a new baseline with --benchmark-save=NAME")
-    if problem := found.problem(side.root, device):
+    if problem := found.problem(side.root, device, functions):
         raise Refused(f"{requested} {problem}")
     return found
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from statistics import median
 from types import MappingProxyType
 from typing import Any
@@ -18,9 +19,11 @@ from ddpperf.machine.utilization import IdleLoad, Recorder
 from ddpperf.results.samples import CANDIDATE, Measured, Sample
 from ddpperf.specs import Spec
 from ddpperf.specs.collective import Call
+from ddpperf.specs.script import ScriptSpec
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.process_set import Answers, ProcessSet, Progress, SetOptions
+from ddpperf.workers.script_run import ScriptRun, rounds_of, run_script
 
 Job = tuple[ProcessSet, Spec]  # a process set, and what it measures
 Seconds = tuple[float, ...]  # each rank's duration of one round
@@ -82,6 +85,7 @@ class Pool:
         self._progress = progress
         self._check_round = check_round
         self._recorder = recorder
+        self._script: dict[str, dict[str, object]] = {}  # the versions in scripts, by side
         self._remembered: dict[tuple[Spec, Spec | None, tuple[str, ...]], Measured] = {}
 
     def __enter__(self) -> Pool:
@@ -135,6 +139,8 @@ class Pool:
         the process sets, if other measurements of the same test need more than this one. Raises
         SetFailure, and ValueError if there are too few GPUs or if a process set measured no duration.
         """
+        if isinstance(spec, ScriptSpec):
+            return self.measure_script(spec, candidate, range(len(self.sides)))
         ranks = max(ranks, spec.world_size)
         self._replace_sets_that_cannot_map(spec, candidate, ranks)
         specs_of = {CANDIDATE: candidate or spec}
@@ -184,6 +190,8 @@ class Pool:
 
     def measure_once(self, spec: Spec, candidate: Spec | None = None, ranks: int = 0) -> Measured:
         """Measure `spec`, or return the result if the same process sets have measured it before."""
+        if isinstance(spec, ScriptSpec):
+            return self.measure(spec, candidate)
         ranks = max(ranks, spec.world_size)
         names = tuple(live.name for live in self.live_sets(ranks=ranks))
         if known := self._remembered.get((spec, candidate, names)):
@@ -200,6 +208,8 @@ class Pool:
         in a cache.
         """
         spec, sets, parts = before.spec, len(self.sides), self._parts(before.spec)
+        if isinstance(spec, ScriptSpec):
+            return sets * max(before.counter("run_seconds").values())
         seconds = spec.calls * median(before.all_step_seconds())
         if spec.repeats:
             seconds *= self._iterations(spec, seconds, MOST_STEPS, parts)
@@ -208,6 +218,46 @@ class Pool:
         if not spec.repeats:
             rounds = min(rounds, math.ceil(SHARED_WHOLE_SECONDS * sets / round_seconds))
         return rounds * round_seconds + COMPILE_SECONDS * sets * (spec.compiled and sets > 1)
+
+    def run_scripts(
+        self, spec: ScriptSpec, candidate: Spec | None, places: Sequence[int], traces: Path | None = None
+    ) -> list[ScriptRun]:
+        """Run a script once for each of some places of `sides`, after all process sets have ended.
+
+        traces: a folder in which each run makes a folder with traces, or None.
+        """
+        if self.options.device == "cuda" and spec.world_size > self.options.size:
+            found = f"this run has {self.options.size}"
+            advice = "pass fewer --world-sizes, or free more GPUs"
+            raise ValueError(f"the script needs {spec.world_size} GPUs, but {found}; {advice}")
+        for process_set in self._sets.values():
+            process_set.close()
+        runs: list[ScriptRun] = []
+        for place in places:
+            side = self.sides[place]
+            self.sets_made += 1
+            name, own = f"{side.name}{self.sets_made}", spec
+            if side.name == CANDIDATE and isinstance(candidate, ScriptSpec):
+                own = candidate
+            if (folder := traces and traces / name) is not None:
+                folder.mkdir(parents=True)
+
+            def progress(part: float, done: int = len(runs)) -> None:
+                self._progress(spec, (done + part) / len(places))
+
+            progress(0.0)
+            runs.append(run_script(name, side, own, self.options, progress, folder))
+            self._script[side.name] = runs[-1].ranks[0]["environment"]
+        return runs
+
+    def measure_script(self, spec: ScriptSpec, candidate: Spec | None, places: Sequence[int]) -> Measured:
+        """Measure the steps of a script in whole runs, one for each of some places of `sides`."""
+        runs = self.run_scripts(spec, candidate, places)
+        rounds, iterations = rounds_of(runs)
+        samples = tuple(run.sample(rounds, iterations) for run in runs)
+        measured = Measured(spec=spec, iterations=iterations, samples=samples, candidate_spec=candidate)
+        self.counted_seconds += measured.counted_seconds()
+        return measured
 
     @property
     def _compared(self) -> bool:
@@ -374,7 +424,8 @@ class Pool:
     def environment(self, side: str = "") -> dict[str, object]:
         """Return the versions of Python, torch and NCCL in the ranks of a side, or {} without ranks."""
         made = [one for one in self._sets.values() if one.environment and side in ("", one.side.name)]
-        return made[0].environment if made else {}
+        scripts = [versions for name, versions in self._script.items() if side in ("", name)]
+        return made[0].environment if made else scripts[0] if scripts else {}
 
     def close(self) -> None:
         """End all process sets. May be called again."""

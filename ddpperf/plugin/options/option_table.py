@@ -188,6 +188,7 @@ MODELS = f"{', '.join(get_args(Model))}, torchvision:NAME or module:function."
 PRECISIONS = f"Number format of steps: {', '.join(get_args(Precision))}."
 MODES = f"How steps run: {', '.join(get_args(Execution))}."
 USUAL_MODES = ("eager", "graph,compile+graph,eager")
+SCRIPT = "The command of your training script, for perf/test_script.py; {ranks} is the number of ranks."
 IMAGES = "Images: synthetic, cifar10[:DIR] or imagefolder:DIR."
 HERE, DEFAULT_ROUTE = "this environment", "that of the default route"
 SETS_DEFAULT = "1; 3 or more in A/B"
@@ -204,6 +205,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
         Option("--precision", "NAME", str, PRECISIONS, ("fp32", "bf16")),
         Option("--executions", "NAME,NAME", IN_ORDER, MODES, USUAL_MODES),
         Option("--spec", "FIELD=VALUE", field, "Set a training field of the table below.", repeated=True),
+        Option("--script", "CMD", str, SCRIPT),
         Option("--data", "NAME", str, IMAGES, ("synthetic",) * 2),
         Option("--epoch-images", "N", NUMBER, "Images in an epoch.", "512 on CPUs; all on GPUs"),
         Option("--buffer-sizes", "SIZE,SIZE", SIZES, "Bytes per rank in a collective.", "sizes from 1KiB up"),

@@ -50,6 +50,7 @@ class Options:
     precision: Precision
     executions: tuple[Execution, ...]  # the first one is used by every experiment
     spec_fields: Mapping[str, Value]  # that --spec sets, without delay_seconds
+    script: str | None  # the command of the user's training script
     data_source: str
     data: Data  # of real images, only the name is known before `refused_options.prepare`
     requested_epoch_images: int | None

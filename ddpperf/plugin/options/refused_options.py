@@ -141,13 +141,15 @@ def check_sides(options: Options, functions: Iterable[str]) -> Options:
 
 
 def lacking_side(options: Options, function: str) -> str:
-    """Return "base" or "candidate" if only its source tree lacks a function's module, or "".
+    """Return "base" or "candidate" if only its source tree lacks a function's module or a script, or "".
 
     Such a function is new, and its tests have nothing to be compared with.
     """
     file, sides = function.partition(":")[0].replace(".", "/"), options.sides
 
     def holds(root: Path) -> bool:
+        if function.endswith(".py"):
+            return (root / function).is_file()
         places = (root / folder / f"{file}{end}" for folder in ("", "src") for end in (".py", "/__init__.py"))
         return any(place.exists() for place in places)
 
