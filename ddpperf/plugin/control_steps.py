@@ -25,6 +25,7 @@ from ddpperf.verdict.rows import rows
 from ddpperf.verdict.settings import Limits, Settings
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.pool import Pool
+from ddpperf.workers.script_run import CONTROL_DELAY, CONTROL_RATIOS
 
 # On a CPU, both buffers fit into a core's own cache, which other programs do not share. On 2 cores of an
 # EPYC, process sets differed by 0.0 to 0.6% with 64 KiB, and by 0.1 to 4.8% with 1 MiB. torch copies so few
@@ -41,6 +42,7 @@ NO_STEP = Reason(
     "run a test of a training step in the same run",
 )
 COPY_CLASS, HOST_CLASS = NoiseClass(kind="copy"), NoiseClass(kind="host copy")
+SCRIPT_CONTROL = NoiseClass(kind="script control")
 DELAY_REPEATS = 2  # of the delayed step, at most
 HOST = Limits(margin=0.05, tolerance=EAGER_TOLERANCE)  # the CPU's speed matters only outside of CUDA graphs
 
@@ -72,8 +74,6 @@ def measure_controls(
     found: list[Estimates] = []
     step = _shortest(estimates)
     try:
-        if step is not None and step.key.pair is not None and isinstance(step.key.pair.base, ScriptSpec):
-            return _delayed_script(pool, tests[step.tests[0]], step, settings), []
         # On a CPU, other programs make all times vary, and two process sets do not tell how much.
         noise_class = step.noise_class if step is not None and settings.device == "cpu" else COPY_CLASS
         copy = pool.measure(COPY[settings.device])
@@ -84,7 +84,11 @@ def measure_controls(
                 control = _control(Control.HOST_COPY, _by_side(host), HOST_CLASS, settings)
                 found.append(replace(control, limits=HOST))
         if step is not None:
-            found += _delayed(pool, tests[step.tests[0]], step, estimates, settings)
+            usual = tests[step.tests[0]]
+            if isinstance(usual.spec, ScriptSpec):
+                found.append(_delayed_in_script(usual, step, settings))
+            else:
+                found += _delayed(pool, usual, step, estimates, settings)
     except CANNOT_MEASURE as error:
         return found, [Reason(f"a control could not be measured: {first_line(error)}", QUIETER)]
     return found, [] if step is not None else [NO_STEP]
@@ -135,19 +139,18 @@ def _delayed(
     return [control, _control(Control.BASE_ALONE, (alone, base_again), step.noise_class, settings)]
 
 
-def _delayed_script(pool: Pool, usual: Measured, step: Estimates, settings: Settings) -> list[Estimates]:
-    """Run the candidate's script once more for each process set, with steps delayed by their tolerance.
+def _delayed_in_script(measured: Measured, step: Estimates, settings: Settings) -> Estimates:
+    """Return the control of a script: some steps of each of the candidate's runs were delayed.
 
-    Runs of a script are never alive at the same time, so the base needs not be measured beside them.
+    The steps around them were not, so what makes runs differ cancels out.
     """
     assert step.limits is not None
-    assert isinstance(usual.spec, ScriptSpec)
-    spec, delay = usual.spec_of(CANDIDATE), step.limits.tolerance * mean(step.candidate)
-    slowed = replace(spec, delay_seconds=min(MOST_DELAY_SECONDS, spec.delay_seconds + delay))
-    places = [place for place, side in enumerate(pool.sides) if side.name == CANDIDATE]
-    delayed = pool.measure_script(usual.spec, slowed, places)
-    sides = list(step.candidate), list(delayed.mean_step_seconds().values())
-    return [_control(Control.DELAYED, sides, step.noise_class, settings)]
+    candidate = measured.of(CANDIDATE)
+    found = [ratio for name in CONTROL_RATIOS for ratio in candidate.counter(name).values()]
+    scale = mean(step.base)
+    sides = [scale] * len(found), [scale * ratio for ratio in found]
+    control = _control(Control.DELAYED, sides, SCRIPT_CONTROL, settings)
+    return replace(control, limits=replace(step.limits, tolerance=CONTROL_DELAY[settings.device]))
 
 
 def _by_side(measured: Measured) -> SideValues:

@@ -31,7 +31,6 @@ def scripts(options: Options) -> Iterator[Case]:
 def script_metrics(measure: Measure, measured: Measured) -> None:
     """Store how fast the steps of a script are, how long the first one took, and what is uneven."""
     mean = measured.mean_step_seconds()
-    measure.metric("step_seconds", mean)
     measure.metric("steps_per_second", {name: truediv(1, seconds) for name, seconds in mean.items()})
     for name in COUNTERS:
         measure.metric(name, measured.counter(name))

@@ -25,6 +25,7 @@ from ddpperf.specs import (
     EpochSpec,
     RunSpec,
     SamplerSpec,
+    ScriptSpec,
     TrainingSpec,
 )
 from ddpperf.specs.labels import labels
@@ -163,7 +164,7 @@ class Case:
             return "training"
         if isinstance(spec, EpochSpec):
             return "epoch"
-        if isinstance(spec, TrainingSpec | CustomStepSpec):
+        if isinstance(spec, TrainingSpec | CustomStepSpec | ScriptSpec):
             return "step"
         return "listing" if isinstance(spec, SamplerSpec) else "call"
 

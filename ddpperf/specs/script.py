@@ -22,8 +22,9 @@ class ScriptSpec(Spec):
     command: a line for the shell that starts the script on all ranks, such as `torchrun
     --nproc-per-node {ranks} train.py`; `{ranks}` stands for `world_size`.
     world_size: the number of processes that train.
-    first_step: the first measured step; step 0, which includes the start, is never measured.
-    steps: how many steps are measured; 0 for as many as end within some seconds.
+    first_step: how many steps are warm-up. The next 16 steps are a control, some of which
+    are delayed in the candidate of an A/B run.
+    steps: how many steps are measured after them; 0 for as many as end within some seconds.
 
     A step ends when an optimizer of torch has made its step. With several optimizers, it ends when one
     of them steps again. If the script calls `ddpperf.step()`, only these calls end steps. A process set

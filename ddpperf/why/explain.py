@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ddpperf.errors import first_line
 from ddpperf.results import units
 from ddpperf.results.samples import BASE, CANDIDATE
-from ddpperf.specs import EpochSpec, Spec, TraceSpec
+from ddpperf.specs import EpochSpec, ScriptSpec, Spec, TraceSpec
 from ddpperf.why import sweep
 from ddpperf.why.changes import Changes, TracedSet, changes
 from ddpperf.why.tracing_sets import TracingSets
@@ -32,6 +33,7 @@ ROUNDS = 2  # of untraced, then traced steps
 SETTLING_STEPS = 2  # before them, after freed memory is kept
 FEWEST_STEPS, MOST_STEPS = 2, 8  # untraced or traced, in a round
 STACKS_FROM = 0.3  # of a change: with so much CPU time between operators, Python functions are traced
+SCRIPT_RUNS = 2  # of each side, with traces
 KEPT_RUNS = 5  # whose traces are kept
 TOO_OLD = "has no attribute 'trace'"
 
@@ -58,7 +60,7 @@ class Slower:
     @property
     def traceable(self) -> bool:
         """Whether ranks can trace its steps, or those of its epoch. A whole training is too long."""
-        return isinstance(self.spec, EpochSpec) or (
+        return isinstance(self.spec, EpochSpec | ScriptSpec) or (
             self.spec.repeats and not isinstance(self.spec, TraceSpec)
         )
 
@@ -112,11 +114,44 @@ def _steps_in_all(steps: int) -> int:
     return steps + SETTLING_STEPS + ROUNDS * (2 * steps + 1)
 
 
+def _traced_script(pool: Pool, spec: ScriptSpec, candidate: Spec | None, folder: Path) -> dict[str, Any]:
+    """Run a slower script twice more on each side, trace some steps, and return what changed as JSON."""
+    device, sides = pool.options.device, [side.name for side in pool.sides]
+    places = [place for name in (BASE, CANDIDATE) for place, side in enumerate(sides) if side == name]
+    half = len(places) // 2
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as scratch:
+        chosen = sorted([*places[:SCRIPT_RUNS], *places[half:][:SCRIPT_RUNS]])  # in the order A B B A
+        runs = pool.run_scripts(spec, candidate, chosen, Path(scratch))
+        if problem := next((rank["problem"] for run in runs for rank in run.ranks if rank["problem"]), ""):
+            raise ValueError(problem)
+        steps = [[_steps(file, device) for file in run.files("trace")] for run in runs]
+        one_of = {run.side.name: place for place, run in enumerate(runs)}
+        waits = [mean(map(sweep.waiting, of_rank)) for of_rank in steps[one_of[CANDIDATE]]]
+        rank = waits.index(min(waits))
+        timed = [run.ranks[rank]["seconds"] for run in runs]
+        sets = [
+            TracedSet(side=run.side.name, first=seconds, page_faults=0.0, seconds=seconds, steps=of_run[rank])
+            for run, seconds, of_run in zip(runs, timed, steps, strict=True)
+        ]
+        why, function, traces = changes(sets, device), "", []
+        if _is_between_mostly(why):
+            stacks = (runs[one_of[side]].files("stacks")[rank] for side in (BASE, CANDIDATE))
+            function = _function(*stacks, part=_part(why), device=device)
+        for side, word in ((BASE, "base"), (CANDIDATE, "candidate")):
+            traces.append(str(folder / f"{spec.script}-{word}-rank{rank}.json"))
+            Path(runs[one_of[side]].files("trace")[rank]).replace(traces[-1])
+    found = {"rank": rank, "sets": len(runs) // 2, "messages": {}, "function": function, "lost": ""}
+    return {**why.to_json(), **found, "traces": traces}
+
+
 def _traced(pool: Pool, one: Slower, folder: Path, seconds: float, most_sets: int) -> dict[str, Any]:
     """Time and trace steps of a measurement on its process sets, and return what changed as JSON.
 
     most_sets: of each side; 0 for all of them.
     """
+    if isinstance(one.spec, ScriptSpec):
+        return _traced_script(pool, one.spec, one.candidate, folder)
     device = "cpu" if one.spec.on_cpu else pool.options.device
     with TracingSets(pool, one.spec, one.candidate, folder, one.tests[0], most_sets) as tracing:
         most = seconds / MOST_TRACED - OPENING_SECONDS[device]
@@ -150,7 +185,7 @@ def _traced(pool: Pool, one: Slower, folder: Path, seconds: float, most_sets: in
             for live in tracing.sets
         ]
         why, function, lost = changes(sets, device), "", ""
-        if _between(why) >= STACKS_FROM * abs(why.whole.change):
+        if _is_between_mostly(why):
             try:
                 stacks = {side: tracing.do(live, "stacks", 1) for side, live in tracing.sides.items()}
                 files_of = (stacks[side][rank]["file"] for side in (BASE, CANDIDATE))
@@ -207,9 +242,10 @@ def _changed_messages(
     return {kind: sides for kind, sides in both.items() if [*sides[0]] != [*sides[1]]}
 
 
-def _between(why: Changes) -> float:
-    """Return by how many seconds the CPU's time between operators or launches grew."""
-    return math.fsum(row.change for path, row, _ in why.rows if _is_between(path))
+def _is_between_mostly(why: Changes) -> bool:
+    """Return whether the CPU's time between operators or launches grew by much of the change."""
+    grown = math.fsum(row.change for path, row, _ in why.rows if _is_between(path))
+    return grown >= STACKS_FROM * abs(why.whole.change)
 
 
 def _is_between(path: sweep.Path) -> bool:

@@ -23,7 +23,7 @@ from ddpperf.specs.script import ScriptSpec
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.process_set import Answers, ProcessSet, Progress, SetOptions
-from ddpperf.workers.script_run import ScriptRun, rounds_of, run_script
+from ddpperf.workers.script_run import ScriptRun, run_script
 
 Job = tuple[ProcessSet, Spec]  # a process set, and what it measures
 Seconds = tuple[float, ...]  # each rank's duration of one round
@@ -140,7 +140,7 @@ class Pool:
         SetFailure, and ValueError if there are too few GPUs or if a process set measured no duration.
         """
         if isinstance(spec, ScriptSpec):
-            return self.measure_script(spec, candidate, range(len(self.sides)))
+            return self._measure_script(spec, candidate)
         ranks = max(ranks, spec.world_size)
         self._replace_sets_that_cannot_map(spec, candidate, ranks)
         specs_of = {CANDIDATE: candidate or spec}
@@ -250,12 +250,11 @@ class Pool:
             self._script[side.name] = runs[-1].ranks[0]["environment"]
         return runs
 
-    def measure_script(self, spec: ScriptSpec, candidate: Spec | None, places: Sequence[int]) -> Measured:
-        """Measure the steps of a script in whole runs, one for each of some places of `sides`."""
-        runs = self.run_scripts(spec, candidate, places)
-        rounds, iterations = rounds_of(runs)
-        samples = tuple(run.sample(rounds, iterations) for run in runs)
-        measured = Measured(spec=spec, iterations=iterations, samples=samples, candidate_spec=candidate)
+    def _measure_script(self, spec: ScriptSpec, candidate: Spec | None) -> Measured:
+        runs = self.run_scripts(spec, candidate, range(len(self.sides)))
+        steps = min(run.steps for run in runs)
+        samples = tuple(run.sample(steps) for run in runs)
+        measured = Measured(spec=spec, iterations=steps, samples=samples, candidate_spec=candidate)
         self.counted_seconds += measured.counted_seconds()
         return measured
 

@@ -14,13 +14,16 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 VARIABLE = "DDPPERF_SCRIPT"  # JSON with the fields that `Marks` takes
 BEAT_SECONDS = 0.5  # a process shows that its steps go on by touching a file
+# The control steps after the warm-up: usual ones, and those with a delay. Each half is balanced.
+CONTROL = "UDDUDUUDDUUDUDDU"
 LEAST_STEPS = 10  # are measured, however long they take
 MOST_STEPS = 20_000
 TRACED_STEPS, STACKS = 4, 1  # in the two traces, besides a first step
@@ -31,10 +34,12 @@ MOST_LETTERS = 200
 class Marks:
     """The ends of the steps of one process.
 
-    folder: for the files. began: the time.monotonic() value at which the run began. first: the first
-    measured step. steps: how many are measured, or 0 for as many as end in `seconds`. delay: seconds by
-    which each step is delayed. traced: whether steps are traced after the measured ones; `marks` are
-    then the names of a step and of a part in a trace, and the bytes of the copy that marks a step there.
+    folder: for the files. began: the time.monotonic() value at which the run began. first: the first step
+    after the warm-up. Of the next steps, those marked in CONTROL are delayed by the fraction `control` of a
+    step. The steps after them are measured. steps: how many, or 0 for as many as end in `seconds`.
+    delay: seconds by which each step is delayed. traced: whether steps are traced after the measured ones;
+    `marks` are then the names of a step and of a part in a trace, and the bytes of the copy that marks a
+    step there.
     """
 
     def __init__(
@@ -44,27 +49,29 @@ class Marks:
         first: int,
         steps: int,
         seconds: float,
+        control: float = 0.0,
         delay: float = 0.0,
         traced: bool = False,
         marks: Sequence[Any] = (),
     ) -> None:
         self.folder, self.began, self.first, self.seconds = Path(folder), began, first, seconds
         self.most, self.least = (steps, steps) if steps else (MOST_STEPS, LEAST_STEPS)
-        self.delay, self.traced, self.marks = delay, traced, marks
+        self.control, self.delay, self.traced, self.marks = control, delay, traced, marks
         self.explicit = False  # whether the script marks its steps itself
         self._forget()
 
     def _forget(self) -> None:
         self.process = os.getpid()
-        self.count = 0
         self.first_step_seconds = 0.0
-        self.times: list[float] = []
-        self.events: list[Any] = []
+        self.ends: list[Any] = []  # of steps: times, or events of a GPU
+        self.on_gpu = False
+        self.measured_since = 0.0
         self.stepped: set[int] = set()  # the optimizers that have stepped since the last mark
         self.beaten = 0.0
         self.done = False
         self.trace: Trace | None = None
-        self.wait: Callable[[], None] | None = None
+        self.control_delay = 0.0
+        self.cycles = 0.0  # of the GPU's clock in a second
 
     def optimizer_stepped(self, optimizer: object, *_: object) -> None:
         """Called by torch after each step of any optimizer."""
@@ -88,45 +95,58 @@ class Marks:
         """End a step."""
         if self.process != os.getpid():  # in a fork
             self._forget()
-        on_gpu = _on_gpu()
-        if on_gpu and sys.modules["torch"].cuda.is_current_stream_capturing():
+        torch = sys.modules.get("torch")
+        cuda = torch.cuda if torch is not None and torch.cuda.is_initialized() else None
+        if cuda is not None and cuda.is_current_stream_capturing():
             return  # the steps of a CUDA graph are its replays
         if self.trace is not None:
             if not self.trace.mark():
                 self.trace = None
                 self.write()
             return
-        if self.delay:
-            self._wait(on_gpu)
+        if not self.ends:
+            self.first_step_seconds, self.on_gpu = time.monotonic() - self.began, cuda is not None
+            atexit.register(self.ended)
+        step = len(self.ends) - self.first  # that ends now, after the warm-up
+        in_control = 0 <= step < len(CONTROL)
+        delay = self.delay + (self.control_delay if in_control and CONTROL[step] == "D" else 0.0)
+        if delay:
+            self._wait(delay)
         now = time.perf_counter()
         if now - self.beaten > BEAT_SECONDS:
             self.beaten = now
             (self.folder / f"beat-{self.process}").touch()
-        self.count += 1
-        if self.count == 1:
-            self.first_step_seconds = time.monotonic() - self.began
-            atexit.register(self.ended)
-        if self.count < self.first:
-            return
-        self.times.append(now)
-        if on_gpu:
-            event = sys.modules["torch"].cuda.Event(enable_timing=True)
-            event.record()
-            self.events.append(event)
-        taken = len(self.times) - 1
-        if taken >= self.most or (taken >= self.least and now - self.times[0] >= self.seconds):
+        if self.on_gpu and cuda is not None:
+            self.ends.append(cuda.Event(enable_timing=True))
+            self.ends[-1].record()
+        else:
+            self.ends.append(now)
+        if self.control and step == 0:
+            self.control_delay = self.control * median(self._seconds()[self.first // 2 :])
+        taken = step + 1 - len(CONTROL)
+        if taken == 0:
+            self.measured_since = now
+        if taken >= self.most or (taken >= self.least and now - self.measured_since >= self.seconds):
             self.done = True
             if self.traced:
-                self.trace = Trace(self.folder, on_gpu, self.marks)
+                self.trace = Trace(self.folder, self.on_gpu, self.marks)
             else:
                 self.write()
 
-    def _wait(self, on_gpu: bool) -> None:
-        if on_gpu and self.wait is None:
-            self.wait = _gpu_wait(self.delay)
-        if self.wait is not None:
-            self.wait()
-        end = time.perf_counter() + self.delay
+    def _seconds(self) -> list[float]:
+        """Return the seconds of each step but step 0."""
+        if self.on_gpu:
+            self.ends[-1].synchronize()
+            return [before.elapsed_time(after) / 1e3 for before, after in pairwise(self.ends)]
+        return [after - before for before, after in pairwise(self.ends)]
+
+    def _wait(self, seconds: float) -> None:
+        """Let the device and this process wait: a device that waits for launches would hide a delay."""
+        if self.on_gpu:
+            torch = sys.modules["torch"]
+            self.cycles = self.cycles or _cycles(torch)
+            torch.cuda._sleep(int(seconds * self.cycles))
+        end = time.perf_counter() + seconds
         while time.perf_counter() < end:
             pass
 
@@ -140,26 +160,23 @@ class Marks:
 
     def write(self) -> None:
         """Write what the controller needs to know of this process."""
-        torch = sys.modules.get("torch")
-        seconds = [after - before for before, after in pairwise(self.times)]
-        rank, ranks, memory = int(os.environ.get("RANK", 0)), 0, 0
+        torch, rank, memory = sys.modules.get("torch"), int(os.environ.get("RANK", 0)), 0
         if torch is not None:
             if torch.distributed.is_available() and torch.distributed.is_initialized():
-                rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-            if self.events:
-                self.events[-1].synchronize()
-                seconds = [before.elapsed_time(after) / 1e3 for before, after in pairwise(self.events)]
-                memory = torch.cuda.max_memory_allocated()
+                rank = torch.distributed.get_rank()
+            memory = torch.cuda.max_memory_allocated() if self.on_gpu else 0
+        seconds = self._seconds()[self.first - 1 :]  # of the steps after the warm-up
         _write(
             self.folder / f"rank-{self.process}.json",
             {
                 "rank": rank,
-                "ranks": ranks,
-                "count": self.count,
-                "seconds": seconds,
+                "process": self.process,
+                "count": len(self.ends),
+                "seconds": seconds[len(CONTROL) :],
+                "delayed_over_usual": delayed_over_usual(seconds),
                 "first_step_seconds": self.first_step_seconds,
                 "peak_memory_bytes": memory,
-                "on_gpu": bool(self.events),
+                "on_gpu": self.on_gpu,
                 "prefix": sys.prefix,
                 "environment": _environment(torch),
                 "foreign": _foreign(),
@@ -258,22 +275,25 @@ class Trace:
             self._enter(f"{self.part_name}optimizer")
 
 
-def _on_gpu() -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.cuda.is_initialized()
+def delayed_over_usual(seconds: Sequence[float]) -> list[float]:
+    """Return the ratio of the times of delayed and of usual steps in each half of the control."""
+    if len(seconds) < len(CONTROL):
+        return []
+    half = len(CONTROL) // 2
+    steps = [[*zip(CONTROL, seconds, strict=False)][begin : begin + half] for begin in (0, half)]
+    times = [[[one for kind, one in of_half if kind == wanted] for wanted in "DU"] for of_half in steps]
+    return [median(delayed) / median(usual) for delayed, usual in times]
 
 
-def _gpu_wait(seconds: float) -> Callable[[], None]:
-    """Return a function that lets the GPU wait, measured at its present clock."""
-    torch, cycles = sys.modules["torch"], 10**7
+def _cycles(torch: Any, cycles: int = 10**7) -> float:
+    """Measure how many cycles `torch.cuda._sleep` counts per second at the GPU's present clock."""
     first, last = (torch.cuda.Event(enable_timing=True) for _ in "ab")
     torch.cuda._sleep(cycles)  # loads the kernel
     first.record()
     torch.cuda._sleep(cycles)
     last.record()
     last.synchronize()
-    wanted = int(cycles * seconds / (first.elapsed_time(last) / 1e3))
-    return lambda: torch.cuda._sleep(wanted)
+    return cycles / (float(first.elapsed_time(last)) / 1e3)
 
 
 def _environment(torch: Any) -> dict[str, Any]:

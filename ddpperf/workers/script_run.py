@@ -15,10 +15,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ddpperf.instruments.step_trace import MOST_BYTES
 from ddpperf.io.private_folders import PrivateFolder
 from ddpperf.machine.child_process import die_with_parent, wait_for_exit
 from ddpperf.measuring.trace_split import PART, STEP, STEP_BYTES
-from ddpperf.results.samples import Sample
+from ddpperf.results.samples import CANDIDATE, Sample
 from ddpperf.specs.script import ScriptSpec
 from ddpperf.workers import script_guard, script_marks
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure
@@ -26,8 +27,11 @@ from ddpperf.workers.interpreter import Side
 from ddpperf.workers.process_set import Progress, SetOptions
 from ddpperf.workers.rank_output import RankOutput
 
-MEASURED_SECONDS = {"cpu": 10.0, "cuda": 5.0}  # of a run whose spec has no number of steps
-ROUNDS = 10  # into which the steps of a run are divided
+MEASURED_SECONDS = {"cpu": 5.0, "cuda": 5.0}  # of a run whose spec has no number of steps
+# Of some steps of the candidate, as a fraction of a step: twice the tolerance, because there are only 24 such
+# steps, and steps of 20 ms on 2 cores vary by 8%.
+CONTROL_DELAY = {"cpu": 0.32, "cuda": 0.10}
+CONTROL_RATIOS = tuple(f"{half}_delayed_over_usual" for half in ("early", "late"))
 LATE_SECONDS = 10.0  # until all ranks have measured their last step, after the first one has
 LOOK_SECONDS = 0.05
 OUTPUT_LINES = 30  # of a script that failed
@@ -44,11 +48,12 @@ BIN = {  # commands whose Python is the side's own
 class ScriptRun:
     """What one run of a script measured. ranks: what each rank wrote, in their order.
 
-    run_seconds: the wall time of the whole run. spec: with the number of ranks that trained.
+    run_seconds: the wall time of the whole run. folder: of its traces.
     """
 
     name: str
     side: Side
+    folder: Path
     ranks: Sequence[Mapping[str, Any]]
     run_seconds: float
 
@@ -56,9 +61,16 @@ class ScriptRun:
     def steps(self) -> int:
         return min(len(rank["seconds"]) for rank in self.ranks)
 
-    def sample(self, rounds: int, iterations: int) -> Sample:
-        """Return the first steps as a sample, in rounds of `iterations` steps each."""
-        steps = [rank["seconds"][: rounds * iterations] for rank in self.ranks]
+    def files(self, kind: str) -> list[str]:
+        """Return the files with the raw traces of all ranks: of kind "trace" or, with functions, "stacks"."""
+        paths = [self.folder / f"{kind}-{rank['process']}.json" for rank in self.ranks]
+        if (size := max(path.stat().st_size for path in paths)) > MOST_BYTES:
+            raise ValueError(f"a trace has {size >> 20} MiB, and at most {MOST_BYTES >> 20} are read")
+        return [*map(str, paths)]
+
+    def sample(self, count: int) -> Sample:
+        """Return the first `count` measured steps as a sample with one round."""
+        steps = [rank["seconds"][:count] for rank in self.ranks]
         slowest = sorted(map(max, zip(*steps, strict=True)))
         middle = median(slowest)
         pauses = [seconds for seconds in slowest if seconds > PAUSE * middle]
@@ -71,16 +83,16 @@ class ScriptRun:
             "pause_steps": [float(len(pauses))] * len(steps),
             "pause_fraction": [sum(pauses) / sum(slowest)] * len(steps),
         }
+        if all(rank["delayed_over_usual"] for rank in self.ranks):
+            halves = zip(*(rank["delayed_over_usual"] for rank in self.ranks), strict=True)
+            each |= dict(zip(CONTROL_RATIOS, map(list, halves), strict=True))
         if all(rank["on_gpu"] for rank in self.ranks):
             each["peak_memory_bytes"] = [float(rank["peak_memory_bytes"]) for rank in self.ranks]
         return Sample(
             set=self.name,
             side=self.side.name,
             torch=str(self.ranks[0]["environment"].get("torch", "")),
-            seconds=tuple(
-                tuple(sum(of_rank[begin : begin + iterations]) for of_rank in steps)
-                for begin in range(0, rounds * iterations, iterations)
-            ),
+            seconds=(tuple(map(sum, steps)),),
             counters={name: tuple(values) for name, values in each.items()},
         )
 
@@ -112,6 +124,7 @@ def run_script(
             "first": spec.first_step,
             "steps": spec.steps,
             "seconds": seconds,
+            "control": CONTROL_DELAY[options.device] if side.name == CANDIDATE else 0.0,
             "delay": spec.delay_seconds,
             "traced": trace is not None,
             "marks": [STEP, PART, STEP_BYTES],
@@ -143,7 +156,9 @@ def run_script(
         if failure := run.failure(problem, side):
             raise SetFailure(name, f"in {spec.line!r}", [failure])
         ranks = sorted(run.ranks(), key=lambda rank: rank["rank"])
-        return ScriptRun(name=name, side=side, ranks=ranks, run_seconds=time.monotonic() - began)
+        return ScriptRun(
+            name=name, side=side, folder=folder, ranks=ranks, run_seconds=time.monotonic() - began
+        )
 
 
 def _variables(side: Side, folder: Path, fields: Mapping[str, Any]) -> dict[str, str]:
@@ -252,9 +267,12 @@ class _Run:
         if beats != spec.world_size:
             advice = f"write {{ranks}} for their number in the command, or pass --world-sizes {beats}"
             return f"trains with {beats} processes, not with {spec.world_size}; {advice}"
-        least = spec.first_step + (spec.steps or script_marks.LEAST_STEPS)
+        measured = spec.steps or script_marks.LEAST_STEPS
+        control = len(script_marks.CONTROL)
+        least = spec.first_step + control + measured
         if (count := min(rank["count"] for rank in ranks)) < least:
-            need = f"{least} are needed (first_step {spec.first_step}, then {least - spec.first_step})"
+            before = f"{spec.first_step} of warm-up, {control} of a control"
+            need = f"{least} are needed ({before}, {measured} to measure)"
             return f"ended after {count} steps, and {need}; let it train longer, or name fewer steps"
         return ""
 
@@ -268,10 +286,3 @@ class _Run:
                 what = f"imports {rank['foreign'][0]} from the present checkout, not from {side.root}"
                 return f"{what}; commit it, and do not install the project in editable mode"
         return ""
-
-
-def rounds_of(runs: Sequence[ScriptRun]) -> tuple[int, int]:
-    """Return how many rounds of how many steps all runs have in common."""
-    steps = min(run.steps for run in runs)
-    iterations = max(1, steps // ROUNDS)
-    return steps // iterations, iterations
