@@ -23,7 +23,7 @@ from ddpperf.specs.script import ScriptSpec
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.process_set import Answers, ProcessSet, Progress, SetOptions
-from ddpperf.workers.script_run import ScriptRun, run_script
+from ddpperf.workers.script_run import ScriptRun, run_scripts
 
 Job = tuple[ProcessSet, Spec]  # a process set, and what it measures
 Seconds = tuple[float, ...]  # each rank's duration of one round
@@ -232,22 +232,13 @@ class Pool:
             raise ValueError(f"the script needs {spec.world_size} GPUs, but {found}; {advice}")
         for process_set in self._sets.values():
             process_set.close()
-        runs: list[ScriptRun] = []
-        for place in places:
-            side = self.sides[place]
+        jobs = []
+        for side in (self.sides[place] for place in places):
             self.sets_made += 1
-            name, own = f"{side.name}{self.sets_made}", spec
-            if side.name == CANDIDATE and isinstance(candidate, ScriptSpec):
-                own = candidate
-            if (folder := traces and traces / name) is not None:
-                folder.mkdir(parents=True)
-
-            def progress(part: float, done: int = len(runs)) -> None:
-                self._progress(spec, (done + part) / len(places))
-
-            progress(0.0)
-            runs.append(run_script(name, side, own, self.options, progress, folder))
-            self._script[side.name] = runs[-1].ranks[0]["environment"]
+            own = candidate if side.name == CANDIDATE and isinstance(candidate, ScriptSpec) else spec
+            jobs.append((f"{side.name}{self.sets_made}", side, own))
+        runs = run_scripts(jobs, self.options, partial(self._progress, spec), traces)
+        self._script |= {run.side.name: run.ranks[0]["environment"] for run in runs}
         return runs
 
     def _measure_script(self, spec: ScriptSpec, candidate: Spec | None) -> Measured:

@@ -126,6 +126,7 @@ class Marks:
         taken = step + 1 - len(CONTROL)
         if taken == 0:
             self.measured_since = now
+            (self.folder / f"ready-{self.process}").touch()
         if taken >= self.most or (taken >= self.least and now - self.measured_since >= self.seconds):
             self.done = True
             if self.traced:
@@ -173,6 +174,7 @@ class Marks:
                 "process": self.process,
                 "count": len(self.ends),
                 "seconds": seconds[len(CONTROL) :],
+                "ends": [] if self.on_gpu else self.ends[self.first + len(CONTROL) - 1 :],
                 "delayed_over_usual": delayed_over_usual(seconds),
                 "first_step_seconds": self.first_step_seconds,
                 "peak_memory_bytes": memory,

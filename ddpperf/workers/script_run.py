@@ -1,7 +1,8 @@
-"""One whole run of a script: start it, wait until its ranks have measured their steps, and end it."""
+"""Whole runs of scripts: start them, let them run in turn until all steps are measured, and end them."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -9,22 +10,27 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psutil
+
+from ddpperf.analysis.intervals import Interval, overlap
 from ddpperf.instruments.step_trace import MOST_BYTES
 from ddpperf.io.private_folders import PrivateFolder
-from ddpperf.machine.child_process import die_with_parent, wait_for_exit
+from ddpperf.machine.child_process import die_with_parent, trees_of, wait_for_exit
 from ddpperf.measuring.trace_split import PART, STEP, STEP_BYTES
 from ddpperf.results.samples import CANDIDATE, Sample
 from ddpperf.specs.script import ScriptSpec
 from ddpperf.workers import script_guard, script_marks
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure
 from ddpperf.workers.interpreter import Side
-from ddpperf.workers.process_set import Progress, SetOptions
+from ddpperf.workers.process_set import SetOptions
 from ddpperf.workers.rank_output import RankOutput
 
 MEASURED_SECONDS = {"cpu": 5.0, "cuda": 5.0}  # of a run whose spec has no number of steps
@@ -32,7 +38,10 @@ MEASURED_SECONDS = {"cpu": 5.0, "cuda": 5.0}  # of a run whose spec has no numbe
 # steps, and steps of 20 ms on 2 cores vary by 8%.
 CONTROL_DELAY = {"cpu": 0.32, "cuda": 0.10}
 CONTROL_RATIOS = tuple(f"{half}_delayed_over_usual" for half in ("early", "late"))
-LATE_SECONDS = 10.0  # until all ranks have measured their last step, after the first one has
+EXPECTED_SECONDS = 20.0  # of a run, for the progress line
+TURN_SECONDS = 0.5  # in which one script runs, while the others are stopped
+MEMORY_PART = 0.8  # of the free memory, for scripts that are alive at the same time
+LATE_SECONDS = 10.0  # without a step, while fewer processes than expected have measured theirs
 LOOK_SECONDS = 0.05
 OUTPUT_LINES = 30  # of a script that failed
 PAUSE = 5.0  # a step of so many medians is a pause
@@ -97,68 +106,57 @@ class ScriptRun:
         )
 
 
-def run_script(
-    name: str,
-    side: Side,
-    spec: ScriptSpec,
-    options: SetOptions,
-    progress: Progress,
-    trace: Path | None = None,
-) -> ScriptRun:
-    """Run a script until its ranks have measured their steps, and end all of its processes.
+Job = tuple[str, Side, ScriptSpec]  # the name of a process set, its side, and what it measures
 
-    trace: a folder for traces of some more steps, or None. Raises SetFailure if the script fails, hangs
-    or takes too few steps, and OSError if it cannot be started.
+
+def run_scripts(
+    jobs: Sequence[Job], options: SetOptions, progress: Callable[[float], None], traces: Path | None = None
+) -> list[ScriptRun]:
+    """Run scripts until their ranks have measured their steps, and end all of their processes.
+
+    On a CPU, scripts that fit into the memory are alive at the same time, and all but one are stopped: what
+    changes the speed of the machine then affects all of them. On GPUs, whose memory one script may
+    fill, a script begins when the one before it has ended. traces: a folder in which each run makes
+    a folder with traces of some more steps, or None. Raises SetFailure if a script fails, hangs or takes too
+    few steps, and OSError if it cannot be started.
     """
-    with PrivateFolder() as private:
-        folder = trace or private
-        for command, module in BIN.items():
-            path = private / "bin" / command
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(f'#!/bin/sh\nexec {shlex.quote(side.python)} {module} "$@"\n', "utf-8")
-            path.chmod(0o700)
-        seconds, began = MEASURED_SECONDS[options.device], time.monotonic()
-        fields = {
-            "folder": str(folder),
-            "began": began,
-            "first": spec.first_step,
-            "steps": spec.steps,
-            "seconds": seconds,
-            "control": CONTROL_DELAY[options.device] if side.name == CANDIDATE else 0.0,
-            "delay": spec.delay_seconds,
-            "traced": trace is not None,
-            "marks": [STEP, PART, STEP_BYTES],
-        }
-        reader, writer = os.pipe()
-        with open(writer, "wb", buffering=0) as output:
-            log = options.log_folder / f"{name}.log" if options.log_folder is not None else None
-            printed = RankOutput(reader, log)
-            try:
-                guard = subprocess.Popen(
-                    [sys.executable, script_guard.__file__, str(os.getpid()), spec.line],
-                    cwd=side.root or Path.cwd(),
-                    env=_variables(side, private / "bin", fields),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                    preexec_fn=die_with_parent,
-                )
-            except BaseException:
-                output.close()
-                printed.close()
-                raise
-        run = _Run(name, spec, options, folder, guard, printed)
-        try:
-            problem = run.wait(progress, seconds)
-        finally:
-            run.end()
-        if failure := run.failure(problem, side):
-            raise SetFailure(name, f"in {spec.line!r}", [failure])
-        ranks = sorted(run.ranks(), key=lambda rank: rank["rank"])
-        return ScriptRun(
-            name=name, side=side, folder=folder, ranks=ranks, run_seconds=time.monotonic() - began
-        )
+    together = options.device == "cpu" and len(jobs) > 1 and traces is None
+    seconds = MEASURED_SECONDS[options.device]
+    with ExitStack() as stack:
+        scripts: list[_Script] = []
+        for place, (name, side, spec) in enumerate(jobs):
+
+            def begun(part: float, done: int = place, halves: int = 1 + together) -> None:
+                progress((done + part) / len(jobs) / halves)
+
+            folder = traces / name if traces is not None else stack.enter_context(PrivateFolder())
+            folder.mkdir(parents=True, exist_ok=True)
+            script = _Script(name, side, spec, options, folder, traced=traces is not None)
+            stack.callback(script.end)
+            scripts.append(script)
+            script.start(seconds * (len(jobs) if together else 1), stack.enter_context(PrivateFolder()))
+            if together:
+                script.wait("ready", begun)
+                script.stop()
+                together = place > 0 or script.fits(len(jobs))
+            if not together:
+                for one in scripts[place:]:
+                    one.resume()
+                script.wait("rank", begun)
+            if script.finished:
+                script.end()
+                script.result()  # if it failed, the others need not begin
+        while unfinished := [one for one in scripts if not one.finished]:
+            for one in unfinished:
+                one.resume()
+                one.look(TURN_SECONDS)
+                one.stop()
+            scripts = scripts[::-1]
+            progress(0.5 + 0.5 * min(1.0, unfinished[0].ran / seconds))
+        for one in scripts:
+            one.end()
+        by_name = {one.name: one for one in scripts}
+        return [by_name[name].result() for name, *_ in jobs]
 
 
 def _variables(side: Side, folder: Path, fields: Mapping[str, Any]) -> dict[str, str]:
@@ -183,92 +181,175 @@ def _variables(side: Side, folder: Path, fields: Mapping[str, Any]) -> dict[str,
     }
 
 
-class _Run:
-    """A script that runs: its guard, what it prints, and the files that its ranks write."""
+class _Script:
+    """A script that runs: its guard, what it prints, and the files that its ranks write to a folder.
+
+    ran: for how many seconds it ran in its turns. finished: whether all ranks have measured their steps, or
+    the script has ended. stops: when all of its processes were stopped, as time.monotonic() values.
+    """
 
     def __init__(
-        self,
-        name: str,
-        spec: ScriptSpec,
-        options: SetOptions,
-        folder: Path,
-        guard: subprocess.Popen[bytes],
-        printed: RankOutput,
+        self, name: str, side: Side, spec: ScriptSpec, options: SetOptions, folder: Path, *, traced: bool
     ) -> None:
-        self.name, self.spec, self.options, self.folder = name, spec, options, folder
-        self.guard, self.printed = guard, printed
-        self.status: int | None = None  # of the script, if it ended by itself
+        self.name, self.side, self.spec, self.options = name, side, spec, options
+        self.folder, self.traced = folder, traced
+        self.ran, self.finished, self.stops = 0.0, False, list[Interval]()
+        self._stopped: list[int] = []  # process ids
+        self._stopped_at = 0.0
+        self._beaten, self._newest = 0.0, 0.0  # the last sign of life: what `ran` and the clock were then
+        self._status: int | None = None  # of the script, if it ended by itself
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._problem = ""
+        self._lasted = 0.0
 
-    def ranks(self) -> list[dict[str, Any]]:
-        """Return what the ranks that have measured all their steps wrote."""
-        return [json.loads(path.read_text("utf-8")) for path in sorted(self.folder.glob("rank-*.json"))]
+    def start(self, seconds: float, private: Path) -> None:
+        """Start the script, which measures steps for some seconds. private: a folder for other files."""
+        spec, options, self._began = self.spec, self.options, time.monotonic()
+        for command, module in BIN.items():
+            path = private / command
+            path.write_text(f'#!/bin/sh\nexec {shlex.quote(self.side.python)} {module} "$@"\n', "utf-8")
+            path.chmod(0o700)
+        fields = {
+            "folder": str(self.folder),
+            "began": self._began,
+            "first": spec.first_step,
+            "steps": spec.steps,
+            "seconds": seconds,
+            "control": CONTROL_DELAY[options.device] if self.side.name == CANDIDATE else 0.0,
+            "delay": spec.delay_seconds,
+            "traced": self.traced,
+            "marks": [STEP, PART, STEP_BYTES],
+        }
+        log = options.log_folder / f"{self.name}.log" if options.log_folder is not None else None
+        reader, writer = os.pipe()
+        with open(writer, "wb", buffering=0) as output:
+            self._printed = RankOutput(reader, log)
+            self._guard = subprocess.Popen(
+                [sys.executable, script_guard.__file__, str(os.getpid()), spec.line],
+                cwd=self.side.root or Path.cwd(),
+                env=_variables(self.side, private, fields),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
 
-    def wait(self, progress: Progress, seconds: float) -> str:
-        """Wait until all ranks have measured their steps or the script has ended; return a problem or ""."""
-        world_size, deadline = self.spec.world_size, self.options.deadline_seconds
-        began, first_beat = time.time(), 0.0
-        while (status := wait_for_exit(self.guard, LOOK_SECONDS)) is None:
-            beats = [path.stat().st_mtime for path in self.folder.glob("beat-*")]
-            records = [path.stat().st_mtime for path in self.folder.glob("rank-*.json")]
-            now = time.time()
-            if len(records) >= max(world_size, len(beats)):
-                return ""
-            if len(beats) > world_size and records:
-                return ""
-            if records and len(records) == len(beats) and now - max(records) > LATE_SECONDS:
-                return ""  # another number of processes trains
-            if now - max([began, *beats, *records]) > deadline:
-                return f"took no step for {deadline:g} s; if it is only slow, pass a larger --deadline"
-            if beats and progress is not None:
-                first_beat = first_beat or now
-                progress(min(0.99, (now - first_beat) / seconds))
-        self.status = status
-        return ""
+    def wait(self, kind: str, progress: Callable[[float], None]) -> None:
+        """Wait until all ranks have written a file of a kind, or the script has ended; raise SetFailure if
+        it ended or hung before.
+        """
+        began = time.monotonic()
+        while not self._has_all(kind):
+            self.look(LOOK_SECONDS)
+            progress(min(0.99, (time.monotonic() - began) / EXPECTED_SECONDS))
+            if self.finished:
+                return
+
+    def look(self, seconds: float) -> None:
+        """Let the script run for some seconds, and look whether it has finished or hangs."""
+        assert self._guard is not None
+        self._status = wait_for_exit(self._guard, seconds)
+        self.ran += seconds
+        newest = max((path.stat().st_mtime for path in self.folder.iterdir()), default=0.0)
+        if newest > self._newest:
+            self._newest, self._beaten = newest, self.ran
+        if self.ran - self._beaten > self.options.deadline_seconds:
+            more = "if it is only slow, pass a larger --deadline"
+            self._problem = f"took no step for {self.options.deadline_seconds:g} s; {more}"
+        self.finished = self._status is not None or self._problem != "" or self._has_all("rank")
+
+    def _has_all(self, kind: str) -> bool:
+        """Return whether all ranks have written a file of a kind; also true of another number of ranks."""
+        files, beats = ([*self.folder.glob(f"{name}-*")] for name in (kind, "beat"))
+        late = len(files) == len(beats) > 0 and self.ran - self._beaten > LATE_SECONDS
+        return len(files) >= self.spec.world_size or late
+
+    # --- turns
+
+    def stop(self) -> None:
+        """Stop all processes of the script."""
+        assert self._guard is not None
+        tree = [one for one in trees_of([self._guard.pid])[self._guard.pid] if one != self._guard.pid]
+        _signal(tree, signal.SIGSTOP)
+        self._stopped, self._stopped_at = tree, time.monotonic()
+
+    def resume(self) -> None:
+        if self._stopped:
+            self.stops.append((self._stopped_at, time.monotonic()))
+            _signal(self._stopped, signal.SIGCONT)
+            self._stopped = []
+
+    def fits(self, count: int) -> bool:
+        """Return whether the memory of this machine has room for some such scripts."""
+        used = 0
+        for process in self._stopped:
+            with contextlib.suppress(psutil.Error):
+                used += psutil.Process(process).memory_info().rss
+        free: int = psutil.virtual_memory().available
+        return (count - 1) * used < MEMORY_PART * free
+
+    # --- the end
 
     def end(self) -> None:
-        """End all processes of the script."""
-        hung = self.status is None and not [*self.folder.glob("rank-*.json")]
-        if wait_for_exit(self.guard) is None:
-            self.guard.send_signal(signal.SIGUSR1 if hung else signal.SIGTERM)
-            most = script_guard.STACKS_SECONDS + 3 * script_guard.END_SECONDS
-            if wait_for_exit(self.guard, most) is None:
-                self.guard.kill()
-        self.guard.wait()
-        self.printed.close()
+        """End all processes of the script. May be called again."""
+        if self._guard is None or self._guard.returncode is not None:
+            return
+        self.resume()
+        self._status = wait_for_exit(self._guard)
+        if self._status is None:
+            self._guard.send_signal(signal.SIGUSR1 if self._problem else signal.SIGTERM)
+            if wait_for_exit(self._guard, script_guard.STACKS_SECONDS + 3 * script_guard.END_SECONDS) is None:
+                self._guard.kill()
+        self._guard.wait()
+        self._printed.close()
+        self._lasted = time.monotonic() - self._began - sum(end - begin for begin, end in self.stops)
 
-    def failure(self, problem: str, side: Side) -> RankFailure | None:
+    def result(self) -> ScriptRun:
+        """Return what was measured, or raise SetFailure."""
+        ranks = sorted(self._read("rank"), key=lambda rank: int(rank["rank"]))
+        if failure := self._failure(ranks):
+            raise SetFailure(self.name, f"in {self.spec.line!r}", [failure])
+        for rank in ranks if self.stops else ():
+            steps = [*pairwise(rank["ends"])]
+            stopped = [sum(overlap([step], [stop]) for stop in self.stops) for step in steps]
+            rank["seconds"] = [end - begin - out for (begin, end), out in zip(steps, stopped, strict=True)]
+        return ScriptRun(
+            name=self.name, side=self.side, folder=self.folder, ranks=ranks, run_seconds=self._lasted
+        )
+
+    def _read(self, kind: str) -> list[dict[str, Any]]:
+        return [json.loads(path.read_text("utf-8")) for path in sorted(self.folder.glob(f"{kind}-*.json"))]
+
+    def _failure(self, ranks: Sequence[Mapping[str, Any]]) -> RankFailure | None:
         """Return why the run is no measurement, or None."""
-        spec, ranks = self.spec, self.ranks()
-        last = "\n".join(self.printed.since(0).splitlines()[-OUTPUT_LINES:])
+        last = "\n".join(self._printed.since(0).splitlines()[-OUTPUT_LINES:])
         detail = f"the end of its output:\n{last}" if last else "it printed nothing"
-        if problem:
-            return RankFailure(rank=0, cause=Cause.HUNG, what=problem, detail=detail)
-        errors = [json.loads(path.read_text("utf-8")) for path in self.folder.glob("error-*.json")]
+        if self._problem:
+            return RankFailure(rank=0, cause=Cause.HUNG, what=self._problem, detail=detail)
+        what = self._too_few(ranks)
+        errors = self._read("error")
         of_ranks = [error for error in errors if error["rank"] >= 0] or errors
-        few = len(ranks) < spec.world_size or min(len(rank["seconds"]) for rank in ranks) < (spec.steps or 1)
-        if self.status is not None and few and of_ranks:
-            first = min(of_ranks, key=lambda error: error["at"])
-            what = f"raised {first['summary']}"
-            return RankFailure(
-                rank=max(0, first["rank"]), cause=Cause.RAISED, what=what, detail=first["traceback"]
-            )
-        if self.status and few:
-            what = f"exited with status {self.status}"
+        if what and of_ranks:
+            first = min(of_ranks, key=lambda error: float(error["at"]))
+            what, rank = f"raised {first['summary']}", max(0, first["rank"])
+            return RankFailure(rank=rank, cause=Cause.RAISED, what=what, detail=first["traceback"])
+        if what and self._status:
+            what = f"exited with status {self._status}"
             return RankFailure(rank=0, cause=Cause.DIED, what=what, detail=detail)
-        what = self._too_few(ranks) or self._wrong_python(ranks, side)
+        what = what or self._wrong_code(ranks)
         return RankFailure(rank=0, cause=Cause.RAISED, what=what, detail=detail) if what else None
 
     def _too_few(self, ranks: Sequence[Mapping[str, Any]]) -> str:
-        spec, found = self.spec, len(ranks)
+        spec = self.spec
         if not ranks:
             advice = "call ddpperf.step() after each step, if no optimizer of torch makes it"
             return f"ended without a step of an optimizer of torch; {advice}"
-        beats = max(found, len([*self.folder.glob("beat-*")]))
-        if beats != spec.world_size:
-            advice = f"write {{ranks}} for their number in the command, or pass --world-sizes {beats}"
-            return f"trains with {beats} processes, not with {spec.world_size}; {advice}"
-        measured = spec.steps or script_marks.LEAST_STEPS
-        control = len(script_marks.CONTROL)
+        trained = max(len(ranks), len([*self.folder.glob("beat-*")]))
+        if trained != spec.world_size:
+            advice = f"write {{ranks}} for their number in the command, or pass --world-sizes {trained}"
+            return f"trains with {trained} processes, not with {spec.world_size}; {advice}"
+        measured, control = spec.steps or script_marks.LEAST_STEPS, len(script_marks.CONTROL)
         least = spec.first_step + control + measured
         if (count := min(rank["count"] for rank in ranks)) < least:
             before = f"{spec.first_step} of warm-up, {control} of a control"
@@ -276,8 +357,8 @@ class _Run:
             return f"ended after {count} steps, and {need}; let it train longer, or name fewer steps"
         return ""
 
-    def _wrong_python(self, ranks: Sequence[Mapping[str, Any]], side: Side) -> str:
-        own = Path(side.python).parent.parent
+    def _wrong_code(self, ranks: Sequence[Mapping[str, Any]]) -> str:
+        side, own = self.side, Path(self.side.python).parent.parent
         for rank in ranks:
             if side.python != sys.executable and Path(rank["prefix"]).resolve() != own.resolve():
                 found = f"runs the Python in {rank['prefix']}, not the side's {side.python}"
@@ -286,3 +367,9 @@ class _Run:
                 what = f"imports {rank['foreign'][0]} from the present checkout, not from {side.root}"
                 return f"{what}; commit it, and do not install the project in editable mode"
         return ""
+
+
+def _signal(processes: Sequence[int], number: int) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(process, number)
