@@ -285,7 +285,8 @@ class _Script:
         used = 0
         for process in self._stopped:
             with contextlib.suppress(psutil.Error):
-                used += psutil.Process(process).memory_info().rss
+                memory = psutil.Process(process).memory_info()
+                used += memory.rss - memory.shared
         free: int = psutil.virtual_memory().available
         return (count - 1) * used < MEMORY_PART * free
 
