@@ -31,7 +31,7 @@ _ENVIRONMENT = {
     "TEARDOWN_CUPTI": "1",  # what CUPTI leaves on after a profile makes a captured step 0.5% slower
 }
 # Variables of ranks on the CPU, unless the environment sets them.
-_ON_CPU = {
+ON_CPU = {
     # Memory in huge pages, where the kernel allows it. With small pages, processes of the same code
     # differ by 5% because their pages lie elsewhere. With huge pages they differ by 2%, and a step
     # of 8 images is 6% faster.
@@ -46,7 +46,7 @@ _ON_CPU = {
 def rank_environment(device: str) -> dict[str, str]:
     """Return the environment variables that the ranks of base and candidate on this machine share."""
     network = {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}
-    return (_ON_CPU if device == "cpu" else {}) | os.environ | _ENVIRONMENT | network
+    return (ON_CPU if device == "cpu" else {}) | os.environ | _ENVIRONMENT | network
 
 
 def travelling_environment(device: str) -> dict[str, str]:
@@ -59,7 +59,7 @@ def travelling_environment(device: str) -> dict[str, str]:
         for name, value in os.environ.items()
         if name.startswith(TUNING_VARIABLES) and not name.startswith(("CUDA_VISIBLE", "NVIDIA_"))
     }
-    return (_ON_CPU if device == "cpu" else {}) | tuning | _ENVIRONMENT
+    return (ON_CPU if device == "cpu" else {}) | tuning | _ENVIRONMENT
 
 
 @dataclass(frozen=True, kw_only=True)

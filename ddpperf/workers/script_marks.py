@@ -21,7 +21,8 @@ from statistics import median
 from typing import Any
 
 VARIABLE = "DDPPERF_SCRIPT"  # JSON with the fields that `Marks` takes
-BEAT_SECONDS = 0.5  # a process shows that its steps go on by touching a file
+ENOUGH = "enough"
+BEAT_SECONDS = 0.2  # a process shows that its steps go on by touching a file
 # The control steps after the warm-up: usual ones, and those with a delay. Each half is balanced.
 CONTROL = "UDDUDUUDDUUDUDDU"
 LEAST_STEPS = 10  # are measured, however long they take
@@ -36,7 +37,7 @@ class Marks:
 
     folder: for the files. began: the time.monotonic() value at which the run began. first: the first step
     after the warm-up. Of the next steps, those marked in CONTROL are delayed by the fraction `control` of a
-    step. The steps after them are measured. steps: how many, or 0 for as many as end in `seconds`.
+    step. The steps after them are measured. steps: how many, or 0 to measure until there is a file ENOUGH.
     delay: seconds by which each step is delayed. traced: whether steps are traced after the measured ones;
     `marks` are then the names of a step and of a part in a trace, and the bytes of the copy that marks a
     step there.
@@ -48,13 +49,12 @@ class Marks:
         began: float,
         first: int,
         steps: int,
-        seconds: float,
         control: float = 0.0,
         delay: float = 0.0,
         traced: bool = False,
         marks: Sequence[Any] = (),
     ) -> None:
-        self.folder, self.began, self.first, self.seconds = Path(folder), began, first, seconds
+        self.folder, self.began, self.first = Path(folder), began, first
         self.most, self.least = (steps, steps) if steps else (MOST_STEPS, LEAST_STEPS)
         self.control, self.delay, self.traced, self.marks = control, delay, traced, marks
         self.explicit = False  # whether the script marks its steps itself
@@ -65,7 +65,7 @@ class Marks:
         self.first_step_seconds = 0.0
         self.ends: list[Any] = []  # of steps: times, or events of a GPU
         self.on_gpu = False
-        self.measured_since = 0.0
+        self.enough = False
         self.stepped: set[int] = set()  # the optimizers that have stepped since the last mark
         self.beaten = 0.0
         self.done = False
@@ -116,6 +116,7 @@ class Marks:
         if now - self.beaten > BEAT_SECONDS:
             self.beaten = now
             (self.folder / f"beat-{self.process}").touch()
+            self.enough = (self.folder / ENOUGH).exists()
         if self.on_gpu and cuda is not None:
             self.ends.append(cuda.Event(enable_timing=True))
             self.ends[-1].record()
@@ -125,9 +126,8 @@ class Marks:
             self.control_delay = self.control * median(self._seconds()[self.first // 2 :])
         taken = step + 1 - len(CONTROL)
         if taken == 0:
-            self.measured_since = now
             (self.folder / f"ready-{self.process}").touch()
-        if taken >= self.most or (taken >= self.least and now - self.measured_since >= self.seconds):
+        if taken >= self.most or (taken >= self.least and self.enough):
             self.done = True
             if self.traced:
                 self.trace = Trace(self.folder, self.on_gpu, self.marks)

@@ -29,7 +29,7 @@ from ddpperf.results.samples import CANDIDATE, Sample
 from ddpperf.specs.script import ScriptSpec
 from ddpperf.workers import script_guard, script_marks
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure
-from ddpperf.workers.interpreter import Side
+from ddpperf.workers.interpreter import ON_CPU, Side
 from ddpperf.workers.process_set import SetOptions
 from ddpperf.workers.rank_output import RankOutput
 
@@ -134,34 +134,32 @@ def run_scripts(
             script = _Script(name, side, spec, options, folder, traced=traces is not None)
             stack.callback(script.end)
             scripts.append(script)
-            script.start(seconds * (len(jobs) if together else 1), stack.enter_context(PrivateFolder()))
+            script.start(stack.enter_context(PrivateFolder()))
+            script.wait("ready", begun)
             if together:
-                script.wait("ready", begun)
                 script.stop()
                 together = place > 0 or script.fits(len(jobs))
             if not together:
-                for one in scripts[place:]:
-                    one.resume()
+                script.run(seconds, until=seconds)
                 script.wait("rank", begun)
             if script.finished:
                 script.end()
                 script.result()  # if it failed, the others need not begin
         while unfinished := [one for one in scripts if not one.finished]:
             for one in unfinished:
-                one.resume()
-                one.look(TURN_SECONDS)
+                one.run(TURN_SECONDS, until=seconds)
                 one.stop()
             scripts = scripts[::-1]
-            progress(0.5 + 0.5 * min(1.0, unfinished[0].ran / seconds))
+            progress(0.5 + 0.5 * min(0.99, unfinished[0].ran / seconds))
         for one in scripts:
             one.end()
         by_name = {one.name: one for one in scripts}
         return [by_name[name].result() for name, *_ in jobs]
 
 
-def _variables(side: Side, folder: Path, fields: Mapping[str, Any]) -> dict[str, str]:
+def _variables(side: Side, device: str, folder: Path, fields: Mapping[str, Any]) -> dict[str, str]:
     """Return the environment of a script: the user's own, with ddpperf's marks and the side's code first."""
-    own = os.environ | dict(side.environment)
+    own = (ON_CPU if device == "cpu" else {}) | os.environ | dict(side.environment)
     here, path = Path.cwd(), [entry for entry in own.get("PYTHONPATH", "").split(os.pathsep) if entry]
     if side.root is not None:
         variables = side.variables()
@@ -184,8 +182,8 @@ def _variables(side: Side, folder: Path, fields: Mapping[str, Any]) -> dict[str,
 class _Script:
     """A script that runs: its guard, what it prints, and the files that its ranks write to a folder.
 
-    ran: for how many seconds it ran in its turns. finished: whether all ranks have measured their steps, or
-    the script has ended. stops: when all of its processes were stopped, as time.monotonic() values.
+    ran: for how many seconds it has run since all ranks were ready to be measured. finished: whether all
+    ranks have measured their steps, or the script has ended. stops: when all of its processes were stopped, as time.monotonic() values.
     """
 
     def __init__(
@@ -196,14 +194,15 @@ class _Script:
         self.ran, self.finished, self.stops = 0.0, False, list[Interval]()
         self._stopped: list[int] = []  # process ids
         self._stopped_at = 0.0
-        self._beaten, self._newest = 0.0, 0.0  # the last sign of life: what `ran` and the clock were then
+        self._alive = 0.0  # seconds in which it was not stopped
+        self._beaten, self._newest = 0.0, 0.0  # the last sign of life: what `_alive` and the clock were then
         self._status: int | None = None  # of the script, if it ended by itself
         self._guard: subprocess.Popen[bytes] | None = None
         self._problem = ""
         self._lasted = 0.0
 
-    def start(self, seconds: float, private: Path) -> None:
-        """Start the script, which measures steps for some seconds. private: a folder for other files."""
+    def start(self, private: Path) -> None:
+        """Start the script. private: a folder for other files than those of the ranks."""
         spec, options, self._began = self.spec, self.options, time.monotonic()
         for command, module in BIN.items():
             path = private / command
@@ -214,7 +213,6 @@ class _Script:
             "began": self._began,
             "first": spec.first_step,
             "steps": spec.steps,
-            "seconds": seconds,
             "control": CONTROL_DELAY[options.device] if self.side.name == CANDIDATE else 0.0,
             "delay": spec.delay_seconds,
             "traced": self.traced,
@@ -227,7 +225,7 @@ class _Script:
             self._guard = subprocess.Popen(
                 [sys.executable, script_guard.__file__, str(os.getpid()), spec.line],
                 cwd=self.side.root or Path.cwd(),
-                env=_variables(self.side, private, fields),
+                env=_variables(self.side, options.device, private, fields),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -241,20 +239,28 @@ class _Script:
         """
         began = time.monotonic()
         while not self._has_all(kind):
-            self.look(LOOK_SECONDS)
+            self._look(LOOK_SECONDS)
             progress(min(0.99, (time.monotonic() - began) / EXPECTED_SECONDS))
             if self.finished:
                 return
 
-    def look(self, seconds: float) -> None:
-        """Let the script run for some seconds, and look whether it has finished or hangs."""
+    def run(self, seconds: float, until: float) -> None:
+        """Let the script run for some seconds. Its ranks measure until it has run for `until` seconds."""
+        self.resume()
+        self._look(seconds)
+        self.ran += seconds
+        if self.ran >= until:
+            (self.folder / script_marks.ENOUGH).touch()
+
+    def _look(self, seconds: float) -> None:
+        """Look whether the script finishes within some seconds, or hangs."""
         assert self._guard is not None
         self._status = wait_for_exit(self._guard, seconds)
-        self.ran += seconds
+        self._alive += seconds
         newest = max((path.stat().st_mtime for path in self.folder.iterdir()), default=0.0)
         if newest > self._newest:
-            self._newest, self._beaten = newest, self.ran
-        if self.ran - self._beaten > self.options.deadline_seconds:
+            self._newest, self._beaten = newest, self._alive
+        if self._alive - self._beaten > self.options.deadline_seconds:
             more = "if it is only slow, pass a larger --deadline"
             self._problem = f"took no step for {self.options.deadline_seconds:g} s; {more}"
         self.finished = self._status is not None or self._problem != "" or self._has_all("rank")
@@ -262,7 +268,7 @@ class _Script:
     def _has_all(self, kind: str) -> bool:
         """Return whether all ranks have written a file of a kind; also true of another number of ranks."""
         files, beats = ([*self.folder.glob(f"{name}-*")] for name in (kind, "beat"))
-        late = len(files) == len(beats) > 0 and self.ran - self._beaten > LATE_SECONDS
+        late = len(files) == len(beats) > 0 and self._alive - self._beaten > LATE_SECONDS
         return len(files) >= self.spec.world_size or late
 
     # --- turns
