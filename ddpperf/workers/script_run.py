@@ -183,7 +183,8 @@ class _Script:
     """A script that runs: its guard, what it prints, and the files that its ranks write to a folder.
 
     ran: for how many seconds it has run since all ranks were ready to be measured. finished: whether all
-    ranks have measured their steps, or the script has ended. stops: when all of its processes were stopped, as time.monotonic() values.
+    ranks have measured their steps, or the script has ended. stops: when all of its processes were
+    stopped, as time.monotonic() values.
     """
 
     def __init__(
