@@ -226,6 +226,8 @@ class Pool:
 
         traces: a folder in which each run makes a folder with traces, or None.
         """
+        if self.options.launcher is not None:
+            raise ValueError("a script starts its ranks itself; leave --launcher and --nodes out")
         if self.options.device == "cuda" and spec.world_size > self.options.size:
             found = f"this run has {self.options.size}"
             advice = "pass fewer --world-sizes, or free more GPUs"

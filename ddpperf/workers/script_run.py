@@ -120,7 +120,23 @@ def run_scripts(
     a folder with traces of some more steps, or None. Raises SetFailure if a script fails, hangs or takes too
     few steps, and OSError if it cannot be started.
     """
-    together = options.device == "cpu" and len(jobs) > 1 and traces is None
+    if options.device == "cpu" and len(jobs) > 1 and traces is None:
+        try:
+            return _run(jobs, options, progress, traces, together=True)
+        except SetFailure as failure:
+            if failure.set_name == jobs[0][0]:
+                raise  # later ones may need something that only one script can have, such as a port
+    return _run(jobs, options, progress, traces, together=False)
+
+
+def _run(
+    jobs: Sequence[Job],
+    options: SetOptions,
+    progress: Callable[[float], None],
+    traces: Path | None,
+    *,
+    together: bool,
+) -> list[ScriptRun]:
     seconds = MEASURED_SECONDS[options.device]
     with ExitStack() as stack:
         scripts: list[_Script] = []
@@ -173,7 +189,6 @@ def _variables(side: Side, device: str, folder: Path, fields: Mapping[str, Any])
     return own | {
         "PATH": os.pathsep.join([str(folder), str(Path(side.python).parent), own.get("PATH", os.defpath)]),
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).with_name("script_path")), *path]),
-        "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",  # a process that hangs prints its stacks when it is ended
         script_marks.VARIABLE: json.dumps(fields),
     }

@@ -156,6 +156,14 @@ def test_runs_of_both_sides_have_the_same_steps(folder: Path) -> None:
     assert pool.environment(BASE)["python"] == platform.python_version()
 
 
+def test_scripts_that_need_the_same_port_run_one_after_another(folder: Path) -> None:
+    listen = "import socket\nserver = socket.create_server(('127.0.0.1', 47113))"
+    write(folder, f"{listen}\n{FOREVER}")
+    with Pool(options(), sides=(Side(name=BASE), Side(name=CANDIDATE))) as pool:
+        measured = pool.measure(ScriptSpec(command=PYTHON, world_size=1, steps=10))
+    assert [sample.side for sample in measured.samples] == [BASE, CANDIDATE]
+
+
 def test_base_runs_the_script_and_modules_of_its_own_folder(folder: Path) -> None:
     write(folder, "import seconds\nwhile True:\n    time.sleep(seconds.MORE)\n    step()")
     for name, more in (("here", 0.0), ("base", 0.03)):
