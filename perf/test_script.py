@@ -1,4 +1,4 @@
-"""Your own training script: how fast are its steps, as it is?
+"""How fast does your own training script train, as it is?
 
 python -m pytest perf/test_script.py --script "torchrun --nproc-per-node {ranks} train.py"
 """
@@ -12,5 +12,5 @@ from ddpperf.specs import ScriptSpec
 
 @pytest.mark.specs(cases=scripts)
 def test_script(measure: Measure, spec: ScriptSpec) -> None:
-    """How long is a training step of an unchanged script?"""
+    """How long is a step of the script of --script?"""
     script_metrics(measure, measure(spec))

@@ -20,7 +20,9 @@ UNEVEN = 0.02  # ranks whose steps differ by more are named
 def scripts(options: Options) -> Iterator[Case]:
     """Yield the script of --script, on the most ranks or on each number of --world-sizes."""
     if options.script is None:
-        yield skipped("script", "it measures the script of --script, which is not given")
+        yield skipped(
+            "script", 'pass --script "torchrun --nproc-per-node {ranks} train.py" to measure your own script'
+        )
         return
     several = "--world-sizes" in options.given
     numbers = options.world_sizes if several or RANKS in options.script else (1,)

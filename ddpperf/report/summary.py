@@ -36,7 +36,7 @@ from ddpperf.report.stored_cases import (
 from ddpperf.report.tables import EXPOSED, tables_of
 from ddpperf.report.terminal_tables import table_lines, wrapped
 from ddpperf.results import units
-from ddpperf.results.command_words import MAY_HAVE_A_VALUE, command_words
+from ddpperf.results.command_words import MAY_HAVE_A_VALUE, OF_COMPARISONS, command_words
 from ddpperf.results.metrics import find, find_or_plain
 from ddpperf.results.outcomes import AGAIN, OutcomeKind, Status
 from ddpperf.results.stored_runs import is_ab_run
@@ -318,7 +318,9 @@ def next_step(header: Mapping[str, Any]) -> str:
         case Status.PASS if compared:
             return "make this run the baseline: python -m ddpperf.results.promote"
         case Status.PASS if is_ab_run(header):
-            return "store a baseline of the accepted code: python -m pytest perf/ --benchmark-save=NAME"
+            words = command_words(header, tests=True, without=OF_COMPARISONS)
+            words = words if "--script" in words else "perf/"
+            return f"store a baseline of the accepted code: python -m pytest {words} --benchmark-save=NAME"
         case Status.PASS:
             words = command_words(header, tests=True, without=MAY_HAVE_A_VALUE) or "perf/"
             return f"commit, change the code, then compare: python -m pytest {words} --benchmark-compare"

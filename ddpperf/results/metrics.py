@@ -216,6 +216,7 @@ _ALL = (
         for end in ("p50", "p99", "largest")
     ),
     # Other words than the names have
+    _by_name("first_step_seconds", "start to first step"),
     _by_name("steps_per_second", "steps"),
     _by_name("asymptotic_busbw_bytes_per_second", "busbw of large buffers"),
     _by_name("between_bytes_per_second", "bandwidth between nodes"),

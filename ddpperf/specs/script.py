@@ -22,9 +22,9 @@ class ScriptSpec(Spec):
     command: a line for the shell that starts the script on all ranks, such as `torchrun
     --nproc-per-node {ranks} train.py`; `{ranks}` stands for `world_size`.
     world_size: the number of processes that train.
-    first_step: how many steps are warm-up. The next 16 steps are a control, some of which
-    are delayed in the candidate of an A/B run.
-    steps: how many steps are measured after them; 0 for as many as end within some seconds.
+    first_step: the first step after the warm-up. The next 16 steps are a control: in an A/B run, half of
+    them are delayed in the candidate.
+    steps: how many steps are measured after the control; 0 for those of 5 seconds, but at least 10.
 
     A step ends when an optimizer of torch has made its step. With several optimizers, it ends when one
     of them steps again. If the script calls `ddpperf.step()`, only these calls end steps. A process set
@@ -59,13 +59,12 @@ class ScriptSpec(Spec):
 
     @property
     def functions(self) -> tuple[str, ...]:
-        """The Python files of the command."""
-        return tuple(word for word in shlex.split(self.command) if word.endswith(".py"))
+        """The files of the command that both sides need: Python files, or else a module or the command."""
+        words = shlex.split(self.command)
+        modules = [f"{after.replace('.', '/')}.py" for word, after in pairwise(words) if word == "-m"]
+        return tuple(word for word in words if word.endswith(".py")) or (*modules[-1:], *words[:1])[:1]
 
     @property
     def script(self) -> str:
-        """The name of the script, for test ids: that of the first Python file or module of the command."""
-        words = shlex.split(self.command)
-        modules = [after for word, after in pairwise(words) if word == "-m"]
-        name = PurePath((self.functions or modules[-1:] or words)[0]).name.removesuffix(".py")
-        return re.sub(r"[^\w.]+", "_", name)
+        """The name of the script, for test ids."""
+        return re.sub(r"[^\w.]+", "_", PurePath(self.functions[0]).name.removesuffix(".py"))

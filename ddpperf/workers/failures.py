@@ -40,12 +40,12 @@ class Cause(enum.IntEnum):
 class RankFailure:
     """The cause and the details of one rank's failure.
 
-    what: the end of a sentence that begins with the rank. detail: the rank's traceback, log or
-    stacks. where: " on node b" for a launched rank. limit: whether the rank may simply
+    rank: None for a whole script. what: the end of a sentence that begins with the rank. detail: the
+    rank's traceback, log or stacks. where: " on node b" for a launched rank. limit: whether the rank may simply
     have needed too much memory or too large indices.
     """
 
-    rank: int
+    rank: int | None
     cause: Cause
     what: str
     detail: str = ""
@@ -70,7 +70,8 @@ class SetFailure(Exception):
         self.sides = frozenset(set_name[:1] if raised else "")
         count = len(self.failures) if first.cause is Cause.HUNG else 1  # all may wait for one of them
         ranks = ", ".join(f"{failure.rank}{failure.where}" for failure in self.failures[:count])
-        lines = [f"rank{'s' * (count > 1)} {ranks} of set {set_name} {first.what} ({doing})"]
+        who = "the script" if first.rank is None else f"rank{'s' * (count > 1)} {ranks}"
+        lines = [f"{who} of set {set_name} {first.what} ({doing})"]
         lines += [failure.detail for failure in self.failures[:count]]
         others = self.failures[count:]
         lines += [f"after it, rank {failure.rank}{failure.where} {failure.what}" for failure in others]

@@ -122,10 +122,10 @@ class Found:
     missing: str = ""
     why: str = ""
 
-    def problem(self, root: Path | None, device: str, files: Sequence[str] = ()) -> str:
+    def problem(self, root: Path | None, device: str, functions: Sequence[str] = ()) -> str:
         """Return why ranks cannot run or would not load the source tree `root`, or an empty string.
 
-        files: of scripts, which need not be imported.
+        functions: of the user, or files of scripts, which no rank imports.
         """
         if release(self.python) < release(MIN_PYTHON):
             return f"is Python {self.python}, ddpperf needs {MIN_PYTHON} or newer; name a newer interpreter"
@@ -138,7 +138,7 @@ class Found:
         if root is None:
             return ""
         loads = {str(root), str(root / "src")} & set(self.folders.values())
-        if not loads and not any((root / file).is_file() for file in files):
+        if not loads and all(":" in function for function in functions):
             places = ", ".join(f"{name} from {folder}" for name, folder in self.folders.items())
             advice = "name a checkout that has one of them, or merge the performance tests there first"
             return f"holds nothing that a rank loads, found {places}; {advice}"

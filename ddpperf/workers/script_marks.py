@@ -1,8 +1,9 @@
 """Marks the ends of training steps inside the processes of a script, and writes their times to a file.
 
-The module is loaded by its path, before the script, and imports only the standard library. It changes
-nothing but this: torch's optimizers call a function after each step. The times of a process are
-written when the last step has ended, or when the process ends.
+The module is loaded by its path, before the script, and imports only the standard library. torch's
+optimizers then call a function after each step. In the candidate of an A/B run, it delays some early
+steps, which are not measured. The times of a process are written when the last step has ended, or when
+the process ends.
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ class Marks:
     def ended(self) -> None:
         """The process ends before its last step: write what was measured."""
         if self.process == os.getpid() and not (self.done and self.trace is None):
-            if self.trace is not None:
+            if self.traced:
                 Trace.problem = "the script ended before enough steps were traced"
             self.done, self.trace = True, None
             self.write()
@@ -309,8 +310,9 @@ def _foreign() -> list[str]:
     spec = importlib.util.spec_from_file_location("rank_entry", Path(__file__).with_name("rank_entry.py"))
     assert spec is not None and spec.loader is not None  # noqa: PT018
     spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
-    foreign: list[str] = module.foreign()
-    return foreign
+    script = os.path.abspath(getattr(sys.modules["__main__"], "__file__", None) or "")
+    found: list[str] = [script] * module.is_foreign("script", script) + module.foreign()
+    return found
 
 
 def _write(path: Path, fields: dict[str, Any]) -> None:

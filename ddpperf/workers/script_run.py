@@ -43,7 +43,7 @@ TURN_SECONDS = 0.5  # in which one script runs, while the others are stopped
 MEMORY_PART = 0.8  # of the free memory, for scripts that are alive at the same time
 LATE_SECONDS = 10.0  # without a step, while fewer processes than expected have measured theirs
 LOOK_SECONDS = 0.05
-OUTPUT_LINES = 30  # of a script that failed
+OUTPUT_LINES, STACK_LINES = 30, 150  # of a script that failed, or hung
 PAUSE = 5.0  # a step of so many medians is a pause
 BIN = {  # commands whose Python is the side's own
     "python": "",
@@ -332,7 +332,7 @@ class _Script:
         """Return what was measured, or raise SetFailure."""
         ranks = sorted(self._read("rank"), key=lambda rank: int(rank["rank"]))
         if failure := self._failure(ranks):
-            raise SetFailure(self.name, f"in {self.spec.line!r}", [failure])
+            raise SetFailure(self.name, "in a run of the script", [failure])
         for rank in ranks if self.stops else ():
             steps = [*pairwise(rank["ends"])]
             stopped = [sum(overlap([step], [stop]) for stop in self.stops) for step in steps]
@@ -346,22 +346,23 @@ class _Script:
 
     def _failure(self, ranks: Sequence[Mapping[str, Any]]) -> RankFailure | None:
         """Return why the run is no measurement, or None."""
-        last = "\n".join(self._printed.since(0).splitlines()[-OUTPUT_LINES:])
+        lines = STACK_LINES if self._problem else OUTPUT_LINES
+        last = "\n".join(self._printed.since(0).splitlines()[-lines:])
         detail = f"the end of its output:\n{last}" if last else "it printed nothing"
         if self._problem:
-            return RankFailure(rank=0, cause=Cause.HUNG, what=self._problem, detail=detail)
+            return RankFailure(rank=None, cause=Cause.HUNG, what=self._problem, detail=detail)
         what = self._too_few(ranks)
         errors = self._read("error")
         of_ranks = [error for error in errors if error["rank"] >= 0] or errors
         if what and of_ranks:
             first = min(of_ranks, key=lambda error: float(error["at"]))
-            what, rank = f"raised {first['summary']}", max(0, first["rank"])
+            what, rank = f"raised {first['summary']}", first["rank"] if first["rank"] >= 0 else None
             return RankFailure(rank=rank, cause=Cause.RAISED, what=what, detail=first["traceback"])
         if what and self._status:
             what = f"exited with status {self._status}"
-            return RankFailure(rank=0, cause=Cause.DIED, what=what, detail=detail)
+            return RankFailure(rank=None, cause=Cause.DIED, what=what, detail=detail)
         what = what or self._wrong_code(ranks)
-        return RankFailure(rank=0, cause=Cause.RAISED, what=what, detail=detail) if what else None
+        return RankFailure(rank=None, cause=Cause.RAISED, what=what, detail=detail) if what else None
 
     def _too_few(self, ranks: Sequence[Mapping[str, Any]]) -> str:
         spec = self.spec
@@ -371,13 +372,14 @@ class _Script:
         trained = max(len(ranks), len([*self.folder.glob("beat-*")]))
         if trained != spec.world_size:
             advice = f"write {{ranks}} for their number in the command, or pass --world-sizes {trained}"
-            return f"trains with {trained} processes, not with {spec.world_size}; {advice}"
+            return f"trained with {trained} processes, not with {spec.world_size}; {advice}"
         measured, control = spec.steps or script_marks.LEAST_STEPS, len(script_marks.CONTROL)
         least = spec.first_step + control + measured
         if (count := min(rank["count"] for rank in ranks)) < least:
             before = f"{spec.first_step} of warm-up, {control} of a control"
             need = f"{least} are needed ({before}, {measured} to measure)"
-            return f"ended after {count} steps, and {need}; let it train longer, or name fewer steps"
+            advice = "let it train longer, such as more epochs, or yield a ScriptSpec with fewer steps"
+            return f"ended after {count} steps, and {need}; {advice}"
         return ""
 
     def _wrong_code(self, ranks: Sequence[Mapping[str, Any]]) -> str:
@@ -387,8 +389,9 @@ class _Script:
                 found = f"runs the Python in {rank['prefix']}, not the side's {side.python}"
                 return f"{found}; begin the command with python or torchrun, without a folder"
             if rank["foreign"]:
-                what = f"imports {rank['foreign'][0]} from the present checkout, not from {side.root}"
-                return f"{what}; commit it, and do not install the project in editable mode"
+                what = f"runs {rank['foreign'][0]} of your checkout, not of {side.root}"
+                advice = "name it by a relative path, commit it, or install the project without -e"
+                return f"{what}; {advice}"
         return ""
 
 

@@ -184,7 +184,7 @@ def test_modules_of_the_present_checkout_are_refused_in_the_base(folder: Path) -
     first = f"import sys; sys.path.append({str(folder / 'here')!r}); import only_here\n"
     (folder / "base" / "train.py").write_text(first + (folder / "train.py").read_text())
     os.chdir(folder / "here")
-    with pytest.raises(SetFailure, match="imports only_here from the present checkout"):
+    with pytest.raises(SetFailure, match="runs only_here of your checkout, not of"):
         run(side=Side(name=BASE, root=folder / "base"))
 
 
@@ -237,7 +237,7 @@ def test_exit_status_and_output_are_shown(folder: Path) -> None:
 def test_other_number_of_processes_is_named(folder: Path) -> None:
     write(folder)
     message = failure(TWO_RANKS, 1)
-    assert "trains with 2 processes, not with 1; write {ranks} for their number" in message
+    assert "trained with 2 processes, not with 1; write {ranks} for their number" in message
 
 
 def test_hanging_script_prints_its_stacks(folder: Path) -> None:
