@@ -41,8 +41,8 @@ class RankFailure:
     """The cause and the details of one rank's failure.
 
     rank: None for a whole script. what: the end of a sentence that begins with the rank. detail: the
-    rank's traceback, log or stacks. where: " on node b" for a launched rank. limit: whether the rank may simply
-    have needed too much memory or too large indices.
+    rank's traceback, log or stacks. where: " on node b" for a launched rank. limit: whether the rank may
+    simply have needed too much memory or too large indices.
     """
 
     rank: int | None
