@@ -141,6 +141,21 @@ def trees_of(roots: Collection[int]) -> dict[int, list[int]]:
     return trees
 
 
+def descendants_of(root: int) -> list[int]:
+    """Return the ids of the live descendants of a process."""
+    return trees_of([root])[root][1:]  # the root comes first
+
+
+def send_signal(processes: Collection[int], number: int) -> bool:
+    """Send a signal to processes, and return whether one of them got it."""
+    sent = False
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(process, number)
+            sent = True
+    return sent
+
+
 def wait_for_end(processes: Collection[int]) -> None:
     """Wait at most END_SECONDS until processes that were killed have ended."""
     end = time.monotonic() + END_SECONDS

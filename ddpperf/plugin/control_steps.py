@@ -140,13 +140,13 @@ def _delayed(
 
 
 def _delayed_in_script(measured: Measured, step: Estimates, settings: Settings) -> Estimates:
-    """Return the control of a script: some steps of each of the candidate's runs were delayed.
+    """Return the control of a script: some early steps of each run were delayed.
 
     The steps around them were not, so what makes runs differ cancels out.
     """
     assert step.limits is not None
-    candidate = measured.of(CANDIDATE)
-    found = [ratio for name in CONTROL_RATIOS for ratio in candidate.counter(name).values()]
+    samples = measured.of(CANDIDATE).samples
+    found = [mean(sample.counters[name]) for sample in samples for name in CONTROL_RATIOS]
     scale = mean(step.base)
     sides = [scale] * len(found), [scale * ratio for ratio in found]
     control = _control(Control.DELAYED, sides, SCRIPT_CONTROL, settings)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from operator import truediv
 
 from ddpperf.plugin.cases import Case, case, skipped
 from ddpperf.plugin.measure_fixture import Measure
@@ -33,7 +32,7 @@ def scripts(options: Options) -> Iterator[Case]:
 def script_metrics(measure: Measure, measured: Measured) -> None:
     """Store how fast the steps of a script are, how long the first one took, and what is uneven."""
     mean = measured.mean_step_seconds()
-    measure.metric("steps_per_second", {name: truediv(1, seconds) for name, seconds in mean.items()})
+    measure.metric("steps_per_second", {name: 1 / seconds for name, seconds in mean.items()})
     for name in COUNTERS:
         measure.metric(name, measured.counter(name))
     if by_set := measured.counter("peak_memory_bytes"):

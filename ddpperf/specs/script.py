@@ -22,8 +22,8 @@ class ScriptSpec(Spec):
     command: a line for the shell that starts the script on all ranks, such as `torchrun
     --nproc-per-node {ranks} train.py`; `{ranks}` stands for `world_size`.
     world_size: the number of processes that train.
-    first_step: the first step after the warm-up. The next 16 steps are a control: in an A/B run, half of
-    them are delayed in the candidate.
+    first_step: the first step after the warm-up. The next 16 steps are a control: half of them are
+    delayed, so that a comparison shows whether it sees a delay.
     steps: how many steps are measured after the control; 0 for those of 5 seconds, but at least 10.
 
     A step ends when an optimizer of torch has made its step. With several optimizers, it ends when one
@@ -42,7 +42,7 @@ class ScriptSpec(Spec):
         yield from super().problems()
         try:
             words = shlex.split(self.command, comments=True)
-        except (ValueError, AttributeError) as error:
+        except ValueError as error:
             yield f"command must be a line for the shell, got {self.command!r} ({error})"
             return
         if not words:

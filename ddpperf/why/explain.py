@@ -9,7 +9,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
@@ -33,7 +33,7 @@ ROUNDS = 2  # of untraced, then traced steps
 SETTLING_STEPS = 2  # before them, after freed memory is kept
 FEWEST_STEPS, MOST_STEPS = 2, 8  # untraced or traced, in a round
 STACKS_FROM = 0.3  # of a change: with so much CPU time between operators, Python functions are traced
-SCRIPT_RUNS = 2  # of each side, with traces
+SCRIPT_RUNS, SCRIPT_SECONDS, LEAST_SCRIPT_STEPS = 2, 3.0, 10  # of each side, before the traced steps
 KEPT_RUNS = 5  # whose traces are kept
 TOO_OLD = "has no attribute 'trace'"
 
@@ -114,35 +114,49 @@ def _steps_in_all(steps: int) -> int:
     return steps + SETTLING_STEPS + ROUNDS * (2 * steps + 1)
 
 
-def _traced_script(pool: Pool, spec: ScriptSpec, candidate: Spec | None, folder: Path) -> dict[str, Any]:
+def _traced_script(pool: Pool, one: Slower, spec: ScriptSpec, folder: Path) -> dict[str, Any]:
     """Run a slower script twice more on each side, trace some steps, and return what changed as JSON."""
     device, sides = pool.options.device, [side.name for side in pool.sides]
-    places = [place for name in (BASE, CANDIDATE) for place, side in enumerate(sides) if side == name]
-    half = len(places) // 2
+    steps = max(LEAST_SCRIPT_STEPS, int(SCRIPT_SECONDS / one.seconds))  # all ranks trace the same steps
+    specs = [replace(of, steps=steps) for of in (spec, one.candidate or spec) if isinstance(of, ScriptSpec)]
+    of_side = [[place for place, side in enumerate(sides) if side == name] for name in (BASE, CANDIDATE)]
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as scratch:
-        chosen = sorted([*places[:SCRIPT_RUNS], *places[half:][:SCRIPT_RUNS]])  # in the order A B B A
-        runs = pool.run_scripts(spec, candidate, chosen, Path(scratch))
+        chosen = sorted(place for places in of_side for place in places[:SCRIPT_RUNS])  # A B B A
+        runs = pool.run_scripts(specs[0], specs[1], chosen, Path(scratch))
         if problem := next((rank["problem"] for run in runs for rank in run.ranks if rank["problem"]), ""):
             raise ValueError(problem)
-        steps = [[_steps(file, device) for file in run.files("trace")] for run in runs]
-        one_of = {run.side.name: place for place, run in enumerate(runs)}
-        waits = [mean(map(sweep.waiting, of_rank)) for of_rank in steps[one_of[CANDIDATE]]]
-        rank = waits.index(min(waits))
-        timed = [run.ranks[rank]["seconds"] for run in runs]
+        last = {run.side.name: run for run in runs}
+        files = {rank: {"file": file} for rank, file in enumerate(last[CANDIDATE].files("trace"))}
+        rank = _least_waiting(files, device)
         sets = [
-            TracedSet(side=run.side.name, first=seconds, page_faults=0.0, seconds=seconds, steps=of_run[rank])
-            for run, seconds, of_run in zip(runs, timed, steps, strict=True)
+            TracedSet(
+                side=run.side.name,
+                first=run.ranks[rank]["seconds"],
+                page_faults=0.0,
+                seconds=run.ranks[rank]["seconds"],
+                steps=_steps(run.files("trace")[rank], device),
+            )
+            for run in runs
         ]
-        why, function, traces = changes(sets, device), "", []
-        if _is_between_mostly(why):
-            stacks = (runs[one_of[side]].files("stacks")[rank] for side in (BASE, CANDIDATE))
-            function = _function(*stacks, part=_part(why), device=device)
+        found = _found(sets, rank, device, lambda side: last[side].files("stacks")[rank])
+        traces = []
         for side, word in ((BASE, "base"), (CANDIDATE, "candidate")):
-            traces.append(str(folder / f"{spec.script}-{word}-rank{rank}.json"))
-            Path(runs[one_of[side]].files("trace")[rank]).replace(traces[-1])
-    found = {"rank": rank, "sets": len(runs) // 2, "messages": {}, "function": function, "lost": ""}
-    return {**why.to_json(), **found, "traces": traces}
+            traces.append(str(folder / f"{spec.script}-{spec.world_size}-{word}-rank{rank}.json"))
+            Path(last[side].files("trace")[rank]).replace(traces[-1])
+    return {**found, "messages": {}, "traces": traces}
+
+
+def _found(sets: Sequence[TracedSet], rank: int, device: str, stacks: Callable[[str], str]) -> dict[str, Any]:
+    """Return what changed between the traced sets as JSON. stacks: the trace with functions of a side."""
+    why, function, lost = changes(sets, device), "", ""
+    if _between(why) >= STACKS_FROM * abs(why.whole.change):
+        try:
+            files = stacks(BASE), stacks(CANDIDATE)
+            function = _function(*files, part=_part(why), device=device)
+        except ValueError as error:  # such as a trace that is too large
+            lost = first_line(error)
+    return {**why.to_json(), "rank": rank, "sets": len(sets) // 2, "function": function, "lost": lost}
 
 
 def _traced(pool: Pool, one: Slower, folder: Path, seconds: float, most_sets: int) -> dict[str, Any]:
@@ -151,7 +165,7 @@ def _traced(pool: Pool, one: Slower, folder: Path, seconds: float, most_sets: in
     most_sets: of each side; 0 for all of them.
     """
     if isinstance(one.spec, ScriptSpec):
-        return _traced_script(pool, one.spec, one.candidate, folder)
+        return _traced_script(pool, one, one.spec, folder)
     device = "cpu" if one.spec.on_cpu else pool.options.device
     with TracingSets(pool, one.spec, one.candidate, folder, one.tests[0], most_sets) as tracing:
         most = seconds / MOST_TRACED - OPENING_SECONDS[device]
@@ -184,28 +198,16 @@ def _traced(pool: Pool, one: Slower, folder: Path, seconds: float, most_sets: in
             )
             for live in tracing.sets
         ]
-        why, function, lost = changes(sets, device), "", ""
-        if _is_between_mostly(why):
-            try:
-                stacks = {side: tracing.do(live, "stacks", 1) for side, live in tracing.sides.items()}
-                files_of = (stacks[side][rank]["file"] for side in (BASE, CANDIDATE))
-                function = _function(*files_of, part=_part(why), device=device)
-            except ValueError as error:  # such as a trace that is too large
-                lost = first_line(error)
+        found = _found(
+            sets, rank, device, lambda side: tracing.do(tracing.sides[side], "stacks", 1)[rank]["file"]
+        )
         # At the end: after it, torch 2.11 runs a compiled step of a base with older code eagerly.
         sent = {side: tracing.do(live, "messages") for side, live in tracing.sides.items()}
         traces = tracing.keep(
             {side: files[live.name][-1][rank]["file"] for side, live in tracing.sides.items()}
         )
-    return {
-        **why.to_json(),
-        "rank": rank,
-        "sets": len(sets) // 2,
-        "messages": _changed_messages(*(sent[side][rank]["messages"] for side in (BASE, CANDIDATE))),
-        "function": function,
-        "lost": lost,
-        "traces": traces,
-    }
+    messages = _changed_messages(*(sent[side][rank]["messages"] for side in (BASE, CANDIDATE)))
+    return {**found, "messages": messages, "traces": traces}
 
 
 def _events(file: str) -> list[dict[str, Any]]:
@@ -242,10 +244,9 @@ def _changed_messages(
     return {kind: sides for kind, sides in both.items() if [*sides[0]] != [*sides[1]]}
 
 
-def _is_between_mostly(why: Changes) -> bool:
-    """Return whether the CPU's time between operators or launches grew by much of the change."""
-    grown = math.fsum(row.change for path, row, _ in why.rows if _is_between(path))
-    return grown >= STACKS_FROM * abs(why.whole.change)
+def _between(why: Changes) -> float:
+    """Return by how many seconds the CPU's time between operators or launches grew."""
+    return math.fsum(row.change for path, row, _ in why.rows if _is_between(path))
 
 
 def _is_between(path: sweep.Path) -> bool:

@@ -18,14 +18,10 @@ def main(folder: str) -> None:
     """Kill the other processes of this process group, and remove their folder and shared memory."""
     sys.path.append(str(Path(__file__).parents[2]))
     from ddpperf.io.private_folders import remove_folder, remove_tensors
-    from ddpperf.machine.child_process import members_of, wait_for_end
+    from ddpperf.machine.child_process import members_of, send_signal, wait_for_end
 
     others = set(members_of({os.getpgid(0)})) - {os.getpid()}
-    for process in others:
-        try:
-            os.kill(process, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):  # it has ended, or is another user's
-            continue
+    send_signal(others, signal.SIGKILL)
     wait_for_end(others)
     remove_tensors({os.getpid(), *others})
     remove_folder(Path(folder))

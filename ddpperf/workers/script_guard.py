@@ -10,7 +10,6 @@ them children of this process.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -25,8 +24,8 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def main(parent: str, command: str) -> None:
-    sys.path.append(str(Path(__file__).parents[2]))
-    from ddpperf.machine.child_process import LIBC, PR_SET_PDEATHSIG, trees_of
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    from ddpperf.machine.child_process import LIBC, PR_SET_PDEATHSIG, descendants_of, send_signal
 
     asked: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
@@ -38,21 +37,14 @@ def main(parent: str, command: str) -> None:
 
     def all_get(number: int) -> bool:
         """Send a signal to all descendants, and return whether there were any."""
-        processes = [one for one in trees_of([os.getpid()])[os.getpid()] if one != os.getpid()]
-        for process in processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, number)
-        return bool(processes)
+        return send_signal(descendants_of(os.getpid()), number)
 
     def any_after(seconds: float) -> bool:
         """Wait until no descendant is left, and return whether there are any after some seconds."""
         end = time.monotonic() + seconds
-        while all_get(0) and time.monotonic() < end:
+        while (left := all_get(0)) and time.monotonic() < end:
             time.sleep(LOOK_SECONDS)
-            with contextlib.suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
-        return all_get(0)
+        return left
 
     script = subprocess.Popen(["/bin/sh", "-c", command], stdin=subprocess.DEVNULL)
     while script.poll() is None and not asked:

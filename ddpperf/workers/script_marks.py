@@ -11,23 +11,27 @@ from __future__ import annotations
 import atexit
 import importlib.util
 import json
+import multiprocessing
+import multiprocessing.util
 import os
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-VARIABLE = "DDPPERF_SCRIPT"  # JSON with the fields that `Marks` takes
-ENOUGH = "enough"
+VARIABLE = "DDPPERF_SCRIPT"  # JSON with what `Marks` reads
+ENOUGH = "enough"  # a file that ends the measured steps
 BEAT_SECONDS = 0.2  # a process shows that its steps go on by touching a file
 # The control steps after the warm-up: usual ones, and those with a delay. Each half is balanced.
 CONTROL = "UDDUDUUDDUUDUDDU"
 LEAST_STEPS = 10  # are measured, however long they take
 MOST_STEPS = 20_000
+MEMORY_STEPS = 10  # after so many steps the peak memory is read
 TRACED_STEPS, STACKS = 4, 1  # in the two traces, besides a first step
 OPTIMIZERS = "torch.optim.optimizer"
 MOST_LETTERS = 200
@@ -36,47 +40,38 @@ MOST_LETTERS = 200
 class Marks:
     """The ends of the steps of one process.
 
-    folder: for the files. began: the time.monotonic() value at which the run began. first: the first step
-    after the warm-up. Of the next steps, those marked in CONTROL are delayed by the fraction `control` of a
-    step. The steps after them are measured. steps: how many, or 0 to measure until there is a file ENOUGH.
-    delay: seconds by which each step is delayed. traced: whether steps are traced after the measured ones;
-    `marks` are then the names of a step and of a part in a trace, and the bytes of the copy that marks a
-    step there.
+    The fields are read from JSON. folder: for the files. began: the time.monotonic() value at which the
+    run began. first: the first step after the warm-up. control: of the next steps, those marked in CONTROL
+    are delayed by this fraction of a step. The steps after them are measured. steps: how many, or 0 to
+    measure until there is a file ENOUGH. delay: seconds by which each step is delayed. marks: the names
+    of a step and of a part in a trace, and the bytes of the copy that marks a step there; if not
+    empty, some steps after the measured ones are traced.
     """
 
-    def __init__(
-        self,
-        folder: str,
-        began: float,
-        first: int,
-        steps: int,
-        control: float = 0.0,
-        delay: float = 0.0,
-        traced: bool = False,
-        marks: Sequence[Any] = (),
-    ) -> None:
-        self.folder, self.began, self.first = Path(folder), began, first
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self.folder, self.began, self.first = Path(fields["folder"]), fields["began"], fields["first"]
+        steps: int = fields["steps"]
         self.most, self.least = (steps, steps) if steps else (MOST_STEPS, LEAST_STEPS)
-        self.control, self.delay, self.traced, self.marks = control, delay, traced, marks
+        self.control, self.delay, self.marks = fields["control"], fields["delay"], fields["marks"]
         self.explicit = False  # whether the script marks its steps itself
         self._forget()
 
     def _forget(self) -> None:
         self.process = os.getpid()
-        self.first_step_seconds = 0.0
         self.ends: list[Any] = []  # of steps: times, or events of a GPU
-        self.on_gpu = False
-        self.enough = False
+        self.first_step_seconds = 0.0
+        self.rank = int(os.environ.get("RANK", 0))
+        self.device: Any = None  # the GPU that trains
+        self.memory: list[int] = []  # its peak, after each MEMORY_STEPS measured steps
         self.stepped: set[int] = set()  # the optimizers that have stepped since the last mark
-        self.beaten = 0.0
-        self.done = False
-        self.trace: Trace | None = None
+        self.beaten, self.enough, self.written, self.problem = 0.0, False, False, ""
+        self.trace: Iterator[None] | None = None
         self.control_delay = 0.0
-        self.cycles = 0.0  # of the GPU's clock in a second
+        self.waits: dict[float, Callable[[], None]] = {}
 
     def optimizer_stepped(self, optimizer: object, *_: object) -> None:
         """Called by torch after each step of any optimizer."""
-        if self.explicit or (self.done and self.trace is None):
+        if self.explicit or self.written:
             return
         if self.stepped and id(optimizer) not in self.stepped:
             self.stepped.add(id(optimizer))
@@ -89,7 +84,7 @@ class Marks:
         if not self.explicit:
             self._forget()
             self.explicit = True
-        if not self.done or self.trace is not None:
+        if not self.written:
             self.mark()
 
     def mark(self) -> None:
@@ -100,90 +95,113 @@ class Marks:
         cuda = torch.cuda if torch is not None and torch.cuda.is_initialized() else None
         if cuda is not None and cuda.is_current_stream_capturing():
             return  # the steps of a CUDA graph are its replays
-        if self.trace is not None:
-            if not self.trace.mark():
-                self.trace = None
-                self.write()
-            return
-        if not self.ends:
-            self.first_step_seconds, self.on_gpu = time.monotonic() - self.began, cuda is not None
-            atexit.register(self.ended)
         step = len(self.ends) - self.first  # that ends now, after the warm-up
+        if not self.ends:
+            self._begin(torch)
         in_control = 0 <= step < len(CONTROL)
-        delay = self.delay + (self.control_delay if in_control and CONTROL[step] == "D" else 0.0)
-        if delay:
+        if delay := self.delay + (self.control_delay if in_control and CONTROL[step] == "D" else 0.0):
             self._wait(delay)
         now = time.perf_counter()
         if now - self.beaten > BEAT_SECONDS:
             self.beaten = now
             (self.folder / f"beat-{self.process}").touch()
             self.enough = (self.folder / ENOUGH).exists()
-        if self.on_gpu and cuda is not None:
-            self.ends.append(cuda.Event(enable_timing=True))
-            self.ends[-1].record()
+        if self.trace is not None:
+            self._trace_next()
+            return
+        if self.device is not None:
+            self.ends.append(cuda.Event(enable_timing=True))  # type: ignore[union-attr]
+            self.ends[-1].record(cuda.current_stream(self.device))  # type: ignore[union-attr]
         else:
             self.ends.append(now)
-        if self.control and step == 0:
-            self.control_delay = self.control * median(self._seconds()[self.first // 2 :])
         taken = step + 1 - len(CONTROL)
-        if taken == 0:
+        if step == 0:
+            self.control_delay = self.control * median(self._seconds()[self.first // 2 :])
+        elif taken == 0:
             (self.folder / f"ready-{self.process}").touch()
+        elif taken > 0 and taken % MEMORY_STEPS == 0 and self.device is not None:
+            self.memory.append(cuda.max_memory_allocated(self.device))  # type: ignore[union-attr]
         if taken >= self.most or (taken >= self.least and self.enough):
-            self.done = True
-            if self.traced:
-                self.trace = Trace(self.folder, self.on_gpu, self.marks)
-            else:
-                self.write()
+            self.trace = traced(self.folder, self.device, self.marks) if self.marks else iter(())
+            self._trace_next()
+
+    def _begin(self, torch: Any) -> None:
+        """The first step has ended: look what trains, and see to it that the process writes at its end."""
+        self.first_step_seconds = time.monotonic() - self.began
+        if torch is not None and torch.cuda.is_initialized():
+            # The current device need not be the one that trains
+            self.device = max(range(torch.cuda.device_count()), key=torch.cuda.max_memory_allocated)
+        if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
+            self.rank = torch.distributed.get_rank()
+        if multiprocessing.parent_process() is None:
+            atexit.register(self.ended)
+        else:  # such a process ends without what atexit has registered
+            multiprocessing.util.Finalize(None, self.ended, exitpriority=0)
+
+    def _trace_next(self) -> None:
+        """Begin the next traced step; after the last one, write what was measured."""
+        try:
+            next(self.trace)  # type: ignore[arg-type]
+        except StopIteration:
+            self.write()
+        except Exception as error:
+            self.problem = f"torch's profiler fails ({type(error).__name__}: {error})"[:MOST_LETTERS]
+            self.write()
 
     def _seconds(self) -> list[float]:
         """Return the seconds of each step but step 0."""
-        if self.on_gpu:
+        if self.device is not None:
             self.ends[-1].synchronize()
             return [before.elapsed_time(after) / 1e3 for before, after in pairwise(self.ends)]
         return [after - before for before, after in pairwise(self.ends)]
 
     def _wait(self, seconds: float) -> None:
-        """Let the device and this process wait: a device that waits for launches would hide a delay."""
-        if self.on_gpu:
-            torch = sys.modules["torch"]
-            self.cycles = self.cycles or _cycles(torch)
-            torch.cuda._sleep(int(seconds * self.cycles))
-        end = time.perf_counter() + seconds
-        while time.perf_counter() < end:
-            pass
+        """Let the device and this process wait."""
+        if self.device is None:
+            end = time.perf_counter() + seconds
+            while time.perf_counter() < end:
+                pass
+            return
+        torch = sys.modules["torch"]
+        with torch.cuda.device(self.device):
+            if seconds not in self.waits:
+                clock = _load("../measuring/clock.py")
+                device = torch.device("cuda", self.device)
+                self.waits[seconds] = clock.delayed(lambda: None, seconds, device)
+            self.waits[seconds]()
 
     def ended(self) -> None:
         """The process ends before its last step: write what was measured."""
-        if self.process == os.getpid() and not (self.done and self.trace is None):
-            if self.traced:
-                Trace.problem = "the script ended before enough steps were traced"
-            self.done, self.trace = True, None
+        if self.process == os.getpid() and not self.written:
+            if self.marks:
+                self.problem = "the script ended before enough steps were traced"
             self.write()
 
     def write(self) -> None:
         """Write what the controller needs to know of this process."""
-        torch, rank, memory = sys.modules.get("torch"), int(os.environ.get("RANK", 0)), 0
-        if torch is not None:
-            if torch.distributed.is_available() and torch.distributed.is_initialized():
-                rank = torch.distributed.get_rank()
-            memory = torch.cuda.max_memory_allocated() if self.on_gpu else 0
+        self.written = True
         seconds = self._seconds()[self.first - 1 :]  # of the steps after the warm-up
+        script = os.path.abspath(getattr(sys.modules["__main__"], "__file__", None) or "")
+        entry, torch = _load("rank_entry.py"), sys.modules.get("torch")
+        environment: dict[str, Any] = {"python": ".".join(map(str, sys.version_info[:3]))}
+        if torch is not None:
+            environment |= {"torch": str(torch.__version__), "cuda": torch.version.cuda}
         _write(
             self.folder / f"rank-{self.process}.json",
             {
-                "rank": rank,
+                "rank": self.rank,
                 "process": self.process,
                 "count": len(self.ends),
                 "seconds": seconds[len(CONTROL) :],
-                "ends": [] if self.on_gpu else self.ends[self.first + len(CONTROL) - 1 :],
-                "delayed_over_usual": delayed_over_usual(seconds),
+                "ends": self.ends[self.first + len(CONTROL) - 1 :] if self.device is None else [],
+                "delayed_over_usual": delayed_over_usual(seconds, self.control, self.control_delay),
                 "first_step_seconds": self.first_step_seconds,
-                "peak_memory_bytes": memory,
-                "on_gpu": self.on_gpu,
+                "peak_memory_bytes": self.memory,
+                "on_gpu": self.device is not None,
                 "prefix": sys.prefix,
-                "environment": _environment(torch),
-                "foreign": _foreign(),
-                "problem": Trace.problem,
+                "environment": environment,
+                "foreign": [script] * entry.is_foreign("script", script) + entry.foreign(),
+                "problem": self.problem,
             },
         )
 
@@ -201,123 +219,64 @@ class Marks:
         )
 
 
-class Trace:
-    """Two traces of torch's profiler, of steps after the measured ones; the second has Python functions."""
+def traced(folder: Path, gpu: int | None, marks: Sequence[Any]) -> Iterator[None]:
+    """Trace some steps, and then some with Python functions; each step lasts from one `next` to another."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile, record_function
 
-    problem = ""
+    step_name, part_name, nbytes = marks
+    device, part = torch.device("cpu" if gpu is None else f"cuda:{gpu}"), ExitStack()
+    source, target = (torch.zeros(nbytes, dtype=torch.uint8, device=device) for _ in "ab")
 
-    def __init__(self, folder: Path, on_gpu: bool, marks: Sequence[Any]) -> None:
-        self.torch, self.on_gpu = sys.modules["torch"], on_gpu
-        self.step_name, self.part_name, nbytes = marks
-        self.device = self.torch.device("cuda" if on_gpu else "cpu")
-        self.copies = [self.torch.zeros(nbytes, dtype=self.torch.uint8, device=self.device) for _ in "ab"]
-        self.files = [
-            (folder / f"{kind}-{os.getpid()}.json", steps, kind == "stacks")
-            for kind, steps in (("trace", 1 + TRACED_STEPS), ("stacks", 1 + STACKS))
-        ]
-        self.open: list[Any] = []  # the marks of a step, or of a part of it
-        self.profiler: Any = None
-        optimizer = sys.modules[OPTIMIZERS]
-        optimizer.register_optimizer_step_pre_hook(self._optimizer_begins)
-        optimizer.register_optimizer_step_post_hook(lambda *_: self._leave(1))
-        self._start()
+    def mark() -> None:
+        if gpu is not None:
+            target.copy_(source)
 
-    def _start(self) -> None:
-        from torch.profiler import ProfilerActivity, profile
+    def optimizer_begins(*_: object) -> None:  # torch takes a result for new arguments
+        part.enter_context(record_function(f"{part_name}optimizer"))
 
-        _, self.left, stacks = self.files[0]
-        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * self.on_gpu
-        try:
-            self.profiler = profile(activities=activities, with_stack=stacks)
-            self.profiler.start()
-        except Exception as error:
-            Trace.problem = f"torch's profiler does not start ({type(error).__name__}: {error})"[
-                :MOST_LETTERS
-            ]
-            self.profiler = None
-        self._enter(self.step_name)
-
-    def mark(self) -> bool:
-        """End a step, and return whether another one is traced."""
-        self._leave(0)
-        self.left -= 1
-        if self.left:
-            self._enter(self.step_name)
-            return True
-        self._copy()
-        if self.on_gpu:
-            self.torch.cuda.synchronize()
-        path, *_ = self.files.pop(0)
-        if self.profiler is not None:
-            try:
-                self.profiler.stop()
-                self.profiler.export_chrome_trace(f"{path}.part")
-                os.replace(f"{path}.part", path)
-            except Exception as error:
-                Trace.problem = f"torch's profiler fails ({type(error).__name__}: {error})"[:MOST_LETTERS]
-        if self.files:
-            self._start()
-        return bool(self.files)
-
-    def _copy(self) -> None:
-        if self.on_gpu:
-            self.copies[0].copy_(self.copies[1])
-
-    def _enter(self, name: str) -> None:
-        if name == self.step_name:
-            self._copy()
-        self.open.append(self.torch.profiler.record_function(name))
-        self.open[-1].__enter__()
-
-    def _leave(self, kept: int) -> None:
-        while len(self.open) > kept:
-            self.open.pop().__exit__(None, None, None)
-
-    def _optimizer_begins(self, *_: object) -> None:
-        if self.open:
-            self._enter(f"{self.part_name}optimizer")
+    optimizer = sys.modules[OPTIMIZERS]
+    optimizer.register_optimizer_step_pre_hook(optimizer_begins)
+    optimizer.register_optimizer_step_post_hook(lambda *_: part.close())
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (gpu is not None)
+    for kind, steps in (("trace", 1 + TRACED_STEPS), ("stacks", 1 + STACKS)):
+        with profile(activities=activities, with_stack=kind == "stacks") as profiler:
+            for _ in range(steps):
+                mark()
+                with record_function(step_name), part:
+                    yield
+            mark()
+            if gpu is not None:
+                torch.cuda.synchronize(device)
+        profiler.export_chrome_trace(str(folder / f"{kind}-{os.getpid()}.json"))
 
 
-def delayed_over_usual(seconds: Sequence[float]) -> list[float]:
-    """Return the ratio of the times of delayed and of usual steps in each half of the control."""
-    if len(seconds) < len(CONTROL):
+def delayed_over_usual(seconds: Sequence[float], control: float, delay: float) -> list[float]:
+    """Return by how much steps with a delay are longer, in each half of the control.
+
+    The result is 1 + `control` if the whole `delay` shows. seconds: of the steps after the warm-up.
+    """
+    if len(seconds) < len(CONTROL) or not delay:
         return []
     half = len(CONTROL) // 2
     steps = [[*zip(CONTROL, seconds, strict=False)][begin : begin + half] for begin in (0, half)]
     times = [[[one for kind, one in of_half if kind == wanted] for wanted in "DU"] for of_half in steps]
-    return [median(delayed) / median(usual) for delayed, usual in times]
+    return [1 + control * (median(delayed) - median(usual)) / delay for delayed, usual in times]
 
 
-def _cycles(torch: Any, cycles: int = 10**7) -> float:
-    """Measure how many cycles `torch.cuda._sleep` counts per second at the GPU's present clock."""
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in "ab")
-    torch.cuda._sleep(cycles)  # loads the kernel
-    first.record()
-    torch.cuda._sleep(cycles)
-    last.record()
-    last.synchronize()
-    return cycles / (float(first.elapsed_time(last)) / 1e3)
-
-
-def _environment(torch: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {"python": ".".join(map(str, sys.version_info[:3]))}
-    if torch is not None:
-        found |= {"torch": str(torch.__version__), "cuda": torch.version.cuda}
-    return found
-
-
-def _foreign() -> list[str]:
-    spec = importlib.util.spec_from_file_location("rank_entry", Path(__file__).with_name("rank_entry.py"))
-    assert spec is not None and spec.loader is not None  # noqa: PT018
+def _load(path: str) -> Any:
+    """Load a file of this ddpperf by its path: the script may import another ddpperf, or none."""
+    place = Path(__file__).parent / path
+    spec = importlib.util.spec_from_file_location(place.stem, place)
+    assert spec is not None
+    assert spec.loader is not None
     spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
-    script = os.path.abspath(getattr(sys.modules["__main__"], "__file__", None) or "")
-    found: list[str] = [script] * module.is_foreign("script", script) + module.foreign()
-    return found
+    return module
 
 
 def _write(path: Path, fields: dict[str, Any]) -> None:
     """Write a whole file, or none."""
-    part = path.with_suffix(".part")
+    part = path.with_name(f".{path.name}")
     part.write_text(json.dumps(fields), encoding="utf-8")
     part.replace(path)
 
@@ -339,7 +298,9 @@ class Finder:
 
         def exec_module(module: Any) -> None:
             run(module)
-            module.register_optimizer_step_post_hook(self.marks.optimizer_stepped)
+            # torch.compile would compile the marks into a step of an optimizer
+            uncompiled = sys.modules["torch"]._disable_dynamo(lambda *of: self.marks.optimizer_stepped(*of))
+            module.register_optimizer_step_post_hook(uncompiled)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
@@ -347,7 +308,7 @@ class Finder:
 
 def install(fields: dict[str, Any]) -> Marks:
     """Prepare this process, before the script begins."""
-    marks, usual = Marks(**fields), sys.excepthook
+    marks, usual = Marks(fields), sys.excepthook
     sys.meta_path.insert(0, Finder(marks))
 
     def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:

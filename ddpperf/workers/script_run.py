@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -23,9 +24,9 @@ import psutil
 from ddpperf.analysis.intervals import Interval, overlap
 from ddpperf.instruments.step_trace import MOST_BYTES
 from ddpperf.io.private_folders import PrivateFolder
-from ddpperf.machine.child_process import die_with_parent, trees_of, wait_for_exit
+from ddpperf.machine.child_process import descendants_of, send_signal, wait_for_exit
 from ddpperf.measuring.trace_split import PART, STEP, STEP_BYTES
-from ddpperf.results.samples import CANDIDATE, Sample
+from ddpperf.results.samples import Sample
 from ddpperf.specs.script import ScriptSpec
 from ddpperf.workers import script_guard, script_marks
 from ddpperf.workers.failures import Cause, RankFailure, SetFailure
@@ -38,10 +39,9 @@ MEASURED_SECONDS = {"cpu": 5.0, "cuda": 5.0}  # of a run whose spec has no numbe
 # steps, and steps of 20 ms on 2 cores vary by 8%.
 CONTROL_DELAY = {"cpu": 0.32, "cuda": 0.10}
 CONTROL_RATIOS = tuple(f"{half}_delayed_over_usual" for half in ("early", "late"))
-EXPECTED_SECONDS = 20.0  # of a run, for the progress line
 TURN_SECONDS = 0.5  # in which one script runs, while the others are stopped
 MEMORY_PART = 0.8  # of the free memory, for scripts that are alive at the same time
-LATE_SECONDS = 10.0  # without a step, while fewer processes than expected have measured theirs
+LATE_SECONDS = 20.0  # until another rank begins to train
 LOOK_SECONDS = 0.05
 OUTPUT_LINES, STACK_LINES = 30, 150  # of a script that failed, or hung
 PAUSE = 5.0  # a step of so many medians is a pause
@@ -83,26 +83,29 @@ class ScriptRun:
         slowest = sorted(map(max, zip(*steps, strict=True)))
         middle = median(slowest)
         pauses = [seconds for seconds in slowest if seconds > PAUSE * middle]
-        each = {
-            "first_step_seconds": [float(rank["first_step_seconds"]) for rank in self.ranks],
-            "run_seconds": [self.run_seconds] * len(steps),
-            "step_p50_seconds": [middle] * len(steps),
-            "step_p99_seconds": [slowest[int(0.99 * (len(slowest) - 1))]] * len(steps),
-            "step_largest_seconds": [slowest[-1]] * len(steps),
-            "pause_steps": [float(len(pauses))] * len(steps),
-            "pause_fraction": [sum(pauses) / sum(slowest)] * len(steps),
+        whole = {
+            "run_seconds": self.run_seconds,
+            "step_p50_seconds": middle,
+            "step_p99_seconds": slowest[int(0.99 * (len(slowest) - 1))],
+            "step_largest_seconds": slowest[-1],
+            "pause_steps": float(len(pauses)),
+            "pause_fraction": sum(pauses) / sum(slowest),
         }
-        if all(rank["delayed_over_usual"] for rank in self.ranks):
-            halves = zip(*(rank["delayed_over_usual"] for rank in self.ranks), strict=True)
-            each |= dict(zip(CONTROL_RATIOS, map(list, halves), strict=True))
-        if all(rank["on_gpu"] for rank in self.ranks):
-            each["peak_memory_bytes"] = [float(rank["peak_memory_bytes"]) for rank in self.ranks]
+        counters = {name: (value,) * len(steps) for name, value in whole.items()}
+        counters["first_step_seconds"] = tuple(float(rank["first_step_seconds"]) for rank in self.ranks)
+        halves = zip(*(rank["delayed_over_usual"] for rank in self.ranks), strict=True)
+        counters |= zip(CONTROL_RATIOS, halves, strict=True)
+        if all(rank["peak_memory_bytes"] for rank in self.ranks):
+            last = count // script_marks.MEMORY_STEPS - 1
+            counters["peak_memory_bytes"] = tuple(
+                float(rank["peak_memory_bytes"][last]) for rank in self.ranks
+            )
         return Sample(
             set=self.name,
             side=self.side.name,
             torch=str(self.ranks[0]["environment"].get("torch", "")),
             seconds=(tuple(map(sum, steps)),),
-            counters={name: tuple(values) for name, values in each.items()},
+            counters=counters,
         )
 
 
@@ -120,55 +123,57 @@ def run_scripts(
     a folder with traces of some more steps, or None. Raises SetFailure if a script fails, hangs or takes too
     few steps, and OSError if it cannot be started.
     """
+    runs: list[ScriptRun] = []
     if options.device == "cpu" and len(jobs) > 1 and traces is None:
-        try:
-            return _run(jobs, options, progress, traces, together=True)
-        except SetFailure as failure:
-            if failure.set_name == jobs[0][0]:
-                raise  # later ones may need something that only one script can have, such as a port
-    return _run(jobs, options, progress, traces, together=False)
+        runs = _run(jobs, options, progress, traces)
+    if runs:
+        return runs
+    for job in jobs:
+
+        def progress_of(part: float, done: int = len(runs)) -> None:
+            progress((done + part) / len(jobs))
+
+        runs += _run([job], options, progress_of, traces)
+    return runs
 
 
 def _run(
-    jobs: Sequence[Job],
-    options: SetOptions,
-    progress: Callable[[float], None],
-    traces: Path | None,
-    *,
-    together: bool,
+    jobs: Sequence[Job], options: SetOptions, progress: Callable[[float], None], traces: Path | None
 ) -> list[ScriptRun]:
-    seconds = MEASURED_SECONDS[options.device]
+    """Run scripts that are alive at the same time, in turn; return nothing if that is not possible.
+
+    Their memory may not suffice, or they need what only one of them can have, such as a port.
+    """
+    seconds, several = MEASURED_SECONDS[options.device], len(jobs) > 1
+    scripts: list[_Script] = []
     with ExitStack() as stack:
-        scripts: list[_Script] = []
-        for place, (name, side, spec) in enumerate(jobs):
-
-            def begun(part: float, done: int = place, halves: int = 1 + together) -> None:
-                progress((done + part) / len(jobs) / halves)
-
+        for name, side, spec in jobs:
             folder = traces / name if traces is not None else stack.enter_context(PrivateFolder())
             folder.mkdir(parents=True, exist_ok=True)
-            script = _Script(name, side, spec, options, folder, traced=traces is not None)
+            scripts.append(script := _Script(name, side, spec, options, folder, traced=traces is not None))
             stack.callback(script.end)
-            scripts.append(script)
-            script.start(stack.enter_context(PrivateFolder()))
-            script.wait("ready", begun)
-            if together:
-                script.stop()
-                together = place > 0 or script.fits(len(jobs))
-            if not together:
-                script.run(seconds, until=seconds)
-                script.wait("rank", begun)
+            script.wait_until_ready()
+            progress(0.5 * len(scripts) / len(jobs))
             if script.finished:
                 script.end()
-                script.result()  # if it failed, the others need not begin
+                if several and len(scripts) > 1 and script.failure:
+                    return []
+                script.result()  # raises an error if it failed
+            elif several:
+                script.stop()
+                if not script.fits(len(jobs) - len(scripts)):
+                    return []
         while unfinished := [one for one in scripts if not one.finished]:
             for one in unfinished:
                 one.run(TURN_SECONDS, until=seconds)
-                one.stop()
-            scripts = scripts[::-1]
+                if several:
+                    one.stop()
+            scripts.reverse()
             progress(0.5 + 0.5 * min(0.99, unfinished[0].ran / seconds))
         for one in scripts:
             one.end()
+        if several and any(one.failure for one in scripts):
+            return []  # such as a time limit that passed while it was stopped
         by_name = {one.name: one for one in scripts}
         return [by_name[name].result() for name, *_ in jobs]
 
@@ -205,60 +210,52 @@ class _Script:
     def __init__(
         self, name: str, side: Side, spec: ScriptSpec, options: SetOptions, folder: Path, *, traced: bool
     ) -> None:
-        self.name, self.side, self.spec, self.options = name, side, spec, options
-        self.folder, self.traced = folder, traced
+        self.name, self.side, self.spec, self.options, self.folder = name, side, spec, options, folder
         self.ran, self.finished, self.stops = 0.0, False, list[Interval]()
         self._stopped: list[int] = []  # process ids
         self._stopped_at = 0.0
         self._alive = 0.0  # seconds in which it was not stopped
         self._beaten, self._newest = 0.0, 0.0  # the last sign of life: what `_alive` and the clock were then
+        self._joined, self._ranks = 0.0, 0  # when `_alive` another rank began to train, and how many do
         self._status: int | None = None  # of the script, if it ended by itself
-        self._guard: subprocess.Popen[bytes] | None = None
-        self._problem = ""
-        self._lasted = 0.0
-
-    def start(self, private: Path) -> None:
-        """Start the script. private: a folder for other files than those of the ranks."""
-        spec, options, self._began = self.spec, self.options, time.monotonic()
+        self._problem, self._lasted = "", 0.0
+        self._began = time.monotonic()
         for command, module in BIN.items():
-            path = private / command
-            path.write_text(f'#!/bin/sh\nexec {shlex.quote(self.side.python)} {module} "$@"\n', "utf-8")
+            path = folder / command
+            path.write_text(f'#!/bin/sh\nexec {shlex.quote(side.python)} {module} "$@"\n', "utf-8")
             path.chmod(0o700)
         fields = {
-            "folder": str(self.folder),
+            "folder": str(folder),
             "began": self._began,
             "first": spec.first_step,
             "steps": spec.steps,
-            "control": CONTROL_DELAY[options.device] if self.side.name == CANDIDATE else 0.0,
+            "control": CONTROL_DELAY[options.device],
             "delay": spec.delay_seconds,
-            "traced": self.traced,
-            "marks": [STEP, PART, STEP_BYTES],
+            "marks": [STEP, PART, STEP_BYTES] if traced else [],
         }
-        log = options.log_folder / f"{self.name}.log" if options.log_folder is not None else None
+        log = options.log_folder / f"{name}.log" if options.log_folder is not None else None
         reader, writer = os.pipe()
         with open(writer, "wb", buffering=0) as output:
             self._printed = RankOutput(reader, log)
-            self._guard = subprocess.Popen(
-                [sys.executable, script_guard.__file__, str(os.getpid()), spec.line],
-                cwd=self.side.root or Path.cwd(),
-                env=_variables(self.side, options.device, private, fields),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
+            try:
+                self._guard = subprocess.Popen(
+                    [sys.executable, script_guard.__file__, str(os.getpid()), spec.line],
+                    cwd=side.root or Path.cwd(),
+                    env=_variables(side, options.device, folder, fields),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+            except BaseException:
+                output.close()
+                self._printed.close()
+                raise
 
-    def wait(self, kind: str, progress: Callable[[float], None]) -> None:
-        """Wait until all ranks have written a file of a kind, or the script has ended; raise SetFailure if
-        it ended or hung before.
-        """
-        began = time.monotonic()
-        while not self._has_all(kind):
+    def wait_until_ready(self) -> None:
+        """Wait until all ranks have measured the control, or the script has finished."""
+        while not (self.finished or self._has_all("ready-*")):
             self._look(LOOK_SECONDS)
-            progress(min(0.99, (time.monotonic() - began) / EXPECTED_SECONDS))
-            if self.finished:
-                return
 
     def run(self, seconds: float, until: float) -> None:
         """Let the script run for some seconds. Its ranks measure until it has run for `until` seconds."""
@@ -270,53 +267,54 @@ class _Script:
 
     def _look(self, seconds: float) -> None:
         """Look whether the script finishes within some seconds, or hangs."""
-        assert self._guard is not None
         self._status = wait_for_exit(self._guard, seconds)
         self._alive += seconds
-        newest = max((path.stat().st_mtime for path in self.folder.iterdir()), default=0.0)
+        beats = [*self.folder.glob("beat-*")]
+        newest = max(path.stat().st_mtime for path in (self.folder, *beats))
         if newest > self._newest:
             self._newest, self._beaten = newest, self._alive
+        if len(beats) > self._ranks:
+            self._joined, self._ranks = self._alive, len(beats)
         if self._alive - self._beaten > self.options.deadline_seconds:
             more = "if it is only slow, pass a larger --deadline"
             self._problem = f"took no step for {self.options.deadline_seconds:g} s; {more}"
-        self.finished = self._status is not None or self._problem != "" or self._has_all("rank")
+        self.finished = self._status is not None or self._problem != "" or self._has_all("rank-*")
 
     def _has_all(self, kind: str) -> bool:
-        """Return whether all ranks have written a file of a kind; also true of another number of ranks."""
-        files, beats = ([*self.folder.glob(f"{name}-*")] for name in (kind, "beat"))
-        late = len(files) == len(beats) > 0 and self._alive - self._beaten > LATE_SECONDS
-        return len(files) >= self.spec.world_size or late
+        """Return whether all ranks have written a file of a kind; also if it is another number of ranks."""
+        files = len([*self.folder.glob(kind)])
+        late = files == self._ranks > 0 and self._alive - self._joined > LATE_SECONDS
+        return files >= max(self.spec.world_size, self._ranks) or late
 
     # --- turns
 
     def stop(self) -> None:
         """Stop all processes of the script."""
-        assert self._guard is not None
-        tree = [one for one in trees_of([self._guard.pid])[self._guard.pid] if one != self._guard.pid]
-        _signal(tree, signal.SIGSTOP)
-        self._stopped, self._stopped_at = tree, time.monotonic()
+        self._stopped = descendants_of(self._guard.pid)
+        send_signal(self._stopped, signal.SIGSTOP)
+        self._stopped_at = time.monotonic()
 
     def resume(self) -> None:
         if self._stopped:
             self.stops.append((self._stopped_at, time.monotonic()))
-            _signal(self._stopped, signal.SIGCONT)
+            send_signal(self._stopped, signal.SIGCONT)
             self._stopped = []
 
-    def fits(self, count: int) -> bool:
-        """Return whether the memory of this machine has room for some such scripts."""
+    def fits(self, others: int) -> bool:
+        """Return whether the memory of this machine has room for some other such scripts."""
         used = 0
         for process in self._stopped:
             with contextlib.suppress(psutil.Error):
                 memory = psutil.Process(process).memory_info()
                 used += memory.rss - memory.shared
         free: int = psutil.virtual_memory().available
-        return (count - 1) * used < MEMORY_PART * free
+        return others * used < MEMORY_PART * free
 
     # --- the end
 
     def end(self) -> None:
         """End all processes of the script. May be called again."""
-        if self._guard is None or self._guard.returncode is not None:
+        if self._guard.returncode is not None:
             return
         self.resume()
         self._status = wait_for_exit(self._guard)
@@ -329,32 +327,34 @@ class _Script:
         self._lasted = time.monotonic() - self._began - sum(end - begin for begin, end in self.stops)
 
     def result(self) -> ScriptRun:
-        """Return what was measured, or raise SetFailure."""
-        ranks = sorted(self._read("rank"), key=lambda rank: int(rank["rank"]))
-        if failure := self._failure(ranks):
-            raise SetFailure(self.name, "in a run of the script", [failure])
+        """Return what was measured by a script that has ended, or raise SetFailure."""
+        if self.failure is not None:
+            raise SetFailure(self.name, "in a run of the script", [self.failure])
+        ranks = self._read("rank")
         for rank in ranks if self.stops else ():
-            steps = [*pairwise(rank["ends"])]
-            stopped = [sum(overlap([step], [stop]) for stop in self.stops) for step in steps]
-            rank["seconds"] = [end - begin - out for (begin, end), out in zip(steps, stopped, strict=True)]
+            rank["seconds"] = [
+                end - begin - overlap([(begin, end)], self.stops) for begin, end in pairwise(rank["ends"])
+            ]
         return ScriptRun(
             name=self.name, side=self.side, folder=self.folder, ranks=ranks, run_seconds=self._lasted
         )
 
     def _read(self, kind: str) -> list[dict[str, Any]]:
-        return [json.loads(path.read_text("utf-8")) for path in sorted(self.folder.glob(f"{kind}-*.json"))]
+        found = [json.loads(path.read_text("utf-8")) for path in self.folder.glob(f"{kind}-*.json")]
+        return sorted(found, key=lambda one: int(one["rank"]))
 
-    def _failure(self, ranks: Sequence[Mapping[str, Any]]) -> RankFailure | None:
-        """Return why the run is no measurement, or None."""
+    @cached_property
+    def failure(self) -> RankFailure | None:
+        """Why a run that has ended is no measurement, or None."""
+        ranks, errors = self._read("rank"), self._read("error")
         lines = STACK_LINES if self._problem else OUTPUT_LINES
         last = "\n".join(self._printed.since(0).splitlines()[-lines:])
         detail = f"the end of its output:\n{last}" if last else "it printed nothing"
         if self._problem:
             return RankFailure(rank=None, cause=Cause.HUNG, what=self._problem, detail=detail)
         what = self._too_few(ranks)
-        errors = self._read("error")
-        of_ranks = [error for error in errors if error["rank"] >= 0] or errors
-        if what and of_ranks:
+        if what and errors:
+            of_ranks = [error for error in errors if error["rank"] >= 0] or errors
             first = min(of_ranks, key=lambda error: float(error["at"]))
             what, rank = f"raised {first['summary']}", first["rank"] if first["rank"] >= 0 else None
             return RankFailure(rank=rank, cause=Cause.RAISED, what=what, detail=first["traceback"])
@@ -366,10 +366,12 @@ class _Script:
 
     def _too_few(self, ranks: Sequence[Mapping[str, Any]]) -> str:
         spec = self.spec
-        if not ranks:
+        if not ranks and not self._ranks:
             advice = "call ddpperf.step() after each step, if no optimizer of torch makes it"
             return f"ended without a step of an optimizer of torch; {advice}"
-        trained = max(len(ranks), len([*self.folder.glob("beat-*")]))
+        trained = max(len(ranks), self._ranks)
+        if trained == spec.world_size and len(ranks) < trained:
+            return f"ended in {trained - len(ranks)} of {trained} ranks before all steps were measured"
         if trained != spec.world_size:
             advice = f"write {{ranks}} for their number in the command, or pass --world-sizes {trained}"
             return f"trained with {trained} processes, not with {spec.world_size}; {advice}"
@@ -392,10 +394,6 @@ class _Script:
                 what = f"runs {rank['foreign'][0]} of your checkout, not of {side.root}"
                 advice = "name it by a relative path, commit it, or install the project without -e"
                 return f"{what}; {advice}"
+            if rank["on_gpu"] and self.options.device == "cpu":
+                return "trains on a GPU; leave --device cpu out"
         return ""
-
-
-def _signal(processes: Sequence[int], number: int) -> None:
-    for process in processes:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(process, number)

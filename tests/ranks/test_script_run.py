@@ -22,6 +22,7 @@ from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
+from ddpperf.workers.script_marks import CONTROL, delayed_over_usual
 from ddpperf.workers.script_run import CONTROL_DELAY, CONTROL_RATIOS, ScriptRun, run_scripts
 from tests.project import REPOSITORY
 
@@ -132,11 +133,15 @@ def test_pauses_count_in_the_mean(folder: Path) -> None:
     assert sample.counters["pause_fraction"][0] == pytest.approx(2 * 0.5 / (2 * 0.5 + 40 * STEP), rel=0.2)
 
 
-def test_candidate_has_a_delayed_control(folder: Path) -> None:
+def test_control_shows_its_delay(folder: Path) -> None:
     write(folder)
-    for side, delay in ((BASE, 0.0), (CANDIDATE, CONTROL_DELAY["cpu"])):
-        counters = run(side=Side(name=side)).sample(30).counters
-        assert mean(counters[name][0] for name in CONTROL_RATIOS) - 1 == pytest.approx(delay, abs=0.1)
+    counters = run().sample(30).counters
+    shown = mean(counters[name][0] for name in CONTROL_RATIOS) - 1
+    assert shown == pytest.approx(CONTROL_DELAY["cpu"], abs=0.1)
+    usual = [STEP] * len(CONTROL)
+    assert delayed_over_usual(usual, 0.32, 0.32 * STEP) == [1.0, 1.0]
+    slow = [STEP * (1.16 if kind == "D" else 1.0) for kind in CONTROL]
+    assert delayed_over_usual(slow, 0.32, 0.32 * STEP) == pytest.approx([1.16, 1.16])  # half of it
 
 
 def test_delayed_steps_are_longer_by_their_delay(folder: Path) -> None:
@@ -204,11 +209,11 @@ def test_script_that_never_steps(folder: Path) -> None:
     assert "ended without a step of an optimizer of torch; call ddpperf.step()" in failure()
 
 
-def test_script_on_a_cpu_takes_turns_with_others(folder: Path) -> None:
+def test_script_on_a_cpu_takes_turns_with_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script that is slower for a while, as on a busy machine, makes both sides slower."""
     busy = "until = float(os.environ['BEGAN']) + 8\nwhile True:\n    step()\n"
     write(folder, f"{busy}    time.sleep(0.02 * (time.time() < until))")
-    os.environ["BEGAN"] = str(time.time())
+    monkeypatch.setenv("BEGAN", str(time.time()))
     spec = ScriptSpec(command=PYTHON, world_size=1)
     with Pool(options(), sides=(Side(name=BASE), Side(name=CANDIDATE))) as pool:
         base, candidate = pool.measure(spec).mean_step_seconds().values()
@@ -245,6 +250,23 @@ def test_hanging_script_prints_its_stacks(folder: Path) -> None:
     message = failure(deadline=6.0)
     assert "took no step for 6 s" in message
     assert "in waits_for_data" in message
+
+
+def test_script_that_hangs_in_its_turns(folder: Path) -> None:
+    write(folder, "for _ in range(10 + 16 + 50):\n    step()\ntime.sleep(1000)")
+    with Pool(options(deadline=6.0), sides=(Side(name=BASE), Side(name=CANDIDATE))) as pool:
+        with pytest.raises(SetFailure, match="took no step for 6 s"):
+            pool.measure(ScriptSpec(command=PYTHON, world_size=1, steps=60))
+
+
+def test_rank_that_ends_early_is_missed(folder: Path) -> None:
+    write(folder, "for _ in range(40 + 1000 * (os.environ['RANK'] == '0')):\n    step()\nos._exit(0)")
+    assert "ended in 1 of 2 ranks before all steps were measured" in failure(TWO_RANKS, 2)
+
+
+def test_too_few_processes_are_named_while_the_script_runs(folder: Path) -> None:
+    write(folder)
+    assert "trained with 1 processes, not with 2" in failure(PYTHON, 2)
 
 
 def test_nothing_is_left_of_a_script_that_ignores_sigterm(folder: Path) -> None:
