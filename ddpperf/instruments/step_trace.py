@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from ddpperf.measuring.clock import seconds_of, synchronize
 from ddpperf.measuring.message_ledger import Ledger
-from ddpperf.measuring.trace_split import PART, STEP, STEP_BYTES
+from ddpperf.measuring.trace_split import MOST_TRACE_BYTES, PART, STEP, STEP_BYTES
 
 if TYPE_CHECKING:
     import torch
 
     from ddpperf.training.step import TrainingStep
 
-MOST_BYTES = 2**26  # of a raw trace
 BLOCK_BYTES, BLOCKS = 2**23, 8
 # glibc's mallopt: the memory that stays in the heap when it is freed, and the least size of an own mapping
 TRIM, MMAP = (-1, "MALLOC_TRIM_THRESHOLD_"), (-3, "MALLOC_MMAP_THRESHOLD_")
@@ -73,9 +72,9 @@ def traced(
         size = path.stat().st_size
     except Exception as error:
         return f"torch's profiler fails ({_short(error)})"
-    if size > MOST_BYTES:
+    if size > MOST_TRACE_BYTES:
         path.unlink()
-        return f"a trace of {steps} steps has {size >> 20} MiB, and at most {MOST_BYTES >> 20} are read"
+        return f"a trace of {steps} steps has {size >> 20} MiB, and at most {MOST_TRACE_BYTES >> 20} are read"
     return ""
 
 

@@ -23,6 +23,7 @@ Call = Callable[[], object]
 MARGIN_SECONDS = 1e-3  # idle time at both ends, because the profiler drops kernels outside the profile
 MARK = "ddpperf steps"
 STEP, PART = "ddpperf step", "ddpperf part "  # the begin of a step, and of a part such as forward
+MOST_TRACE_BYTES = 2**26  # of a raw trace that is read
 STEP_BYTES = 12_347  # of the copy that marks a step in a GPU's trace: no other copy has this size
 # NCCL's kernels, torch's and this project's in memory that all GPUs have mapped, and gloo's threads.
 COMMUNICATION = re.compile(

@@ -22,10 +22,9 @@ from typing import Any
 import psutil
 
 from ddpperf.analysis.intervals import Interval, overlap
-from ddpperf.instruments.step_trace import MOST_BYTES
 from ddpperf.io.private_folders import PrivateFolder
 from ddpperf.machine.child_process import descendants_of, send_signal, wait_for_exit
-from ddpperf.measuring.trace_split import PART, STEP, STEP_BYTES
+from ddpperf.measuring.trace_split import MOST_TRACE_BYTES, PART, STEP, STEP_BYTES
 from ddpperf.results.samples import Sample
 from ddpperf.specs.script import ScriptSpec
 from ddpperf.workers import script_guard, script_marks
@@ -73,8 +72,8 @@ class ScriptRun:
     def files(self, kind: str) -> list[str]:
         """Return the files with the raw traces of all ranks: of kind "trace" or, with functions, "stacks"."""
         paths = [self.folder / f"{kind}-{rank['process']}.json" for rank in self.ranks]
-        if (size := max(path.stat().st_size for path in paths)) > MOST_BYTES:
-            raise ValueError(f"a trace has {size >> 20} MiB, and at most {MOST_BYTES >> 20} are read")
+        if (size := max(path.stat().st_size for path in paths)) > MOST_TRACE_BYTES:
+            raise ValueError(f"a trace has {size >> 20} MiB, and at most {MOST_TRACE_BYTES >> 20} are read")
         return [*map(str, paths)]
 
     def sample(self, count: int) -> Sample:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import signal
@@ -18,11 +19,12 @@ import torch
 
 from ddpperf.results.samples import BASE, CANDIDATE
 from ddpperf.specs import ScriptSpec
+from ddpperf.why.sweep import BETWEEN, functions_of, steps_of
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
-from ddpperf.workers.script_marks import CONTROL, delayed_over_usual
+from ddpperf.workers.script_marks import CONTROL, TRACED_STEPS, delayed_over_usual
 from ddpperf.workers.script_run import CONTROL_DELAY, CONTROL_RATIOS, ScriptRun, run_scripts
 from tests.project import REPOSITORY
 
@@ -201,6 +203,21 @@ def test_own_sitecustomize_runs_too(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert STEP + 0.03 <= median(run().ranks[0]["seconds"]) < 1.5 * STEP + 0.03
 
 
+def test_traced_run_shows_the_optimizer_and_what_runs_between_operators(folder: Path) -> None:
+    write(folder, "sum(range(10**5))", TORCH)
+    spec = ScriptSpec(command=PYTHON, world_size=1, steps=10)
+    (found,) = run_scripts([("A1", HERE, spec)], options(), lambda part: None, folder / "traces")
+    (trace,), (stacks,) = found.files("trace"), found.files("stacks")
+    assert found.ranks[0]["problem"] == ""
+    steps = steps_of(json.loads(Path(trace).read_text())["traceEvents"])
+    assert len(steps) == TRACED_STEPS
+    for rows in steps:
+        assert any(path[:2] == ("operators", "optimizer") for path in rows)
+        assert rows[BETWEEN, ""].seconds >= STEP
+    functions = functions_of(json.loads(Path(stacks).read_text())["traceEvents"])
+    assert max(functions, key=lambda path: functions[path])[-1].startswith("train.py(")
+
+
 # --- failures
 
 
@@ -254,9 +271,10 @@ def test_hanging_script_prints_its_stacks(folder: Path) -> None:
 
 def test_script_that_hangs_in_its_turns(folder: Path) -> None:
     write(folder, "for _ in range(10 + 16 + 50):\n    step()\ntime.sleep(1000)")
-    with Pool(options(deadline=6.0), sides=(Side(name=BASE), Side(name=CANDIDATE))) as pool:
-        with pytest.raises(SetFailure, match="took no step for 6 s"):
-            pool.measure(ScriptSpec(command=PYTHON, world_size=1, steps=60))
+    sides = Side(name=BASE), Side(name=CANDIDATE)
+    hangs = pytest.raises(SetFailure, match="took no step for 6 s")
+    with Pool(options(deadline=6.0), sides=sides) as pool, hangs:
+        pool.measure(ScriptSpec(command=PYTHON, world_size=1, steps=60))
 
 
 def test_rank_that_ends_early_is_missed(folder: Path) -> None:

@@ -129,7 +129,7 @@ def suite(options: Options) -> dict[str, dict[str, tuple[Spec | None, set[str]]]
 @pytest.mark.parametrize("gpus", [0, 1, 2, 4, 8])
 def test_every_experiment_has_a_core_case(gpus: int, read: Read) -> None:
     experiments = suite(read(gpus=gpus))
-    assert len(experiments) == 12
+    assert len(experiments) == 13
     for module, cases in experiments.items():
         possible = [marks for _, marks in cases.values() if "skip" not in marks]
         assert not possible or any("slow" not in marks for marks in possible), module
