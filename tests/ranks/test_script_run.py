@@ -43,6 +43,8 @@ TORCH = """
     import time
     import torch
     weights = torch.nn.Linear(2, 2)
+    for weight in weights.parameters():
+        weight.grad = torch.ones_like(weight)
     one, other = torch.optim.SGD(weights.parameters(), lr=0.1), torch.optim.Adam(weights.parameters())
     while True:
         time.sleep({step})
