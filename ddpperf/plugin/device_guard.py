@@ -21,6 +21,7 @@ class Devices:
 
     In a run on several nodes these are the devices of the controller's node only.
 
+    cores: the CPU cores that this process may use while it is not pinned.
     gpus: all GPUs that the run may use; empty on the CPU.
     world_size: the usual number of ranks on this node. several_nodes: whether larger world sizes have
     ranks on other nodes. On one CPU, they have larger process sets.
@@ -29,7 +30,7 @@ class Devices:
     def __init__(self, gpus: Sequence[Gpu], world_size: int, *, several_nodes: bool = False) -> None:
         self._gpus = gpus[:world_size]
         self._world_size, self._several_nodes = world_size, several_nodes
-        self._cores = sorted(os.sched_getaffinity(0))  # before this process is pinned to some of them
+        self.cores = sorted(os.sched_getaffinity(0))  # before this process is pinned to some of them
 
     def acquire(self, cleanup: ExitStack) -> None:
         """Lock the GPUs or the CPU, and start watching the GPUs.
@@ -67,7 +68,7 @@ class Devices:
         handles, sampler = self._watch.handles[: spec.world_size], None
         if not spec.repeats:
             with_children = spec.loader_workers > 0
-            sampler = Sampler(handles, self._cores, processes, with_children=with_children)
+            sampler = Sampler(handles, self.cores, processes, with_children=with_children)
         return Recorder(handles, sampler, alone=alone)
 
     @cached_property

@@ -192,6 +192,7 @@ class Session:
             log_folder=options.worker_logs,
             hang_folder=self.storage.root / ".ddpperf" / "hangs",
             cores=self.devices.pinning.ranks,
+            all_cores=self.devices.cores,
             time_only=time_only,
             calls_traced=sides is None,
             launcher=self.launcher,

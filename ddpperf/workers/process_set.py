@@ -41,7 +41,8 @@ class SetOptions:
     size: the number of ranks. rounds: how often each spec is timed. deadline_seconds: how long a
     rank may take for a command, or be silent in a command that reports progress. log_folder: for the
     output of the ranks, one file for each; None to keep no file. hang_folder: for the stacks of hanging
-    ranks, unless there is a log folder. cores: the CPU cores that each rank is pinned to. time_only: a
+    ranks, unless there is a log folder. cores: the CPU cores that each rank is pinned to. all_cores: those
+    of a script; the controller's by default. time_only: a
     step that uses one device is then measured on the first device only, not on all devices in turn, and
     no kernels are listed. calls_traced: whether the kernel of a collective call is timed, too.
     launcher: what starts the ranks; None to start them on this machine.
@@ -54,6 +55,7 @@ class SetOptions:
     log_folder: Path | None = None
     hang_folder: Path = Path(".ddpperf/hangs")
     cores: Sequence[Sequence[int]] | None = None
+    all_cores: Sequence[int] = ()
     time_only: bool = False
     calls_traced: bool = True
     launcher: Launcher | None = None

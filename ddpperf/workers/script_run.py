@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -245,6 +245,7 @@ class _Script:
                     stdout=output,
                     stderr=output,
                     start_new_session=True,
+                    preexec_fn=partial(os.sched_setaffinity, 0, options.all_cores or os.sched_getaffinity(0)),
                 )
             except BaseException:
                 output.close()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
 
@@ -46,8 +48,10 @@ TORCH = """
     for weight in weights.parameters():
         weight.grad = torch.ones_like(weight)
     one, other = torch.optim.SGD(weights.parameters(), lr=0.1), torch.optim.Adam(weights.parameters())
-    while True:
+    def waits_for_data():
         time.sleep({step})
+    while True:
+        waits_for_data()
         one.step()
         {rest}
 """
@@ -197,6 +201,19 @@ def test_modules_of_the_present_checkout_are_refused_in_the_base(folder: Path) -
         run(side=Side(name=BASE, root=folder / "base"))
 
 
+def test_script_may_use_all_cores_although_the_controller_is_pinned(folder: Path) -> None:
+    write(
+        folder, "print('cores', sorted(os.sched_getaffinity(0)), flush=True)\nfor _ in range(3):\n    step()"
+    )
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        with pytest.raises(SetFailure, match=re.escape(f"cores {sorted(cores)}")):
+            alone(ScriptSpec(command=PYTHON, world_size=1), replace(options(), all_cores=sorted(cores)))
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
 def test_own_sitecustomize_runs_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "site").mkdir()
     (folder / "site" / "sitecustomize.py").write_text("import builtins; builtins.MORE = 0.03\n")
@@ -217,7 +234,7 @@ def test_traced_run_shows_the_optimizer_and_what_runs_between_operators(folder: 
         assert any(path[:2] == ("operators", "optimizer") for path in rows)
         assert rows[BETWEEN, ""].seconds >= STEP
     functions = functions_of(json.loads(Path(stacks).read_text())["traceEvents"])
-    assert max(functions, key=lambda path: functions[path])[-1].startswith("train.py(")
+    assert max(functions, key=lambda path: functions[path])[-1].endswith(": waits_for_data")
 
 
 # --- failures
