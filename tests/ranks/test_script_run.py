@@ -253,7 +253,7 @@ def test_script_on_a_cpu_takes_turns_with_others(folder: Path, monkeypatch: pyte
     spec = ScriptSpec(command=PYTHON, world_size=1)
     with Pool(options(), sides=(Side(name=BASE), Side(name=CANDIDATE))) as pool:
         base, candidate = pool.measure(spec).mean_step_seconds().values()
-    assert base > 1.1 * STEP
+    assert 1.1 * STEP < base < 2 * STEP  # without the time in which it was stopped
     assert candidate == pytest.approx(base, rel=0.15)
 
 
