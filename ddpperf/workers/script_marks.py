@@ -32,7 +32,7 @@ CONTROL = "UDDUDUUDDUUDUDDU"
 LEAST_STEPS = 10  # are measured, however long they take
 MOST_STEPS = 20_000
 MEMORY_STEPS = 10  # after so many steps the peak memory is read
-TRACED_STEPS, STACKS = 4, 1  # in the two traces, besides a first step
+FEWEST_TRACED, MOST_TRACED, STACKS = 4, 16, 1  # steps in the two traces, besides a first step
 OPTIMIZERS = "torch.optim.optimizer"
 MOST_LETTERS = 200
 
@@ -122,7 +122,8 @@ class Marks:
         elif taken > 0 and taken % MEMORY_STEPS == 0 and self.device is not None:
             self.memory.append(cuda.max_memory_allocated(self.device))  # type: ignore[union-attr]
         if taken >= self.most or (taken >= self.least and self.enough):
-            self.trace = traced(self.folder, self.device, self.marks) if self.marks else iter(())
+            steps = min(MOST_TRACED, max(FEWEST_TRACED, self.most // 10))  # the same on all ranks
+            self.trace = traced(self.folder, self.device, self.marks, steps) if self.marks else iter(())
             self._trace_next()
 
     def _begin(self, torch: Any) -> None:
@@ -219,7 +220,7 @@ class Marks:
         )
 
 
-def traced(folder: Path, gpu: int | None, marks: Sequence[Any]) -> Iterator[None]:
+def traced(folder: Path, gpu: int | None, marks: Sequence[Any], steps: int) -> Iterator[None]:
     """Trace some steps, and then some with Python functions; each step lasts from one `next` to another."""
     import torch
     from torch.profiler import ProfilerActivity, profile, record_function
@@ -239,9 +240,9 @@ def traced(folder: Path, gpu: int | None, marks: Sequence[Any]) -> Iterator[None
     optimizer.register_optimizer_step_pre_hook(optimizer_begins)
     optimizer.register_optimizer_step_post_hook(lambda *_: part.close())
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (gpu is not None)
-    for kind, steps in (("trace", 1 + TRACED_STEPS), ("stacks", 1 + STACKS)):
+    for kind, count in (("trace", 1 + steps), ("stacks", 1 + STACKS)):
         with profile(activities=activities, with_stack=kind == "stacks") as profiler:
-            for _ in range(steps):
+            for _ in range(count):
                 mark()
                 with record_function(step_name), part:
                     yield

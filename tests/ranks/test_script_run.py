@@ -26,7 +26,7 @@ from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import Pool
 from ddpperf.workers.process_set import SetOptions
-from ddpperf.workers.script_marks import CONTROL, TRACED_STEPS, delayed_over_usual
+from ddpperf.workers.script_marks import CONTROL, FEWEST_TRACED, delayed_over_usual
 from ddpperf.workers.script_run import CONTROL_DELAY, CONTROL_RATIOS, ScriptRun, run_scripts
 from tests.project import REPOSITORY
 
@@ -229,7 +229,7 @@ def test_traced_run_shows_the_optimizer_and_what_runs_between_operators(folder: 
     (trace,), (stacks,) = found.files("trace"), found.files("stacks")
     assert found.ranks[0]["problem"] == ""
     steps = steps_of(json.loads(Path(trace).read_text())["traceEvents"])
-    assert len(steps) == TRACED_STEPS
+    assert len(steps) == FEWEST_TRACED
     for rows in steps:
         assert any(path[:2] == ("operators", "optimizer") for path in rows)
         assert rows[BETWEEN, ""].seconds >= STEP
