@@ -59,10 +59,11 @@ class ScriptSpec(Spec):
 
     @property
     def functions(self) -> tuple[str, ...]:
-        """The files of the command that both sides need: Python files, or else a module or the command."""
+        """The paths of what both sides need: Python files, or else a module's or the command's own."""
         words = shlex.split(self.command)
         modules = [f"{after.replace('.', '/')}.py" for word, after in pairwise(words) if word == "-m"]
-        return tuple(word for word in words if word.endswith(".py")) or (*modules[-1:], *words[:1])[:1]
+        files = [word for word in words if word.endswith(".py")] or [*modules[-1:], *words[:1]][:1]
+        return tuple(file if file.startswith((".", "/")) else f"./{file}" for file in files)
 
     @property
     def script(self) -> str:

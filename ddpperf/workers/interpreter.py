@@ -125,7 +125,7 @@ class Found:
     def problem(self, root: Path | None, device: str, functions: Sequence[str] = ()) -> str:
         """Return why ranks cannot run or would not load the source tree `root`, or an empty string.
 
-        functions: of the user, or files of scripts, which no rank imports.
+        functions: of the user, or paths of scripts, which no rank imports.
         """
         if release(self.python) < release(MIN_PYTHON):
             return f"is Python {self.python}, ddpperf needs {MIN_PYTHON} or newer; name a newer interpreter"
@@ -138,7 +138,7 @@ class Found:
         if root is None:
             return ""
         loads = {str(root), str(root / "src")} & set(self.folders.values())
-        if not loads and all(":" in function for function in functions):
+        if not loads and not any(function.startswith((".", "/")) for function in functions):
             places = ", ".join(f"{name} from {folder}" for name, folder in self.folders.items())
             advice = "name a checkout that has one of them, or merge the performance tests there first"
             return f"holds nothing that a rank loads, found {places}; {advice}"

@@ -68,7 +68,7 @@ def test_impossible_cases_are_skipped_with_a_reason(run: Run) -> None:
     assert all(skipped.values())
     assert {test.partition("[")[0].removeprefix("test_") for test in skipped} == {
         *("amdahl", "data_parallel_split", "gustafson", "large_batch", "largest_batch", "long_run"),
-        *("precision_accuracy", "projection", "remedies", "report_training"),
+        *("precision_accuracy", "projection", "remedies", "script", "report_training"),
         *("same_result_on_more_devices", "strong_scaling", "weak_scaling"),
         *(() if computes_bf16() else ("precision",)),
     }

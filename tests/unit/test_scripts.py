@@ -28,9 +28,9 @@ def spec(command: str, world_size: int = 2) -> ScriptSpec:
 @pytest.mark.parametrize(
     ("command", "name", "files"),
     [
-        (TORCHRUN, "train", ("train.py",)),
-        ("cd sub && LR=1 python a/b.py", "b", ("a/b.py",)),
-        ("torchrun -m pkg.train", "train", ("pkg/train.py",)),
+        (TORCHRUN, "train", ("./train.py",)),
+        ("cd sub && LR=1 python a/b.py", "b", ("./a/b.py",)),
+        ("torchrun -m pkg.train", "train", ("./pkg/train.py",)),
         ("./run.sh 'two words'", "run.sh", ("./run.sh",)),
     ],
 )
@@ -75,9 +75,9 @@ def test_script_that_only_the_candidate_has_is_new(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")
     options = read("--base", str(base), "--rootdir", str(tmp_path))
-    assert lacking_side(options, "train.py") == "base"
+    assert lacking_side(options, "./train.py") == "base"
     (base / "train.py").write_text("")
-    assert lacking_side(options, "train.py") == ""
+    assert lacking_side(options, "./train.py") == ""
 
 
 def run(*ranks: list[float], memory: int = 0) -> ScriptRun:

@@ -148,7 +148,7 @@ def lacking_side(options: Options, function: str) -> str:
     file, sides = function.partition(":")[0].replace(".", "/"), options.sides
 
     def holds(root: Path) -> bool:
-        if ":" not in function:  # a file
+        if function.startswith((".", "/")):  # a script
             return (root / function).is_file()
         places = (root / folder / f"{file}{end}" for folder in ("", "src") for end in (".py", "/__init__.py"))
         return any(place.exists() for place in places)
