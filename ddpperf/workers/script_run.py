@@ -374,7 +374,8 @@ class _Script:
             return f"ended in {trained - len(ranks)} of {trained} ranks before all steps were measured"
         if trained != spec.world_size:
             advice = f"write {{ranks}} for their number in the command, or pass --world-sizes {trained}"
-            return f"trained with {trained} processes, not with {spec.world_size}; {advice}"
+            processes = f"{trained} process{'es' * (trained != 1)}"
+            return f"trained with {processes}, not with {spec.world_size}; {advice}"
         measured, control = spec.steps or script_marks.LEAST_STEPS, len(script_marks.CONTROL)
         least = spec.first_step + control + measured
         if (count := min(rank["count"] for rank in ranks)) < least:

@@ -303,7 +303,7 @@ def test_rank_that_ends_early_is_missed(folder: Path) -> None:
 
 def test_too_few_processes_are_named_while_the_script_runs(folder: Path) -> None:
     write(folder)
-    assert "trained with 1 processes, not with 2" in failure(PYTHON, 2)
+    assert "trained with 1 process, not with 2" in failure(PYTHON, 2)
 
 
 def test_nothing_is_left_of_a_script_that_ignores_sigterm(folder: Path) -> None:
