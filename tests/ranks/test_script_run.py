@@ -288,6 +288,7 @@ def test_hanging_script_prints_its_stacks(folder: Path) -> None:
     assert "in waits_for_data" in message
 
 
+@pytest.mark.timeout(90)  # without this detection, it would never end
 def test_script_that_hangs_in_its_turns(folder: Path) -> None:
     write(folder, "for _ in range(10 + 16 + 50):\n    step()\ntime.sleep(1000)")
     sides = Side(name=BASE), Side(name=CANDIDATE)
