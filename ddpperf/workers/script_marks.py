@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import importlib.util
 import json
+import mmap
 import multiprocessing
 import multiprocessing.util
 import os
@@ -19,13 +20,17 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 VARIABLE = "DDPPERF_SCRIPT"  # JSON with what `Marks` reads
-ENOUGH = "enough"  # a file that ends the measured steps
+# Two numbers in a file that all processes share: after which step all ranks wait, and whether enough steps
+# are measured.
+TURN, LAST, ENOUGH = "turn", 0, 1
+NEVER = 2**62
+TURN_LOOK_SECONDS = 0.002
+CONTEXT_BYTES = 2**30  # of a process on a GPU, besides what its tensors need
 BEAT_SECONDS = 0.2  # a process shows that its steps go on by touching a file
 # The control steps after the warm-up: usual ones, and those with a delay. Each half is balanced.
 CONTROL = "UDDUDUUDDUUDUDDU"
@@ -37,14 +42,51 @@ OPTIMIZERS = "torch.optim.optimizer"
 MOST_LETTERS = 200
 
 
+class Steps:
+    """The steps of one process, as far as they have come."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self.rank = int(os.environ.get("RANK", 0))
+        self.device: Any = None  # the GPU that trains
+        self.count = 0  # of all steps
+        self.begin: Any = None  # of the present step, or None if it is not timed
+        # The number of each timed step, and when it began and ended: times, or events of a GPU. The steps of
+        # the warm-up are forgotten after it.
+        self.spans: list[tuple[int, Any, Any]] = []
+        self.first_step_seconds = 0.0
+        self.memory: list[int] = []  # its peak, after each MEMORY_STEPS measured steps
+        self.optimizers: set[int] = set()  # that have stepped since the last mark
+        self.control_delay = 0.0
+        self.trace: Iterator[None] | None = None
+        self.written, self.problem = False, ""
+
+    def now(self) -> Any:
+        """Return the time on the clock of this process, or an event of the GPU."""
+        if self.device is None:
+            return time.perf_counter()
+        cuda = sys.modules["torch"].cuda
+        event = cuda.Event(enable_timing=True)
+        event.record(cuda.current_stream(self.device))
+        return event
+
+    def seconds(self) -> list[float]:
+        """Return the seconds of each timed step."""
+        if self.device is None:
+            return [end - begin for _, begin, end in self.spans]
+        if self.spans:
+            self.spans[-1][-1].synchronize()
+        return [begin.elapsed_time(end) / 1e3 for _, begin, end in self.spans]
+
+
 class Marks:
-    """The ends of the steps of one process.
+    """The ends of the steps of one process, and its turns.
 
     The fields are read from JSON. folder: for the files. began: the time.monotonic() value at which the
     run began. first: the first step after the warm-up. control: of the next steps, those marked in CONTROL
     are delayed by this fraction of a step. The steps after them are measured. steps: how many, or 0 to
-    measure until there is a file ENOUGH. delay: seconds by which each step is delayed. marks: the names
-    of a step and of a part in a trace, and the bytes of the copy that marks a step there; if not
+    measure until TURN says that it is enough. delay: seconds by which each step is delayed. marks: the
+    names of a step and of a part in a trace, and the bytes of the copy that marks a step there; if not
     empty, some steps after the measured ones are traced.
     """
 
@@ -53,156 +95,177 @@ class Marks:
         steps: int = fields["steps"]
         self.most, self.least = (steps, steps) if steps else (MOST_STEPS, LEAST_STEPS)
         self.control, self.delay, self.marks = fields["control"], fields["delay"], fields["marks"]
+        self.turn = turn_of(self.folder)
         self.explicit = False  # whether the script marks its steps itself
-        self._forget()
-
-    def _forget(self) -> None:
-        self.process = os.getpid()
-        self.ends: list[Any] = []  # of steps: times, or events of a GPU
-        self.first_step_seconds = 0.0
-        self.rank = int(os.environ.get("RANK", 0))
-        self.device: Any = None  # the GPU that trains
-        self.memory: list[int] = []  # its peak, after each MEMORY_STEPS measured steps
-        self.stepped: set[int] = set()  # the optimizers that have stepped since the last mark
-        self.beaten, self.enough, self.written, self.problem = 0.0, False, False, ""
-        self.trace: Iterator[None] | None = None
-        self.control_delay = 0.0
+        self.beaten = 0.0
         self.waits: dict[float, Callable[[], None]] = {}
+        self.steps = Steps()
 
     def optimizer_stepped(self, optimizer: object, *_: object) -> None:
         """Called by torch after each step of any optimizer."""
-        if self.explicit or self.written:
+        if self.explicit:
             return
-        if self.stepped and id(optimizer) not in self.stepped:
-            self.stepped.add(id(optimizer))
+        done = self.steps.optimizers
+        if done and id(optimizer) not in done:
+            done.add(id(optimizer))
             return
-        self.stepped = {id(optimizer)}
+        self.steps.optimizers = {id(optimizer)}
         self.mark()
 
     def step(self) -> None:
         """Called by `ddpperf.step()`: from now on, only these calls end steps."""
         if not self.explicit:
-            self._forget()
-            self.explicit = True
-        if not self.written:
-            self.mark()
+            self.explicit, self.steps = True, Steps()
+        self.mark()
 
     def mark(self) -> None:
         """End a step."""
-        if self.process != os.getpid():  # in a fork
-            self._forget()
-        torch = sys.modules.get("torch")
+        if self.steps.process != os.getpid():  # in a fork
+            self.steps = Steps()
+        steps, torch = self.steps, sys.modules.get("torch")
         cuda = torch.cuda if torch is not None and torch.cuda.is_initialized() else None
         if cuda is not None and cuda.is_current_stream_capturing():
             return  # the steps of a CUDA graph are its replays
-        step = len(self.ends) - self.first  # that ends now, after the warm-up
-        if not self.ends:
+        number = steps.count - self.first  # of this step, after the warm-up
+        if not steps.count:
             self._begin(torch)
-        in_control = 0 <= step < len(CONTROL)
-        if delay := self.delay + (self.control_delay if in_control and CONTROL[step] == "D" else 0.0):
+        in_control = 0 <= number < len(CONTROL)
+        if delay := self.delay + (steps.control_delay if in_control and CONTROL[number] == "D" else 0.0):
             self._wait(delay)
         now = time.perf_counter()
         if now - self.beaten > BEAT_SECONDS:
             self.beaten = now
-            (self.folder / f"beat-{self.process}").touch()
-            self.enough = (self.folder / ENOUGH).exists()
-        if self.trace is not None:
+            (self.folder / f"beat-{steps.process}").touch()
+        steps.count += 1
+        if steps.trace is not None:
             self._trace_next()
-            return
-        if self.device is not None:
-            self.ends.append(cuda.Event(enable_timing=True))  # type: ignore[union-attr]
-            self.ends[-1].record(cuda.current_stream(self.device))  # type: ignore[union-attr]
-        else:
-            self.ends.append(now)
-        taken = step + 1 - len(CONTROL)
-        if step == 0:
-            self.control_delay = self.control * median(self._seconds()[self.first // 2 :])
-        elif taken == 0:
-            (self.folder / f"ready-{self.process}").touch()
-        elif taken > 0 and taken % MEMORY_STEPS == 0 and self.device is not None:
-            self.memory.append(cuda.max_memory_allocated(self.device))  # type: ignore[union-attr]
-        if taken >= self.most or (taken >= self.least and self.enough):
-            steps = min(MOST_TRACED, max(FEWEST_TRACED, self.most // 10))  # the same on all ranks
-            self.trace = traced(self.folder, self.device, self.marks, steps) if self.marks else iter(())
-            self._trace_next()
+        elif not steps.written:
+            end = steps.now()
+            if steps.begin is not None:
+                steps.spans.append((number, steps.begin, end))
+                self._timed(number)
+            steps.begin = end
+        if self.turn[LAST] <= steps.count:
+            self._wait_for_turn()
 
     def _begin(self, torch: Any) -> None:
         """The first step has ended: look what trains, and see to it that the process writes at its end."""
-        self.first_step_seconds = time.monotonic() - self.began
+        steps = self.steps
+        steps.first_step_seconds = time.monotonic() - self.began
         if torch is not None and torch.cuda.is_initialized():
             # The current device need not be the one that trains
-            self.device = max(range(torch.cuda.device_count()), key=torch.cuda.max_memory_allocated)
+            steps.device = max(range(torch.cuda.device_count()), key=torch.cuda.max_memory_allocated)
         if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
-            self.rank = torch.distributed.get_rank()
+            steps.rank = torch.distributed.get_rank()
         if multiprocessing.parent_process() is None:
             atexit.register(self.ended)
         else:  # such a process ends without what atexit has registered
             multiprocessing.util.Finalize(None, self.ended, exitpriority=0)
 
+    def _timed(self, number: int) -> None:
+        """A step was timed: go on to the control, to the measured steps, or to the end of them."""
+        steps = self.steps
+        taken = len(steps.spans) - len(CONTROL)
+        if number < 0:
+            return
+        if number == 0:
+            steps.control_delay = self.control * median(steps.seconds()[self.first // 2 :])
+            del steps.spans[:-1]
+        elif taken == 0:
+            (self.folder / f"ready-{steps.process}").touch()
+        elif taken > 0 and taken % MEMORY_STEPS == 0 and steps.device is not None:
+            steps.memory.append(sys.modules["torch"].cuda.max_memory_allocated(steps.device))
+        if taken >= self.most or (taken >= self.least and self.turn[ENOUGH]):
+            count = min(MOST_TRACED, max(FEWEST_TRACED, self.most // 10))  # the same on all ranks
+            steps.trace = traced(self.folder, steps.device, self.marks, count) if self.marks else iter(())
+            self._trace_next()
+
+    def _wait_for_turn(self) -> None:
+        """Wait until the other scripts have had their turns. All ranks wait after the same step.
+
+        A rank first says which step it has ended. It may then have to go on to another one, or have to wait
+        for one that does, before what is queued on its GPU can end. After the warm-up, the next step is
+        not timed: nothing is queued when it begins, and other ranks may begin it earlier.
+        """
+        steps, cuda = self.steps, sys.modules["torch"].cuda if self.steps.device is not None else None
+        place, waits = (
+            self.folder / f"turn-{steps.process}",
+            {"count": steps.count, "still": False, "room": 0.0},
+        )
+        _write(place, waits)
+        if cuda is not None:
+            cuda.synchronize(steps.device)
+            free, _ = cuda.mem_get_info(steps.device)
+            waits["room"] = free / (cuda.memory_reserved(steps.device) + CONTEXT_BYTES)
+        _write(place, waits | {"still": True})
+        while self.turn[LAST] <= steps.count:
+            time.sleep(TURN_LOOK_SECONDS)
+        steps.begin = None if steps.count > self.first else steps.now()
+
     def _trace_next(self) -> None:
         """Begin the next traced step; after the last one, write what was measured."""
+        steps = self.steps
         try:
-            next(self.trace)  # type: ignore[arg-type]
+            next(steps.trace)  # type: ignore[arg-type]
         except StopIteration:
             self.write()
         except Exception as error:
-            self.problem = f"torch's profiler fails ({type(error).__name__}: {error})"[:MOST_LETTERS]
+            steps.problem = f"torch's profiler fails ({type(error).__name__}: {error})"[:MOST_LETTERS]
             self.write()
-
-    def _seconds(self) -> list[float]:
-        """Return the seconds of each step but step 0."""
-        if self.device is not None:
-            self.ends[-1].synchronize()
-            return [before.elapsed_time(after) / 1e3 for before, after in pairwise(self.ends)]
-        return [after - before for before, after in pairwise(self.ends)]
 
     def _wait(self, seconds: float) -> None:
         """Let the device and this process wait."""
-        if self.device is None:
+        gpu = self.steps.device
+        if gpu is None:
             end = time.perf_counter() + seconds
             while time.perf_counter() < end:
                 pass
             return
         torch = sys.modules["torch"]
-        with torch.cuda.device(self.device):
+        with torch.cuda.device(gpu):
             if seconds not in self.waits:
                 clock = _load("../measuring/clock.py")
-                device = torch.device("cuda", self.device)
+                device = torch.device("cuda", gpu)
                 self.waits[seconds] = clock.delayed(lambda: None, seconds, device)
             self.waits[seconds]()
 
     def ended(self) -> None:
-        """The process ends before its last step: write what was measured."""
-        if self.process == os.getpid() and not self.written:
+        """The process ends: if its last step has not come, write what was measured."""
+        steps = self.steps
+        if steps.process != os.getpid():
+            return
+        if not steps.written:
             if self.marks:
-                self.problem = "the script ended before enough steps were traced"
+                steps.problem = "the script ended before enough steps were traced"
             self.write()
+        (self.folder / f"over-{steps.process}").touch()
 
     def write(self) -> None:
         """Write what the controller needs to know of this process."""
-        self.written = True
-        seconds = self._seconds()[self.first - 1 :]  # of the steps after the warm-up
+        steps = self.steps
+        steps.trace, steps.written = None, True
+        seconds = steps.seconds()
         script = os.path.abspath(getattr(sys.modules["__main__"], "__file__", None) or "")
         entry, torch = _load("rank_entry.py"), sys.modules.get("torch")
         environment: dict[str, Any] = {"python": ".".join(map(str, sys.version_info[:3]))}
         if torch is not None:
             environment |= {"torch": str(torch.__version__), "cuda": torch.version.cuda}
         _write(
-            self.folder / f"rank-{self.process}.json",
+            self.folder / f"rank-{steps.process}.json",
             {
-                "rank": self.rank,
-                "process": self.process,
-                "count": len(self.ends),
+                "rank": steps.rank,
+                "process": steps.process,
+                "count": steps.count,
+                "numbers": [number for number, *_ in steps.spans[len(CONTROL) :]],
                 "seconds": seconds[len(CONTROL) :],
-                "ends": self.ends[self.first + len(CONTROL) - 1 :] if self.device is None else [],
-                "delayed_over_usual": delayed_over_usual(seconds, self.control, self.control_delay),
-                "first_step_seconds": self.first_step_seconds,
-                "peak_memory_bytes": self.memory,
-                "on_gpu": self.device is not None,
+                "delayed_over_usual": delayed_over_usual(seconds, self.control, steps.control_delay),
+                "first_step_seconds": steps.first_step_seconds,
+                "peak_memory_bytes": steps.memory,
+                "on_gpu": steps.device is not None,
                 "prefix": sys.prefix,
                 "environment": environment,
                 "foreign": [script] * entry.is_foreign("script", script) + entry.foreign(),
-                "problem": self.problem,
+                "problem": steps.problem,
             },
         )
 
@@ -210,7 +273,7 @@ class Marks:
         """Write the exception that ends this process, before Python prints it."""
         lines = traceback.format_exception(error)
         _write(
-            self.folder / f"error-{self.process}.json",
+            self.folder / f"error-{os.getpid()}.json",
             {
                 "rank": int(os.environ.get("RANK", -1)),
                 "at": time.monotonic(),
@@ -280,6 +343,12 @@ def _write(path: Path, fields: dict[str, Any]) -> None:
     part = path.with_name(f".{path.name}")
     part.write_text(json.dumps(fields), encoding="utf-8")
     part.replace(path)
+
+
+def turn_of(folder: Path) -> memoryview:
+    """Return the numbers in the file TURN."""
+    with open(folder / TURN, "r+b") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
 
 
 class Finder:

@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -14,14 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import psutil
 
-from ddpperf.analysis.intervals import Interval, overlap
 from ddpperf.io.private_folders import PrivateFolder
 from ddpperf.machine.child_process import descendants_of, send_signal, wait_for_exit
 from ddpperf.measuring.trace_split import MOST_TRACE_BYTES, PART, STEP, STEP_BYTES
@@ -32,16 +31,18 @@ from ddpperf.workers.failures import Cause, RankFailure, SetFailure
 from ddpperf.workers.interpreter import ON_CPU, Side
 from ddpperf.workers.process_set import SetOptions
 from ddpperf.workers.rank_output import RankOutput
+from ddpperf.workers.script_marks import ENOUGH, LAST, NEVER, TURN, turn_of
 
 MEASURED_SECONDS = {"cpu": 5.0, "cuda": 5.0}  # of a run whose spec has no number of steps
 # Of some steps of the candidate, as a fraction of a step: twice the tolerance, because there are only 24 such
 # steps, and steps of 20 ms on 2 cores vary by 8%.
 CONTROL_DELAY = {"cpu": 0.32, "cuda": 0.10}
 CONTROL_RATIOS = tuple(f"{half}_delayed_over_usual" for half in ("early", "late"))
-TURN_SECONDS = 0.5  # in which one script runs, while the others are stopped
+TURN_SECONDS, TURN_STEPS = 0.5, 4  # for which one script runs at least, while the others are stopped
 MEMORY_PART = 0.8  # of the free memory, for scripts that are alive at the same time
+CORES = 4  # for each rank of the scripts that start at the same time
 LATE_SECONDS = 20.0  # until another rank begins to train
-LOOK_SECONDS = 0.05
+LOOK_SECONDS, TURN_LOOK_SECONDS = 0.05, 0.005
 OUTPUT_LINES, STACK_LINES = 30, 150  # of a script that failed, or hung
 PAUSE = 5.0  # a step of so many medians is a pause
 BIN = {  # commands whose Python is the side's own
@@ -116,14 +117,14 @@ def run_scripts(
 ) -> list[ScriptRun]:
     """Run scripts until their ranks have measured their steps, and end all of their processes.
 
-    On a CPU, scripts that fit into the memory are alive at the same time, and all but one are stopped: what
-    changes the speed of the machine then affects all of them. On GPUs, whose memory one script may
-    fill, a script begins when the one before it has ended. traces: a folder in which each run makes
-    a folder with traces of some more steps, or None. Raises SetFailure if a script fails, hangs or takes too
-    few steps, and OSError if it cannot be started.
+    All scripts are alive at the same time, if they fit into the memory, and all but one are stopped: what
+    changes the speed of the machine then affects all of them. Otherwise, a script begins when the one
+    before it has ended. traces: a folder in which each run makes a folder with traces of some more steps;
+    such scripts do not take turns. Raises SetFailure if a script fails, hangs or takes too few steps, and
+    OSError if it cannot be started.
     """
     runs: list[ScriptRun] = []
-    if options.device == "cpu" and len(jobs) > 1 and traces is None:
+    if len(jobs) > 1:
         runs = _run(jobs, options, progress, traces)
     if runs:
         return runs
@@ -139,38 +140,49 @@ def run_scripts(
 def _run(
     jobs: Sequence[Job], options: SetOptions, progress: Callable[[float], None], traces: Path | None
 ) -> list[ScriptRun]:
-    """Run scripts that are alive at the same time, in turn; return nothing if that is not possible.
+    """Run scripts that are alive at the same time; return nothing if that is not possible.
 
-    Their memory may not suffice, or they need what only one of them can have, such as a port.
+    Their memory may not suffice, or they need what only one of them can have, such as a port. Several
+    scripts start at once if there are enough cores, and wait after their first step.
     """
     seconds, several = MEASURED_SECONDS[options.device], len(jobs) > 1
+    in_turns = several and traces is None
+    cores = len(options.all_cores or os.sched_getaffinity(0))
+    at_once = max(1, cores // (CORES * jobs[0][2].world_size))
     scripts: list[_Script] = []
     with ExitStack() as stack:
-        for name, side, spec in jobs:
-            folder = traces / name if traces is not None else stack.enter_context(PrivateFolder())
-            folder.mkdir(parents=True, exist_ok=True)
-            scripts.append(script := _Script(name, side, spec, options, folder, traced=traces is not None))
-            stack.callback(script.end)
-            script.wait_until_ready()
-            progress(0.5 * len(scripts) / len(jobs))
-            if script.finished:
-                script.end()
-                if several and len(scripts) > 1 and script.failure:
+        while left := jobs[len(scripts) :]:
+            starting = []
+            for name, side, spec in left[: at_once if scripts else min(2, at_once)]:
+                folder = traces / name if traces is not None else stack.enter_context(PrivateFolder())
+                script = _Script(
+                    name, side, spec, options, folder, traced=traces is not None, alone=not several
+                )
+                stack.callback(script.end)
+                starting.append(script)
+            scripts += starting
+            for script in starting if several else ():
+                script.pause()  # after its first step
+            for script in starting:
+                script.resume()
+                script.wait_until_ready()
+                while not (script.finished or in_turns):
+                    script.run(TURN_SECONDS, until=seconds)
+                if in_turns:
+                    script.pause()
+                if script.finished and several and len(scripts) > 1 and script.failure:
                     return []
-                script.result()  # raises an error if it failed
-            elif several:
-                script.stop()
-                if not script.fits(len(jobs) - len(scripts)):
-                    return []
+                if script.finished:
+                    script.result()  # raises an error if it failed
+            if in_turns and not scripts[-1].fits(len(jobs) - len(scripts)):
+                return []
+            progress(len(scripts) / len(jobs) * (0.5 if in_turns else 0.99))
         while unfinished := [one for one in scripts if not one.finished]:
             for one in unfinished:
                 one.run(TURN_SECONDS, until=seconds)
-                if several:
-                    one.stop()
+                one.pause()
             scripts.reverse()
             progress(0.5 + 0.5 * min(0.99, unfinished[0].ran / seconds))
-        for one in scripts:
-            one.end()
         if several and any(one.failure for one in scripts):
             return []  # such as a time limit that passed while it was stopped
         by_name = {one.name: one for one in scripts}
@@ -202,23 +214,35 @@ class _Script:
     """A script that runs: its guard, what it prints, and the files that its ranks write to a folder.
 
     ran: for how many seconds it has run since all ranks were ready to be measured. finished: whether all
-    ranks have measured their steps, or the script has ended. stops: when all of its processes were
-    stopped, as time.monotonic() values.
+    ranks have measured their steps, or the script has ended. It is ended as soon as it has finished.
     """
 
     def __init__(
-        self, name: str, side: Side, spec: ScriptSpec, options: SetOptions, folder: Path, *, traced: bool
+        self,
+        name: str,
+        side: Side,
+        spec: ScriptSpec,
+        options: SetOptions,
+        folder: Path,
+        *,
+        traced: bool,
+        alone: bool,
     ) -> None:
         self.name, self.side, self.spec, self.options, self.folder = name, side, spec, options, folder
-        self.ran, self.finished, self.stops = 0.0, False, list[Interval]()
+        self.ran, self.finished = 0.0, False
         self._stopped: list[int] = []  # process ids
-        self._stopped_at = 0.0
+        self._stopped_at, self._stopped_seconds = 0.0, 0.0
+        self._target = 1  # the step after which all ranks wait
+        self._room = 0.0  # how many more such scripts the memory of their GPUs can hold
         self._alive = 0.0  # seconds in which it was not stopped
         self._beaten, self._newest = 0.0, 0.0  # the last sign of life: what `_alive` and the clock were then
         self._joined, self._ranks = 0.0, 0  # when `_alive` another rank began to train, and how many do
         self._status: int | None = None  # of the script, if it ended by itself
         self._problem, self._lasted = "", 0.0
         self._began = time.monotonic()
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / TURN).write_bytes(struct.pack("qq", NEVER if alone else 1, 0))
+        self._turn = turn_of(folder)
         for command, module in BIN.items():
             path = folder / command
             path.write_text(f'#!/bin/sh\nexec {shlex.quote(side.python)} {module} "$@"\n', "utf-8")
@@ -254,8 +278,9 @@ class _Script:
 
     def wait_until_ready(self) -> None:
         """Wait until all ranks have measured the control, or the script has finished."""
-        while not (self.finished or self._has_all("ready-*")):
+        while not (self.finished or self._are_all(self._count("ready-*"))):
             self._look(LOOK_SECONDS)
+        self.ran = 0.0
 
     def run(self, seconds: float, until: float) -> None:
         """Let the script run for some seconds. Its ranks measure until it has run for `until` seconds."""
@@ -263,7 +288,7 @@ class _Script:
         self._look(seconds)
         self.ran += seconds
         if self.ran >= until:
-            (self.folder / script_marks.ENOUGH).touch()
+            self._turn[ENOUGH] = 1
 
     def _look(self, seconds: float) -> None:
         """Look whether the script finishes within some seconds, or hangs."""
@@ -278,25 +303,54 @@ class _Script:
         if self._alive - self._beaten > self.options.deadline_seconds:
             more = "if it is only slow, pass a larger --deadline"
             self._problem = f"took no step for {self.options.deadline_seconds:g} s; {more}"
-        self.finished = self._status is not None or self._problem != "" or self._has_all("rank-*")
+        measured = self._are_all(self._count("rank-*"))
+        self.finished = self._status is not None or self._problem != "" or measured
+        if self.finished:
+            self.end()
 
-    def _has_all(self, kind: str) -> bool:
-        """Return whether all ranks have written a file of a kind; also if it is another number of ranks."""
-        files = len([*self.folder.glob(kind)])
-        late = files == self._ranks > 0 and self._alive - self._joined > LATE_SECONDS
-        return files >= max(self.spec.world_size, self._ranks) or late
+    def _count(self, kind: str) -> int:
+        return len([*self.folder.glob(kind)])
+
+    def _are_all(self, ranks: int) -> bool:
+        """Return whether so many are all ranks; also if it is another number than expected."""
+        late = ranks == self._ranks > 0 and self._alive - self._joined > LATE_SECONDS
+        return ranks >= max(self.spec.world_size, self._ranks) or late
 
     # --- turns
 
-    def stop(self) -> None:
-        """Stop all processes of the script."""
-        self._stopped = descendants_of(self._guard.pid)
-        send_signal(self._stopped, signal.SIGSTOP)
-        self._stopped_at = time.monotonic()
+    def pause(self) -> None:
+        """Stop all processes of the script, as soon as its ranks wait after the same step."""
+        began = self._alive
+        if self._turn[LAST] == NEVER:
+            self._turn[LAST], self._target = self._target + TURN_STEPS, 0
+        while not (self.finished or self._all_wait()):
+            self._look(TURN_LOOK_SECONDS)
+        self.ran += self._alive - began
+        if not self.finished:
+            self._stopped = descendants_of(self._guard.pid)
+            send_signal(self._stopped, signal.SIGSTOP)
+            self._stopped_at = time.monotonic()
+
+    def _all_wait(self) -> bool:
+        """Return whether all ranks wait after the same step.
+
+        A rank that waits may hold up one that was already in the next step. So the first one that waits
+        goes on for one more step, and after this step all of them wait.
+        """
+        waiting = [json.loads(path.read_text("utf-8")) for path in self.folder.glob("turn-*")]
+        farthest = max((one["count"] for one in waiting), default=0)
+        if farthest > self._target:
+            self._turn[LAST] = self._target = farthest + (self._ranks > 1)
+        there = [one["room"] for one in waiting if one["still"] and one["count"] == self._target]
+        self._room = min(there, default=0.0)
+        return self._are_all(len(there) + self._count("over-*"))
 
     def resume(self) -> None:
         if self._stopped:
-            self.stops.append((self._stopped_at, time.monotonic()))
+            for path in self.folder.glob("turn-*"):
+                path.unlink()
+            self._turn[LAST] = NEVER
+            self._stopped_seconds += time.monotonic() - self._stopped_at
             send_signal(self._stopped, signal.SIGCONT)
             self._stopped = []
 
@@ -308,7 +362,8 @@ class _Script:
                 memory = psutil.Process(process).memory_info()
                 used += memory.rss - memory.shared
         free: int = psutil.virtual_memory().available
-        return others * used < MEMORY_PART * free
+        on_gpus = self.options.device == "cpu" or others <= MEMORY_PART * self._room
+        return on_gpus and others * used < MEMORY_PART * free
 
     # --- the end
 
@@ -324,17 +379,17 @@ class _Script:
                 self._guard.kill()
         self._guard.wait()
         self._printed.close()
-        self._lasted = time.monotonic() - self._began - sum(end - begin for begin, end in self.stops)
+        self._lasted = time.monotonic() - self._began - self._stopped_seconds
 
     def result(self) -> ScriptRun:
         """Return what was measured by a script that has ended, or raise SetFailure."""
         if self.failure is not None:
             raise SetFailure(self.name, "in a run of the script", [self.failure])
         ranks = self._read("rank")
-        for rank in ranks if self.stops else ():
-            rank["seconds"] = [
-                end - begin - overlap([(begin, end)], self.stops) for begin, end in pairwise(rank["ends"])
-            ]
+        of_all = set[int].intersection(*(set(rank["numbers"]) for rank in ranks))
+        for rank in ranks:  # those that waited for their turn in other steps did not time the same ones
+            timed = zip(rank["numbers"], rank["seconds"], strict=True)
+            rank["seconds"] = [seconds for number, seconds in timed if number in of_all]
         return ScriptRun(
             name=self.name, side=self.side, folder=self.folder, ranks=ranks, run_seconds=self._lasted
         )

@@ -160,12 +160,12 @@ def test_delayed_steps_are_longer_by_their_delay(folder: Path) -> None:
 
 
 def test_runs_of_both_sides_have_the_same_steps(folder: Path) -> None:
-    """A script of 41 steps, whose 15 measured ones end before the seconds of a run have passed."""
+    """A script of 41 steps ends before the seconds of a run have passed; the one after a turn is not timed."""
     write(folder, "for _ in range(10 + 16 + 15):\n    step()")
     with Pool(options(), sides=(Side(name=BASE), Side(name=CANDIDATE))) as pool:
         measured = pool.measure(ScriptSpec(command=PYTHON, world_size=1))
     assert [sample.side for sample in measured.samples] == [BASE, CANDIDATE]
-    assert measured.iterations == 15
+    assert measured.iterations == 15 - 1
     assert pool.environment(BASE)["python"] == platform.python_version()
 
 
@@ -255,6 +255,21 @@ def test_script_on_a_cpu_takes_turns_with_others(folder: Path, monkeypatch: pyte
         base, candidate = pool.measure(spec).mean_step_seconds().values()
     assert 1.1 * STEP < base < 2 * STEP  # without the time in which it was stopped
     assert candidate == pytest.approx(base, rel=0.15)
+
+
+def test_ranks_that_wait_for_each_other_take_turns(folder: Path) -> None:
+    """A rank that waits for its turn holds up one that is in the next step already."""
+    join = "import torch.distributed as dist\nname = os.environ['NAME']"
+    group = "dist.init_process_group('gloo', f'file://{name}', rank=int(os.environ['RANK']), world_size=2)"
+    loop = "while True:\n    dist.barrier()\n    step()"
+    write(folder, f"{join}\n{group}\nopen('starts', 'a').write('x')\n{loop}")
+    spec = ScriptSpec(command=f"export NAME=$(mktemp -u); {TWO_RANKS}", world_size=2)
+    jobs = [(name, HERE, spec) for name in ("A1", "A2")]
+    runs = run_scripts(jobs, options(2, deadline=15.0), lambda part: None)
+    assert (folder / "starts").read_text() == "xx" * len(jobs)  # not once more, one after another
+    for ran in runs:
+        assert 100 < ran.steps == len(ran.ranks[0]["seconds"]) == len(ran.ranks[1]["seconds"])
+        assert median(ran.ranks[0]["seconds"]) < 1.5 * STEP
 
 
 def test_script_that_ends_too_early(folder: Path) -> None:
