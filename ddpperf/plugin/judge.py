@@ -26,6 +26,7 @@ from ddpperf.results.outcomes import Outcome, OutcomeKind, Reason
 from ddpperf.results.samples import BASE, CANDIDATE, Measured
 from ddpperf.results.stored_runs import Baseline
 from ddpperf.results.units import counted
+from ddpperf.specs.script import ScriptSpec
 from ddpperf.verdict.controls import untrusted
 from ddpperf.verdict.estimates import (
     Estimates,
@@ -152,12 +153,14 @@ class Judge:
         rounds = options.rounds
         if session.baseline is not None and "--rounds" not in options.given:
             rounds = COMPARISON_ROUNDS
+        by_pair = tests_by_pair(session.measured())
         if stage is Stage.REPEAT:
-            rounds, sets = 2 * rounds, self._settings.repeat_sets
+            rounds = 2 * rounds  # a script is run only as often as before: it takes long to start
+            if not all(isinstance(pair.base, ScriptSpec) for pair in by_pair):
+                sets = self._settings.repeat_sets
         measuring = session.begin_pass(self._sides, sets, rounds, time_only=True)
         found = self.rows
         exact = {test for row in found if row.open and row.key.exact for test in row.tests}
-        by_pair = tests_by_pair(session.measured())
         measuring.whole = exact
         tests = {pair: self._test_of(of_pair, exact) for pair, of_pair in by_pair.items()}
         seconds = {pair: self._expected_seconds(measuring, test) for pair, test in tests.items()}
