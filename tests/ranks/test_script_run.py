@@ -160,7 +160,7 @@ def test_delayed_steps_are_longer_by_their_delay(folder: Path) -> None:
 
 
 def test_runs_of_both_sides_have_the_same_steps(folder: Path) -> None:
-    """A script of 41 steps ends before the seconds of a run have passed; the one after a turn is not timed."""
+    """A script of 41 steps ends before the seconds of a run have passed. One after a turn is not timed."""
     write(folder, "for _ in range(10 + 16 + 15):\n    step()")
     with Pool(options(), sides=(Side(name=BASE), Side(name=CANDIDATE))) as pool:
         measured = pool.measure(ScriptSpec(command=PYTHON, world_size=1))
