@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import importlib.util
 import json
+import math
 import mmap
 import multiprocessing
 import multiprocessing.util
@@ -164,8 +165,7 @@ class Marks:
 
     def _timed(self, number: int) -> None:
         """A step was timed: go on to the control, to the measured steps, or to the end of them."""
-        steps = self.steps
-        taken = len(steps.spans) - len(CONTROL)
+        steps, taken = self.steps, len(self.steps.spans) - len(CONTROL)
         if number < 0:
             return
         if number == 0:
@@ -188,10 +188,8 @@ class Marks:
         not timed: nothing is queued when it begins, and other ranks may begin it earlier.
         """
         steps, cuda = self.steps, sys.modules["torch"].cuda if self.steps.device is not None else None
-        place, waits = (
-            self.folder / f"turn-{steps.process}",
-            {"count": steps.count, "still": False, "room": 0.0},
-        )
+        place = self.folder / f"turn-{steps.process}"
+        waits = {"count": steps.count, "still": False, "room": math.inf}
         _write(place, waits)
         if cuda is not None:
             cuda.synchronize(steps.device)

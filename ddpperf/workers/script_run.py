@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shlex
 import signal
@@ -153,24 +154,21 @@ def _run(
     with ExitStack() as stack:
         while left := jobs[len(scripts) :]:
             starting = []
-            for name, side, spec in left[: at_once if scripts else min(2, at_once)]:
-                folder = traces / name if traces is not None else stack.enter_context(PrivateFolder())
-                script = _Script(
-                    name, side, spec, options, folder, traced=traces is not None, alone=not several
-                )
-                stack.callback(script.end)
-                starting.append(script)
+            for job in left[: at_once if scripts else min(2, at_once)]:
+                folder = traces / job[0] if traces is not None else stack.enter_context(PrivateFolder())
+                starting.append(_Script(*job, options, folder, traced=traces is not None, alone=not several))
+                stack.callback(starting[-1].end)
             scripts += starting
             for script in starting if several else ():
                 script.pause()  # after its first step
             for script in starting:
                 script.resume()
                 script.wait_until_ready()
-                while not (script.finished or in_turns):
-                    script.run(TURN_SECONDS, until=seconds)
                 if in_turns:
                     script.pause()
-                if script.finished and several and len(scripts) > 1 and script.failure:
+                while not (script.finished or in_turns):
+                    script.run(TURN_SECONDS, until=seconds)
+                if script.finished and script.failure and len(scripts) > 1:
                     return []
                 if script.finished:
                     script.result()  # raises an error if it failed
@@ -233,7 +231,7 @@ class _Script:
         self._stopped: list[int] = []  # process ids
         self._stopped_at, self._stopped_seconds = 0.0, 0.0
         self._target = 1  # the step after which all ranks wait
-        self._room = 0.0  # how many more such scripts the memory of their GPUs can hold
+        self._room = math.inf  # how many more such scripts the memory of its GPUs can hold
         self._alive = 0.0  # seconds in which it was not stopped
         self._beaten, self._newest = 0.0, 0.0  # the last sign of life: what `_alive` and the clock were then
         self._joined, self._ranks = 0.0, 0  # when `_alive` another rank began to train, and how many do
@@ -342,7 +340,7 @@ class _Script:
         if farthest > self._target:
             self._turn[LAST] = self._target = farthest + (self._ranks > 1)
         there = [one["room"] for one in waiting if one["still"] and one["count"] == self._target]
-        self._room = min(there, default=0.0)
+        self._room = min(there, default=math.inf)
         return self._are_all(len(there) + self._count("over-*"))
 
     def resume(self) -> None:
@@ -362,8 +360,7 @@ class _Script:
                 memory = psutil.Process(process).memory_info()
                 used += memory.rss - memory.shared
         free: int = psutil.virtual_memory().available
-        on_gpus = self.options.device == "cpu" or others <= MEMORY_PART * self._room
-        return on_gpus and others * used < MEMORY_PART * free
+        return others * used < MEMORY_PART * free and others <= MEMORY_PART * self._room
 
     # --- the end
 

@@ -12,6 +12,7 @@ import sys
 import textwrap
 import time
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
 
@@ -255,6 +256,21 @@ def test_script_on_a_cpu_takes_turns_with_others(folder: Path, monkeypatch: pyte
         base, candidate = pool.measure(spec).mean_step_seconds().values()
     assert 1.1 * STEP < base < 2 * STEP  # without the time in which it was stopped
     assert candidate == pytest.approx(base, rel=0.15)
+
+
+def test_other_processes_of_a_script_wait_for_its_turn_too(folder: Path) -> None:
+    """A data loader that went on while other scripts run would have data in stock."""
+    loader = "if os.fork() == 0:\n    while True:\n        open('times', 'a').write(f'{time.monotonic()} ')"
+    write(folder, f"{loader}\n        time.sleep(0.01)\n{FOREVER}")
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+    jobs = [
+        (name, HERE, ScriptSpec(command=f"cd {name}; python ../train.py", world_size=1))
+        for name in ("one", "two")
+    ]
+    run_scripts(jobs, options(), lambda part: None)
+    times = [float(word) for word in (folder / "one" / "times").read_text().split()]
+    assert sum(after - before > 0.4 for before, after in pairwise(times)) >= 5
 
 
 def test_ranks_that_wait_for_each_other_take_turns(folder: Path) -> None:
