@@ -9,6 +9,7 @@ the process ends.
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib.util
 import json
 import math
@@ -300,6 +301,9 @@ def traced(folder: Path, gpu: int | None, marks: Sequence[Any], steps: int) -> I
     optimizer = sys.modules[OPTIMIZERS]
     optimizer.register_optimizer_step_pre_hook(optimizer_begins)
     optimizer.register_optimizer_step_post_hook(lambda *_: part.close())
+    # A garbage collection after a trace with Python functions crashes torch 2.14, if a data loader began its
+    # next epoch in the other trace. The script is ended after its traces.
+    gc.disable()
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (gpu is not None)
     for kind, count in (("trace", 1 + steps), ("stacks", 1 + STACKS)):
         with profile(activities=activities, with_stack=kind == "stacks") as profiler:

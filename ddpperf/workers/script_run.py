@@ -398,7 +398,9 @@ class _Script:
     @cached_property
     def failure(self) -> RankFailure | None:
         """Why a run that has ended is no measurement, or None."""
-        ranks, errors = self._read("rank"), self._read("error")
+        ranks = self._read("rank")
+        # torchrun raises ChildFailedError for a rank that was killed; its output says why
+        errors = [one for one in self._read("error") if not one["summary"].startswith("ChildFailedError")]
         lines = STACK_LINES if self._problem else OUTPUT_LINES
         last = "\n".join(self._printed.since(0).splitlines()[-lines:])
         detail = f"the end of its output:\n{last}" if last else "it printed nothing"
