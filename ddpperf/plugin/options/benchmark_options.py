@@ -89,29 +89,22 @@ def slower_ratio(config: pytest.Config, given: Collection[str]) -> float | None:
     return 1 + float(check.threshold) / 100
 
 
-def check_root(config: pytest.Config) -> None:
-    """Raise Refused if pytest mistook the value of an option for the project's root folder.
-
-    pytest looks for its root before it knows the options, unless --rootdir or -c names the root.
-    """
-    if config.option.rootdir or config.option.inifilename:
-        return
-    for path in _paths(config):
-        if not path.is_relative_to(config.rootpath):
-            why = f"pytest took {config.rootpath} for the root of this project, but {path} is outside"
-            raise Refused(f"{why}; name the tests first, and write options with =, as --base=DIR")
-
-
 def project_root(config: pytest.Config) -> Path:
     """Return the folder of the measured project, which has thresholds and stored runs.
 
     It is pytest's root. pytest takes the common folder of all words of the command line, options
     included, or a folder above that holds its configuration. So the present folder is the root if its
-    perf/ is measured. Raises Refused if measured tests have thresholds that do not belong to the root.
+    perf/ is measured. Raises Refused if pytest took a folder of --base or --candidate for the root, or if
+    measured tests have thresholds that do not belong to the root.
     """
-    here, root, paths = config.invocation_params.dir, config.rootpath, _paths(config)
+    here, root = config.invocation_params.dir, config.rootpath
     if config.option.rootdir or config.option.inifilename:
         return root
+    paths = [Path(here, argument.partition("::")[0]).resolve() for argument in config.args]
+    outside = [path for path in paths if not path.is_relative_to(root)]
+    if outside and (config.getoption("--base") or config.getoption("--candidate")):
+        why = f"pytest took {root} for the root of this project, but {outside[0]} is outside"
+        raise Refused(f"{why}; name the tests first, and write options with =, as --base=DIR")
     if paths and all(path.is_relative_to((here / "perf").resolve()) for path in paths):
         return here
     for path in paths:
@@ -123,9 +116,3 @@ def project_root(config: pytest.Config) -> Path:
                 )
                 raise Refused(f"{what}; start pytest in {folder.parent}")
     return root
-
-
-def _paths(config: pytest.Config) -> list[Path]:
-    """Return the files and folders of the tests that the command line names."""
-    here = config.invocation_params.dir
-    return [Path(here, argument.partition("::")[0]).resolve() for argument in config.args]

@@ -20,7 +20,7 @@ from ddpperf.errors import Refused
 from ddpperf.machine.hardware import Links
 from ddpperf.machine.network import Interface, find_interface
 from ddpperf.plugin.options.ab_sides import Sides, fitting
-from ddpperf.plugin.options.benchmark_options import check_root, slower_ratio
+from ddpperf.plugin.options.benchmark_options import slower_ratio
 from ddpperf.plugin.options.option_table import OPTIONS, Value
 from ddpperf.results.samples import BASE, CANDIDATE
 from ddpperf.specs import EpochSpec, Execution, Input, Precision, RunSpec, TrainingSpec, is_custom_model
@@ -143,8 +143,6 @@ def read_options(config: pytest.Config, gpu_count: int) -> Options:
         if (text := config.getoption(name)) not in (None, []):
             given[name] = option.by_name(text) if option.repeated else option.value_of(text)
     sides = _sides(given.get("--base", {}), given.get("--candidate", {}))
-    if sides is not None:
-        check_root(config)
     device = given.get("--device", "auto")
     if device == "auto":
         device = "cuda" if gpu_count else "cpu"
