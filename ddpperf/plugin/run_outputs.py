@@ -74,15 +74,12 @@ class RunOutputs:
         self._copy = _file("--benchmark-json", copy and str(copy))
         self._baseline: str | None = config.option.benchmark_save
         self._page = _file("--report", config.option.report, PAGE_BEGINS, "pages")
-        files = [file for file in (self._verdict_file, self._copy, self._page) if file is not None]
-        for file in files:
-            if files.count(file) > 1:
-                raise Refused(f"two options write {file.name}, but each takes its own file; name another")
         compared = config.getoption("benchmark_compare")
-        if self._copy is not None and isinstance(compared, str) and self._copy == Path(compared).resolve():
-            raise Refused(
-                f"--benchmark-json would replace {compared}, which this run is compared with; name another"
-            )
+        stored = Path(compared).resolve() if isinstance(compared, str) else None
+        files = [self._verdict_file, self._copy, self._page, stored]
+        for file in filter(None, files):
+            if files.count(file) > 1:
+                raise Refused(f"two options name {file.name}, but each takes its own file; name another")
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         if excinfo.type is KeyboardInterrupt:  # pytest calls this hook for its own exits, too
@@ -197,7 +194,7 @@ class RunOutputs:
             if reporter is not None and self._lines:
                 reporter.section("ddpperf", bold=True)
                 for line in self._lines:
-                    reporter.line(_encodable(harmless(line)), **markup(line))
+                    reporter.line(harmless(line), **markup(line))
                 for line in self._annotations:
                     reporter.line(printable(line))
             sys.stdout.flush()
@@ -244,15 +241,6 @@ class RunOutputs:
             commit_info=pytest_benchmark_generate_commit_info(config=self._config),
         )
         return document
-
-
-def _encodable(line: str) -> str:
-    """Return a line without the only sign of a table that a terminal without UTF-8 cannot show."""
-    try:
-        line.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
-    except UnicodeEncodeError:
-        return line.replace(" ± ", " +-")
-    return line
 
 
 def _fault(error: Exception) -> str:

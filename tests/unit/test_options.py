@@ -15,8 +15,7 @@ from _pytest.mark import ParameterSet
 from ddpperf.analysis.projection import Network
 from ddpperf.data.cache import Data
 from ddpperf.errors import Refused
-from ddpperf.machine.hardware import Links, Machine
-from ddpperf.plugin.cases import machine_reason
+from ddpperf.machine.hardware import Links
 from ddpperf.plugin.options import option_table
 from ddpperf.plugin.options.ab_sides import changed
 from ddpperf.plugin.options.options import GPU_INDUCTOR, Options, default_world_sizes, is_experiment
@@ -25,7 +24,7 @@ from ddpperf.specs import EpochSpec, TrainingSpec, from_json, to_json
 from perf import test_scaling
 from perf.test_batch_size import sweep
 from tests.canned import CannedSuite
-from tests.command_line import Read, specs_of
+from tests.command_line import Read
 
 NETWORK = "--node-link 5e-6,50"
 
@@ -276,24 +275,11 @@ def test_wrong_option_is_refused_with_one_sentence(read: Read, line: str) -> Non
     [
         ("--rounds 0", "ERROR: --rounds takes whole numbers from 1 to 1000000000, got '0'"),
         ("--verdict perf", "ERROR: --verdict takes a file in a writable folder, got 'perf'; name another"),
-        (
-            "--verdict a.md --benchmark-json a.md --report b.html",
-            "ERROR: two options write a.md, but",
-        ),
+        ("--verdict a.md --benchmark-json a.md --report b.html", "ERROR: two options name a.md, but"),
+        ("--benchmark-json a.json --benchmark-compare=./a.json", "ERROR: two options name a.json, but"),
         ("--verdict pytest.ini", "ERROR: --verdict replaces earlier verdicts only, got 'pytest.ini'; name"),
     ],
 )
 def test_refused_run_ends_with_status_4(canned_suite: CannedSuite, line: str, sentence: str) -> None:
     canned_suite.run("perf", *line.split()).assert_one_sentence(4, sentence)
     assert canned_suite.saved_runs() == []
-
-
-# --- the compiler
-
-
-def test_compilation_without_a_compiler_is_skipped(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "/nonexistent")
-    specs, gpus = specs_of(test_scaling.weak_scaling(read(gpus=2))), Machine(device="cuda")
-    skipped = [spec for spec in specs if machine_reason(spec, gpus)]
-    assert {spec.execution for spec in skipped} == {"compile+graph"}
-    assert not [spec for spec in specs if spec.compiled and spec not in skipped]

@@ -113,13 +113,6 @@ def test_fault_of_ddpperf_hides_no_fail(canned_suite: CannedSuite, monkeypatch: 
     canned_suite.run("perf").assert_one_sentence(1, "FAIL: ", "test_second failed", "ZeroDivisionError")
 
 
-def test_copy_does_not_replace_the_run_it_is_compared_with(canned_suite: CannedSuite) -> None:
-    canned_suite.experiment.write_text(TWO)
-    assert canned_suite.run("perf", "--benchmark-json=before.json").status == 0
-    both = canned_suite.run("perf", "--benchmark-json=before.json", "--benchmark-compare=./before.json")
-    both.assert_one_sentence(4, "--benchmark-json would replace ./before.json, which this run is compared")
-
-
 def test_root_is_the_folder_of_the_measured_perf(canned_suite: CannedSuite) -> None:
     """pytest's root is the folder above, which has pytest's configuration."""
     above, package = canned_suite.root, canned_suite.root / "package"
@@ -173,16 +166,6 @@ def test_one_device_can_be_compared(canned_suite: CannedSuite, monkeypatch: pyte
     assert compared.status == 0, compared
 
 
-def test_other_tests_keep_their_exit_status(canned_suite: CannedSuite) -> None:
-    (canned_suite.root / "test_other.py").write_text("def test_fine():\n    pass\n")
-    run = canned_suite.run("test_other.py")
-    assert run.status == 0
-    assert "ddpperf on" not in run.output
-    assert canned_suite.run("test_other.py", "-k", "nothing").status == 5
-    assert not (canned_suite.root / ".ddpperf").exists()
-    assert not (canned_suite.root / ".benchmarks").exists()
-
-
 @pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("--fixtures",), ("test_other.py",)])
 def test_only_experiments_pay_for_preparing(
     canned_suite: CannedSuite, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
@@ -195,7 +178,11 @@ def test_only_experiments_pay_for_preparing(
     monkeypatch.setattr("ddpperf.plugin.session.prepare", prepare)
     (canned_suite.root / "test_other.py").write_text("def test_fine():\n    pass\n")
     (canned_suite.root / "perf" / "test_it.py").unlink()
-    assert canned_suite.run(*arguments, "--model", "nowhere:model").status == 0
+    run = canned_suite.run(*arguments, "--model", "nowhere:model")
+    assert run.status == 0
+    assert "ddpperf on" not in run.output
+    assert not (canned_suite.root / ".ddpperf").exists()
+    assert canned_suite.run("test_other.py", "-k", "nothing").status == 5
 
 
 def test_experiments_refuse_what_cannot_be_prepared(
