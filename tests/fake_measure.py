@@ -7,15 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from ddpperf.machine.hardware import Machine
-from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.results.samples import Measured, Sample
 
 
-def measuring(machine: Machine | None = None, pool: Any = None, sides: Sides | None = None) -> Any:
+def measuring(machine: Machine | None = None, pool: Any = None) -> Any:
     """Return the second argument of a `Measure` whose measurements get no warnings."""
-    side = "A" if sides is None else "B"
-    machine = machine or Machine()
-    fields: dict[str, Any] = {"machine": machine, "pool": pool, "sides": sides, "side": side}
+    fields: dict[str, Any] = {"machine": machine or Machine(), "pool": pool, "sides": None, "side": "A"}
     fields |= {"whole": (), "known": (), "model": "", "refused": {}}
     return SimpleNamespace(**fields, notes=lambda *_: [])
 

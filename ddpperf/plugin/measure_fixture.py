@@ -66,7 +66,7 @@ class Measuring:
     def __post_init__(self) -> None:
         # By what is trained: from which batch size on it is refused, and why
         self.refused: dict[tuple[str, ...], tuple[int, str]] = {}
-        self._measures: dict[str, Measure | None] = dict.fromkeys(self.order)
+        self.measures: dict[str, Measure] = {}  # by test id
         self._notes: dict[tuple[Spec, tuple[str, ...]], list[Note]] = {}
 
     @property
@@ -75,16 +75,11 @@ class Measuring:
         return BASE if self.sides is None else CANDIDATE
 
     def fixture(self, test: str, benchmark: BenchmarkFixture, mark: Callable[[str], object]) -> Measure:
-        self._measures[test] = measure = Measure(benchmark, self, mark, test)
+        self.measures[test] = measure = Measure(benchmark, self, mark, test)
         return measure
 
-    @property
-    def measures(self) -> dict[str, Measure]:
-        """The `measure` fixtures by test id, in the order of the test files, whatever order they ran in."""
-        return {test: measure for test, measure in self._measures.items() if measure is not None}
-
     def measured(self) -> dict[str, Measured]:
-        found = ((test, measure.measured) for test, measure in self.measures.items())
+        found = ((test, self.measures[test].measured) for test in self.order if test in self.measures)
         return {test: measured for test, measured in found if measured is not None}
 
     def notes(self, measured: Measured, fresh: bool) -> list[Note]:

@@ -271,11 +271,11 @@ class Session:
 
     @property
     def measures(self) -> Mapping[str, Measure]:
-        """The `measure` fixtures of the first measurement, in the order of the test files."""
+        """The `measure` fixtures of the first measurement."""
         return self.passes[0].measures if self.passes else {}
 
     def measured(self) -> dict[str, Measured]:
-        """Return the first measurement of each measured test by test id."""
+        """Return the first measurement of each measured test by test id, in the order of the test files."""
         return self.passes[0].measured() if self.passes else {}
 
     def environment(self) -> dict[str, Any]:

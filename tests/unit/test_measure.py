@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 from ddpperf.machine import hardware
 from ddpperf.plugin.device_guard import Devices
 from ddpperf.plugin.measure_fixture import Measure, Measuring, clock_of
-from ddpperf.plugin.options.ab_sides import Sides
 from ddpperf.results.outcomes import warning
 from ddpperf.results.samples import Measured, Sample
 from ddpperf.specs import AllReduceSpec, EpochSpec, Spec, TrainingSpec
@@ -60,11 +58,7 @@ def measured(*sets: str, spec: Spec = STEP, **fields: Any) -> Measured:
     return Measured(spec=spec, iterations=1, samples=tuple(samples))
 
 
-def measure_with(
-    found: Exception | Measured,
-    sides: Sides | None = None,
-    mark: Callable[[str], object] = lambda marker: None,
-) -> Measure:
+def measure_with(found: Exception | Measured) -> Measure:
     """Return a fixture whose pool raises an error, or returns a measurement."""
 
     def measure_once(*_: object) -> Measured:
@@ -73,7 +67,7 @@ def measure_with(
         return found
 
     pool = SimpleNamespace(counted_seconds=0.0, measure_once=measure_once)
-    return Measure(NO_BENCHMARK, measuring(pool=pool, sides=sides), mark)
+    return Measure(NO_BENCHMARK, measuring(pool=pool))
 
 
 @pytest.mark.usefixtures("canned")

@@ -171,16 +171,13 @@ def check_model(options: Options) -> None:
     command += [options.device, options.precision, data.name, data.digest, str(data.train_images)]
     variables = {FUNCTIONS_VARIABLE: model, "PYTHONPATH": package_path()}
     variables |= {DATA_VARIABLE: str(data.path)} if data.path is not None else {}
+    advice = "train it without ddpperf"
     try:
         ended = run_child(command, variables, MODEL_SECONDS)
     except subprocess.TimeoutExpired as error:
-        raise Refused(
-            f"--model {model} trained no step in {MODEL_SECONDS} s; train it without ddpperf"
-        ) from error
+        raise Refused(f"--model {model} trained no step in {MODEL_SECONDS} s; {advice}") from error
     lines = ended.stderr.strip().splitlines()
     if ended.returncode == 1 and lines:  # the check exits with a sentence
         raise Refused(f"--model: {lines[-1]}")
     if ended.returncode or TRAINED not in ended.stdout:
-        raise Refused(
-            f"--model {model} ended its process with status {ended.returncode}; train it without ddpperf"
-        )
+        raise Refused(f"--model {model} ended its process with status {ended.returncode}; {advice}")
