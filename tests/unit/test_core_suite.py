@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 import shlex
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +18,6 @@ from ddpperf.specs.collective import Call
 from perf import test_all_reduce, test_precision, test_scaling
 from tests.canned import CannedSuite
 from tests.command_line import Read, specs_of
-from tests.project import REPOSITORY
 from tools.default_suite import experiments
 
 # One case in the core suite and three outside, one of which is in the gate.
@@ -244,16 +241,3 @@ def test_cpu_gate_has_no_all_reduce(read: Read, monkeypatch: pytest.MonkeyPatch,
     assert "bf16" in {spec.precision for spec in specs_of(test_precision.precisions(requested))}
     _, marks = suite(options)["test_precision"]["test_precision[1rank-b32-bf16]"]
     assert marks == {"gate"} | (set() if computes_bf16 else {"skip"}), "it stays in the gate"
-
-
-@pytest.mark.parametrize("path", sorted(REPOSITORY.glob("perf/test_*.py")), ids=lambda path: path.stem)
-def test_bytes_are_counted_before_references(path: Path) -> None:
-    """A repeated measurement ends a test at its first reference, and must find more bytes again."""
-    for function in ast.walk(ast.parse(path.read_text())):
-        if isinstance(function, ast.FunctionDef):
-            calls = [call for call in ast.walk(function) if isinstance(call, ast.Call)]
-            lines: dict[str, list[int]] = {}
-            for call in calls:
-                lines.setdefault(ast.unparse(call.func), []).append(call.lineno)
-            counted = lines.get("training_metrics", [0])
-            assert max(counted) < min(lines.get("measure.reference", [10**6])), function.name
