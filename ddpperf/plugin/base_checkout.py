@@ -40,10 +40,10 @@ def require_stored_code(baseline: Baseline, sides: Sides, here: Path) -> None:
     if same and sides.have_equal_code(here):
         right = f"the code or the interpreter of {name}"
         raise Refused(f"--base names the code of this run; name {right}, or leave --base out")
-    if sides.base_torch and stored != [sides.base_torch]:
+    if (base := sides.found.get(BASE)) is not None and stored != [base.torch]:
         measured = f"{name} was measured with torch {' and '.join(stored)}"
         advice = "name an interpreter with the stored run's torch with --base, or save a new baseline"
-        raise Refused(f"{measured}, but the base has {sides.base_torch}; {advice}")
+        raise Refused(f"{measured}, but the base has {base.torch}; {advice}")
     root, commit = sides.base.root or here, baseline.commit.removesuffix("+")
     head = ["HEAD"] if baseline.commit != commit else []  # of a changed tree, only the commit is known
     try:

@@ -74,10 +74,6 @@ class Measuring:
         """The stored name of the side whose times and metrics a test shows."""
         return BASE if self.sides is None else CANDIDATE
 
-    def fixture(self, test: str, benchmark: BenchmarkFixture, mark: Callable[[str], object]) -> Measure:
-        self.measures[test] = measure = Measure(benchmark, self, mark, test)
-        return measure
-
     def measured(self) -> dict[str, Measured]:
         found = ((test, self.measures[test].measured) for test in self.order if test in self.measures)
         return {test: measured for test, measured in found if measured is not None}

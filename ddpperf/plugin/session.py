@@ -238,7 +238,8 @@ class Session:
         mark: adds a marker to the test.
         """
         self.start()
-        measure = self.passes[-1].fixture(test, benchmark, mark)
+        measuring = self.passes[-1]
+        measuring.measures[test] = measure = Measure(benchmark, measuring, mark, test)
         if len(self.passes) == 1:
             self.progress.stage = f"test {len(self.measures)} of {len(self.outcomes.measured)}"
             if test in self.outcomes.repeated:

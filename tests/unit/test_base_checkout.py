@@ -221,7 +221,7 @@ def test_base_runs_the_stored_commit(repository: Path, checked: list[Side]) -> N
     assert (sides.base.root / "mine.py").read_text() == "old"
     assert sides.base.python == sys.executable, "which has the stored torch"
     assert (sides.candidate.root, sides.candidate.python) == (None, sys.executable)
-    assert (sides.base_torch, sides.found[BASE].torchvision) == (TORCH, False)
+    assert (sides.found[BASE].torch, sides.found[BASE].torchvision) == (TORCH, False)
     cleanup.close()
     assert not sides.base.root.exists()
     assert worktrees(repository) == 1

@@ -64,11 +64,6 @@ class Sides:
     spec_fields: Mapping[str, Value]  # training fields that only the candidate changes
     found: Mapping[str, Found] = field(default_factory=dict)  # by name, of sides that were checked
 
-    @property
-    def base_torch(self) -> str:
-        """The base's version of torch, or "" if it was not checked."""
-        return self.found[BASE].torch if BASE in self.found else ""
-
     def to_json(self, versions: Mapping[str, Mapping[str, object]]) -> dict[str, Any]:
         """Return JSON values that describe base and candidate. versions: of torch and NCCL, by side."""
         base, candidate = (
