@@ -137,23 +137,28 @@ def environment(folder: Path, requirement: str, kept: str) -> Path:
     python, ready = place / "bin" / "python", place / "ready"
     if not ready.exists() or ready.read_text(encoding="utf-8") != sys.version:
         found = [path.parent for path in folder.glob("*/pyvenv.cfg") if not path.parent.is_symlink()]
-        others = [path for path in found if path.name not in (*names, "pip")]
+        others = [path for path in found if path.name not in names]
         for old in sorted(others, key=lambda path: -path.stat().st_mtime)[MOST_ENVIRONMENTS - 2 :]:
             shutil.rmtree(old)
-        commands = [[sys.executable, "-m", "venv", "--clear", str(place)]]
+        run_pip([sys.executable, "-m", "venv", "--clear", str(place)])
         install = [str(python), "-m", "pip", "install", "--quiet"]
         if requirement.startswith("torch=="):
-            commands += [[*install, requirement, "numpy"]]
+            run_pip([*install, requirement, "numpy"])
         else:  # which torch may require in another version
-            commands += [
-                [*install, f"torch=={version('torch')}", "numpy"],
-                [*install, "--no-deps", requirement],
-            ]
-        for command in commands:
-            ended = run_child(command, {}, PIP_SECONDS)
-            if ended.returncode:
-                errors = re.findall(r"ERROR: (.+)", ended.stderr) or [f"status {ended.returncode}"]
-                raise CannotMeasure(f"it cannot be installed ({errors[-1]})")
+            run_pip([*install, f"torch=={version('torch')}", "numpy"])
+            run_pip([*install, "--no-deps", requirement])
         ready.write_text(sys.version, encoding="utf-8")
     os.utime(place)
     return python
+
+
+def run_pip(command: Sequence[str]) -> str:
+    """Run a command that installs a package or looks for one, and return what it prints.
+
+    Raises CannotMeasure if the command fails.
+    """
+    ended = run_child(command, {}, PIP_SECONDS)
+    if ended.returncode:
+        errors = re.findall(r"ERROR: (.+)", ended.stderr) or [f"status {ended.returncode}"]
+        raise CannotMeasure(f"it cannot be installed ({errors[-1]})")
+    return ended.stdout

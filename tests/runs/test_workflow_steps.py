@@ -264,7 +264,7 @@ def test_wrong_input_is_one_sentence(
     assert (full / "mine.txt").exists()
 
 
-ACCEPTED = "tools/torch_nightly.py accept 2.15.0\n"
+ACCEPTED = "-m tools.torch_nightly accept 2.15.0\n"
 SEARCHED = "-m ddpperf.bisect --good torch==2.14.0 --bad torch==2.15.0 --environments envs\n"
 
 
