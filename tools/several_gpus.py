@@ -1,6 +1,6 @@
 """Measures all that a machine with several GPUs can show, part by part.
 
-    NCCL_NVLS_ENABLE=0 python -m tools.several_gpus FOLDER [--seconds 540] [--only core-1] [-- OPTIONS]
+    NCCL_NVLS_ENABLE=0 python -m tools.several_gpus FOLDER [--seconds 540] [--only core-1] [OPTIONS]
 
 Each part is a test run in a fresh process; the most important part is measured first. For each part,
 the folder gets the output (NAME.txt) and the stored run (NAME.json). A part whose stored run is in
@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -76,66 +75,44 @@ def measure(folder: Path, wanted: Sequence[str], seconds: float, options: Sequen
 
 
 def run_part(folder: Path, name: str, command: Sequence[str], seconds: float) -> None:
-    """Run a part, interrupt it when its seconds are over, and keep its output and its stored run.
-
-    If this process is interrupted, it interrupts the part in the same way.
-    """
+    """Run a part, interrupt it when its seconds are over, and keep its output and its stored run."""
     # Not NAME.json: pytest makes the file at its start, and a killed part leaves it empty.
     stored = folder / f"{name}.json.part"
     command = [*command, f"--benchmark-json={stored}"]
     print(f"{name}: {shlex.join(command)}", flush=True)
-    began = time.monotonic()
+    began, ending = time.monotonic(), ""
     with open(folder / f"{name}.txt", "w", encoding="utf-8") as output:
         process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            process_group=0,  # so that Ctrl-C does not reach the part directly
-            preexec_fn=die_with_parent,
+            command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, preexec_fn=die_with_parent
         )
         try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            ending = "-interrupted"
+            process.terminate()  # a process that a shell started in the background ignores SIGINT
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=seconds)
-        finally:
-            ending = "-interrupted" if process.poll() is None else ""
-            _end(process)
-            if stored.exists() and stored.stat().st_size:
-                stored.replace(folder / f"{name}{ending}.json")
-            stored.unlink(missing_ok=True)
+                process.wait(MOST_SECONDS_TO_SAVE)
+            process.kill()
+            process.wait()
+    if stored.exists() and stored.stat().st_size:
+        stored.replace(folder / f"{name}{ending}.json")
+    stored.unlink(missing_ok=True)
     print(f"  exit status {process.returncode} after {time.monotonic() - began:.0f} s", flush=True)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Interrupt a part that still runs, and kill it if it does not end."""
-    if process.poll() is None:
-        process.terminate()  # a process that a shell started in the background ignores SIGINT
-        try:
-            process.wait(MOST_SECONDS_TO_SAVE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
 def main() -> None:
-    own = sys.argv[1:]
-    end = own.index("--") if "--" in own else len(own)
     parser = argparse.ArgumentParser(
         prog="python -m tools.several_gpus",
-        usage="%(prog)s FOLDER [--seconds SECONDS] [--only ONLY] [-- OPTIONS]",
-        description=f"{__doc__.splitlines()[0]} All test runs get the OPTIONS.",
+        description=f"{__doc__.splitlines()[0]} All test runs get further options of pytest.",
+        allow_abbrev=False,
     )
     parser.add_argument("folder", type=Path, help="folder of the outputs and the stored runs")
     parser.add_argument("--seconds", type=float, default=540, help="for all parts together; default 540")
-    parser.add_argument("--only", default=",".join(PARTS), help="the parts, joined by commas; default all")
-    given = parser.parse_args(own[:end])
-    wanted = given.only.split(",")
-    if unknown := set(wanted) - {*PARTS}:
-        parser.error(f"--only: unknown parts {', '.join(sorted(unknown))}; the parts are {', '.join(PARTS)}")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS], help="the parts; default all")
+    given, options = parser.parse_known_args()
     given.folder.mkdir(parents=True, exist_ok=True)
-    measure(given.folder.resolve(), wanted, given.seconds, own[end + 1 :])
+    measure(given.folder.resolve(), given.only, given.seconds, options)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends the part, too
     main()
