@@ -12,20 +12,14 @@ from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.cases import FASTEST_DDP, case, case_id, parameters, size_id
 from ddpperf.plugin.session import storage_for
 from ddpperf.specs import AllReduceSpec, CollectiveSpec, CopySpec, SamplerSpec, Spec, TrainingSpec
-from tests.command_line import Read
-from tools.default_suite import experiments
+from tests.command_line import Read, suite
 
 LONGEST = 62  # letters of a test's name with its brackets
 
 
 @pytest.mark.parametrize("gpus", [0, 1, 2, 4, 8])
 def test_default_suite_has_short_unique_ids(gpus: int, read: Read) -> None:
-    options = read(gpus=gpus)
-    names = [
-        f"{test}[{case.id}]"
-        for _, test, marker in experiments()
-        for case in parameters(test, marker, options, Machine(device=options.device))
-    ]
+    names = [name for cases in suite(read(gpus=gpus)).values() for name in cases]
     assert len(set(names)) == len(names) > 40
     assert [name for name in names if len(name) > LONGEST] == []
     device, other = ("gpu", "rank") if gpus else ("rank", "gpu")

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddpperf.machine.hardware import Machine
-from ddpperf.plugin.cases import case_id, parameters
+from ddpperf.plugin.cases import case_id
 from ddpperf.plugin.collected_tests import Outcomes
 from ddpperf.plugin.options.options import Options
 from ddpperf.results.outcomes import OutcomeKind
@@ -17,8 +16,7 @@ from ddpperf.specs import CollectiveSpec, EpochSpec, SamplerSpec, Spec, Training
 from ddpperf.specs.collective import Call
 from perf import test_all_reduce, test_precision, test_scaling
 from tests.canned import CannedSuite
-from tests.command_line import Read, specs_of
-from tools.default_suite import experiments
+from tests.command_line import Read, specs_of, suite
 
 # One case in the core suite and three outside, one of which is in the gate.
 CASES = """
@@ -109,18 +107,6 @@ def test_test_that_ended_after_its_setup_has_not_run() -> None:
 
 
 # --- what is core in perf/
-
-
-def suite(options: Options) -> dict[str, dict[str, tuple[Spec | None, set[str]]]]:
-    """The spec and the markers of each default case, by the test's module and name."""
-    found: dict[str, dict[str, tuple[Spec | None, set[str]]]] = {}
-    for module, test, marker in experiments():
-        for case in parameters(test, marker, options, Machine(device=options.device)):
-            (spec,) = case.values
-            assert spec is None or isinstance(spec, Spec)
-            cases = found.setdefault(module, {})
-            cases[f"{test}[{case.id}]"] = spec, {mark.name for mark in case.marks}
-    return found
 
 
 @pytest.mark.parametrize("gpus", [0, 1, 2, 4, 8])

@@ -12,9 +12,8 @@ from ddpperf.results.samples import Sample
 from ddpperf.specs import DATA_PARALLEL_PARTS, TraceSpec, TrainingSpec
 from perf.test_comm_split import data_parallel_splits
 from perf.test_comm_split import test_data_parallel_split as data_parallel_split
-from tests.command_line import specs_of
+from tests.command_line import Read, specs_of
 from tests.fake_measure import FakeMeasure
-from tools.default_suite import options_on
 
 SPEC = TrainingSpec(world_size=2, per_rank_batch_size=32, strategy="data_parallel", epoch_images=640)
 STEPS = 10  # of an epoch
@@ -22,15 +21,15 @@ STEPS = 10  # of an epoch
 # --- cases
 
 
-def test_one_gpu_skips_one_case() -> None:
-    (case,) = data_parallel_splits(options_on(1))
+def test_one_gpu_skips_one_case(read: Read) -> None:
+    (case,) = data_parallel_splits(read(gpus=1))
     assert isinstance(case, ParameterSet)
     why = "DataParallel communicates between GPUs and needs two, found 1; pass --world-sizes 1,2"
     assert [mark.kwargs["reason"] for mark in case.marks] == [why]
 
 
-def test_every_batch_size_is_split_on_gpus() -> None:
-    specs = specs_of(data_parallel_splits(options_on(4)))
+def test_every_batch_size_is_split_on_gpus(read: Read) -> None:
+    specs = specs_of(data_parallel_splits(read(gpus=4)))
     assert [spec.world_size for spec in specs] == [2, 2, 2, 4, 4, 4]
     assert {spec.strategy for spec in specs} == {"data_parallel"}
 

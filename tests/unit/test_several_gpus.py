@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.command_line import Read, suite
 from tests.project import REPOSITORY
 from tools import several_gpus
-from tools.default_suite import default_suite
 
 # Stores a run, and sleeps until it is interrupted. argv[1]: --benchmark-json=FILE
 SLEEPS = """
@@ -36,8 +36,8 @@ def test_interrupted_part_is_measured_again(
     assert asked == ["core-1"], "no time for it"
 
 
-def test_parts_name_tests_of_the_suite() -> None:
-    tests = {test for test, _ in default_suite("other1x4")}
+def test_parts_name_tests_of_the_suite(read: Read) -> None:
+    tests = {name.partition("[")[0] for cases in suite(read(gpus=4)).values() for name in cases}
     for arguments in several_gpus.PARTS.values():
         for named in (argument for argument in arguments if argument.startswith("perf/")):
             path, _, test = named.partition("::")
