@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from ddpperf.report.questions.figures import training_of
-from ddpperf.report.stored_cases import Case, of_functions
+from ddpperf.report.stored_cases import Case, cases_of, of_functions
 from ddpperf.results import units
-from tools.markdown_tables import ROOT, cases, markdown, one
+from ddpperf.results.stored_runs import read_document
+from tools.markdown_tables import ROOT, markdown
 from tools.plain_timing import PARTS, WAYS
 
 BATCH = 128  # the batch size of the tables that show one batch size
@@ -20,7 +22,7 @@ CAPTURED = {"execution": "graph", "model": "resnet18_cifar", "strategy": "ddp"}
 
 def speedups_table(run: str) -> str:
     """Return a Markdown table of the speedups that common formulas give for the same step times."""
-    found = cases(run)
+    found = cases_of(read_document(ROOT / run))
     sizes = sorted({case.measured.spec.world_size for case in of_functions(found, "test_weak_scaling")} - {1})
     columns = [speedups(found, N) for N in sizes]
     rows = []
@@ -54,6 +56,16 @@ def speedups(found: Sequence[Case], N: int) -> list[float]:
     S, spec = weak.metrics["speedup"]["value"], training_of(weak)
     epochs = S / N * spec.one_device().steps_per_epoch / spec.steps_per_epoch
     return [S, S / N, epochs, N * epochs, strong.metrics["speedup"]["value"], epochs]
+
+
+def one(found: Sequence[Case], test: str, **fields: Any) -> Case:
+    """Return the only case of a test function whose spec has these fields."""
+    (case,) = (
+        case
+        for case in of_functions(found, test)
+        if all(getattr(case.measured.spec, name) == value for name, value in fields.items())
+    )
+    return case
 
 
 # --- clocks

@@ -1,4 +1,4 @@
-"""Makes the generated tables, pages and pictures of README.md and docs/ from stored runs.
+"""Makes the generated tables, pages and pictures of README.md and docs/ from stored runs and options.
 
     python -m tools.update_docs
 
@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import fill
 
+from ddpperf.plugin.options.option_table import FIELDS, GROUPS
 from ddpperf.report.markdown_pages import results_page
 from ddpperf.report.plots import write_plots
 from ddpperf.report.questions import report_tables
@@ -104,6 +105,21 @@ def commands_list(times: str) -> str:
     return "\n".join(fill(item, 100, subsequent_indent="  ", break_on_hyphens=False) for item in items) + "\n"
 
 
+def options_tables(_: str) -> str:
+    """Return a table for each group of command-line options, and one of the fields of --spec."""
+    parts = []
+    for group, options in GROUPS.items():
+        rows = []
+        for option in options:
+            repeat = " Repeat the option to set several." if option.repeated else ""
+            name = f"{option.name} {option.metavar}".strip()
+            rows.append((f"`{name}`", option.default_text, option.help + repeat))
+        parts.append(f"## {group}\n\n{markdown(('option', 'default', 'what it does'), rows)}")
+    fields = [(f"`{name}`", help_text) for name, help_text in FIELDS.items()]
+    parts.append(f"## Fields of `--spec` and `--candidate`\n\n{markdown(('field', 'what it does'), fields)}")
+    return "\n".join(parts)
+
+
 def trials_tables(folder: str) -> str:
     """Return the tables of all trials of `tools.calibrate` in a folder."""
     files = sorted((ROOT / folder).glob("*.jsonl.gz"))
@@ -111,11 +127,12 @@ def trials_tables(folder: str) -> str:
     return calibrate.tables(map(json.loads, lines))
 
 
-# The function that makes a table, by its name in a page; each takes the path of a stored run
+# The function that makes a table, by its name in a page; each takes what the table is made from
 TABLES: dict[str, Callable[[str], str]] = {
     "baselines": baselines_table,  # a folder
     "output": output_block,
     "commands": commands_list,  # the times of the commands
+    "options": options_tables,  # the declared options
     "speedups": speedups_table,
     "trials": trials_tables,
     "clocks": clocks_table,  # a result of tools/plain_timing.py

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpperf.plugin.options.option_table import FIELDS, OPTIONS
 from ddpperf.results import metrics
 from tests.project import REPOSITORY
 from tools import update_docs
@@ -70,6 +71,10 @@ def test_generated_pages_are_current() -> None:
 
 def test_each_page_of_results_has_a_source() -> None:
     assert {path.stem for path in (DOCS / "results").iterdir()} == update_docs.PAGES.keys()
+
+
+def test_options_and_fields_are_few() -> None:
+    assert (len(OPTIONS), len(FIELDS)) <= (29, 10)
 
 
 def test_pages_are_short() -> None:
