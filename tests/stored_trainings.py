@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
@@ -72,15 +71,6 @@ def remedy(m: Measured) -> Figures:
     return trained(m) | {"over as it is, same seeds": over(m, "as_it_is, ")}
 
 
-def with_other_rate(m: Measured) -> Figures:
-    changed = re.search("as it is|scaling|warm-up|step|cosine|cycl|linear decay", m.properties()["recipe"])
-    return remedy(m) if changed else {}
-
-
-def with_other_remedy(m: Measured) -> Figures:
-    return remedy(m) if not with_other_rate(m) or "as it is" in m.properties()["recipe"] else {}
-
-
 def report(m: Measured) -> Figures:
     return dict(zip(("epoch 1", "epoch 2"), by_epoch(m, "train_accuracy"), strict=False)) | trained(m)
 
@@ -130,7 +120,6 @@ LONG, MUON, PRECISION, REMEDIES, REPORTS = (
 )
 LARGE_BATCH, LONG_TWO = "docs/runs/h200x2-large_batch.json.gz", "docs/runs/h200x2-long.json.gz"
 BY_RECIPE = "devices, training|global batch"
-RATES, REMEDY = ("Q4: other learning rates", "Q4: other remedies")
 # the title, the tests, the rows and the columns, the figures, and the runs
 CASES: tuple[tuple[str, str, str, Callable[[Measured], Figures | Rows], Sequence[str]], ...] = (
     (
@@ -141,8 +130,7 @@ CASES: tuple[tuple[str, str, str, Callable[[Measured], Figures | Rows], Sequence
         (CPU, TWO, MUON, LARGE_BATCH, LONG_TWO),
     ),
     ("Q4: accuracy with a large batch", "long_run", "devices|global batch", large_batch, (LONG,)),
-    (RATES, "remedies", BY_RECIPE, with_other_rate, (REMEDIES,)),
-    (REMEDY, "remedies", BY_RECIPE, with_other_remedy, (REMEDIES,)),
+    ("Q4: remedies for a large batch", "remedies", BY_RECIPE, remedy, (REMEDIES,)),
     (
         "Q4: the reports' trainings",
         "report_training",

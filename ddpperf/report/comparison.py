@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -52,11 +52,6 @@ class Measurement:
     usual: str = ""
 
     @property
-    def seconds(self) -> float:
-        """How much longer the candidate takes, or how many more bytes it has."""
-        return float(self.row["candidate"] - self.row["base"])
-
-    @property
     def improved(self) -> bool:
         """Whether the time is shorter than noise explains, or there are fewer bytes."""
         row = self.row
@@ -90,7 +85,9 @@ class Measurement:
         row, form = self.row, find_or_plain(self.row["metric"]).format
         relative = change(row["ratio"]) if row["base"] else ""
         noise = relative == "0.0%" and not find_or_plain(row["metric"]).exact  # less than can be measured
-        absolute = "0" if noise or not self.seconds else signed(form, self.seconds)
+        difference = row["candidate"] - row["base"]
+        sign = "-" if difference < 0 else "+"
+        absolute = "0" if noise or not difference else f"{sign}{form(abs(difference))}"
         values = (form(row["base"]), form(row["candidate"]), absolute)
         if not row["base"] or row["low"] is None:
             return (*values, relative, "")
@@ -103,10 +100,6 @@ class Measurement:
         metric = self.row["metric"]
         what = absolute if metric == "time" else f"{absolute}, {find_or_plain(metric).heading}"
         return f"{relative} ({what})" if relative else what
-
-
-def signed(form: Callable[[float], str], value: float) -> str:
-    return f"{'-' if value < 0 else '+'}{form(abs(value))}"
 
 
 def change(ratio: float) -> str:

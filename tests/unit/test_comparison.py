@@ -275,13 +275,6 @@ def test_both_sides_are_named(base: Json, candidate: Json, shown: str) -> None:
     assert shown in short(run).splitlines()[1]
 
 
-def test_next_command_has_the_options_of_the_run() -> None:
-    run = compared()
-    run["ddpperf"]["options"]["command_line"] = "perf/ --benchmark-compare --benchmark-json=x.json"
-    test = "perf/test_it.py::test_weak_scaling[slow-32]"
-    assert next_step(run["ddpperf"]) == f"see it again: python -m pytest '{test}' --benchmark-compare"
-
-
 @pytest.mark.parametrize(
     ("given", "kept"),
     [
@@ -289,6 +282,7 @@ def test_next_command_has_the_options_of_the_run() -> None:
         ("--model perf.models:tiny perf/ -x", "--model perf.models:tiny -x"),
         ("--benchmark-json perf.json --report=tests.html perf/", ""),
         ("-x ./perf/ -kfoo -m 'not slow' -p timelog", "-x -p timelog"),
+        ("perf/ --benchmark-compare --benchmark-json=x.json", "--benchmark-compare"),
         ("--benchmark-compare perf/test_a.py::test_b", "--benchmark-compare"),
         ("--benchmark-compare 0001 -v perf", "--benchmark-compare 0001 -v"),
     ],

@@ -85,11 +85,6 @@ def new_figure(height: float) -> Figure:
     return Figure(figsize=(WIDTH, height), layout="constrained")
 
 
-def row_height(rows: int) -> float:
-    """Return the height of a figure with so many rows, in inches."""
-    return max(LEAST_HEIGHT, 1.2 + ROW_HEIGHT * rows)
-
-
 def line_frame(*, lines: int) -> tuple[Figure, Axes]:
     """Return a figure with room below its axes for a legend of `lines` lines."""
     figure = new_figure(3.4 + LEGEND_HEIGHT * lines)
@@ -98,7 +93,7 @@ def line_frame(*, lines: int) -> tuple[Figure, Axes]:
 
 def row_frame(names: Sequence[str], what: str) -> tuple[Figure, Axes]:
     """Return a figure with a row for each name, the first on top. what: the horizontal axis."""
-    figure = new_figure(row_height(len(names)))
+    figure = new_figure(max(LEAST_HEIGHT, 1.2 + ROW_HEIGHT * len(names)))
     axes = figure.subplots()
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)

@@ -43,17 +43,6 @@ def is_of_the_library(case: Case) -> bool:
     return spec.algorithm == "backend" and spec.in_place and spec.dtype == "fp32"
 
 
-def has_other_rate(case: Case) -> bool:
-    """Return whether a remedy changes the learning rate of plain SGD, or nothing."""
-    spec, names = case.measured.spec, ("as it is", "scaling", "warm-up", "rate")
-    changed = any(name in case.recipe for name in names)
-    return isinstance(spec, RunSpec) and (spec.schedule != "constant" or changed)
-
-
-def has_other_remedy(case: Case) -> bool:
-    return "as it is" in case.recipe or not has_other_rate(case)
-
-
 def is_synthetic(case: Case) -> bool:
     return isinstance(case.measured.spec, RunSpec) and case.measured.spec.data == "synthetic"
 
