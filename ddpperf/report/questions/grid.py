@@ -31,19 +31,16 @@ def grid_lines(entries: Sequence[Entry], question: Question, numbers: Numbers) -
     lines: list[str] = []
     for setup, found in _setups(entries, (*rows, *groups)).items():
         lines += [*wrapped(_caption(setup, found[-1].case), WIDTH, indent=0), ""]
-        sizes = Counter(_values(entry, groups) for entry in found)
-        by_size = sorted(found, key=lambda entry: -sizes[_values(entry, groups)])
-        places = _in_order(_values(entry, rows) for entry in by_size)
+        by_place = {(_values(entry, groups), _values(entry, rows)): entry for entry in found}
+        sizes = Counter(group for group, _ in by_place)
+        places = _in_order(place for _, place in sorted(by_place, key=lambda at: -sizes[at[0]]))
         labels = _known(list(zip(rows, *places, strict=True)))
         parts: list[Part] = []
-        for group in _in_order(_values(entry, groups) for entry in found):
-            of_group = {_values(entry, rows): entry for entry in found if _values(entry, groups) == group}
-            entries_of_rows = [of_group.get(place) for place in places]
-            if columns := _columns(entries_of_rows):
+        for group in _in_order(group for group, _ in by_place):
+            if columns := _columns([by_place.get((group, place)) for place in places], numbers):
                 known = [pair for pair in zip(groups, group, strict=True) if pair[1] != NOTHING]
                 words = [in_words(*pair) if pair[0] == "input" else pair[1] for pair in known]
-                marks = [_marks(entry, numbers) for entry in entries_of_rows]
-                parts.append((", ".join(words), columns, marks))
+                parts.append((", ".join(words), columns))
         batch = next((name for name in groups if name in BATCHES and found[0].properties.get(name)), "")
         for table in _tables(labels, parts, batch):
             by_row = list(zip(*table, strict=True))
@@ -58,7 +55,7 @@ def grid_lines(entries: Sequence[Entry], question: Question, numbers: Numbers) -
 
 Setup = tuple[tuple[str, str], ...]
 Column = tuple[str, ...]  # the heading, and a cell for each row
-Part = tuple[str, list[Column], list[str]]  # the name of a group, its columns, and a mark for each row
+Part = tuple[str, list[Column]]  # the name of a group, and its columns
 
 
 def _values(entry: Entry, names: Sequence[str]) -> tuple[str, ...]:
@@ -95,10 +92,13 @@ def _number(value: str) -> int:
     return int(digits) if digits.isdecimal() else 0
 
 
-def _columns(row: Sequence[Entry | None]) -> list[Column]:
-    """Return the columns of a group that have a figure."""
-    figures = [entry.figures if entry else {} for entry in row]
+def _columns(row: Sequence[Entry | None], numbers: Numbers) -> list[Column]:
+    """Return the columns of a group that have a figure. A row's first figure has marks of its warnings."""
+    figures = [dict(entry.figures) if entry else {} for entry in row]
     headings = dict.fromkeys(heading for found in figures for heading in found)
+    for entry, found in zip(row, figures, strict=True):
+        for first in [heading for heading, text in found.items() if text][:1]:
+            found[first] += _marks(entry, numbers)
     return _known([(heading, *(found.get(heading) or NOTHING for found in figures)) for heading in headings])
 
 
@@ -118,8 +118,8 @@ def _tables(labels: list[Column], parts: Iterable[Part], batch: str) -> list[lis
     is, "batch" or "global batch".
     """
     tables: list[list[Column]] = []
-    for name, columns, marks in parts:
-        first, next_one = (_named(words, columns, marks) for words in (f"{batch} {name}".lstrip(), name))
+    for name, columns in parts:
+        first, next_one = (_named(words, columns) for words in (f"{batch} {name}".lstrip(), name))
         if tables and _width([*tables[-1], *next_one]) <= WIDTH:
             tables[-1] += next_one
         elif len(columns) == 1 or _width([*labels, *first]) <= WIDTH:
@@ -127,21 +127,15 @@ def _tables(labels: list[Column], parts: Iterable[Part], batch: str) -> list[lis
         else:
             sizes = range(2, len(columns))
             fitting = max((n for n in sizes if _width([*labels, *first[:n]]) <= WIDTH), default=1)
-            tables += _tables(labels, [(name, columns[:fitting], marks)], batch)
-            tables += _tables(labels, [(name, columns[fitting:], marks)], batch)
+            for some in (columns[:fitting], columns[fitting:]):
+                tables += _tables(labels, [(name, some)], batch)
     return tables
 
 
-def _named(name: str, columns: list[Column], marks: list[str]) -> list[Column]:
-    """Return the columns of a group with its name and, in the first figure of each row, its marks."""
-    rows = [list(cells) for cells in zip(*(column[1:] for column in columns), strict=True)]
-    for row, mark in zip(rows, marks, strict=True):
-        place = next((place for place, cell in enumerate(row) if cell != NOTHING), None)
-        if place is not None:
-            row[place] += mark
-    headings = [column[0] for column in columns]
-    headings[0] = f"{name}: {headings[0]}" if name else headings[0]
-    return [tuple(column) for column in zip(headings, *rows, strict=True)]
+def _named(name: str, columns: list[Column]) -> list[Column]:
+    """Return the columns of a group with its name in the first heading."""
+    (heading, *cells), *others = columns
+    return [(f"{name}: {heading}" if name else heading, *cells), *others]
 
 
 def _width(columns: Sequence[Column]) -> int:
