@@ -30,12 +30,6 @@ THIS_PYTHON = f"--candidate={sys.executable}"
 SCALING = "perf/test_scaling.py"
 WEAK = f"{SCALING}::test_weak_scaling"
 BUCKETS = "{gpus}gpu and not data_parallel and not torchvision and not resnet50"
-# What the pages about course reports still need
-REPORTS = (
-    "(split and data_parallel and {gpus}gpu and b128) or (test_weak_scaling and data_parallel) or "
-    "(test_weak_scaling and resnet50 and not eager and not compile and not own_ddp) or "
-    "(test_step_breakdown and {gpus}gpu and not eager and not epoch and not speedup and not resnet50)"
-)
 # NCCL's all_reduces in CUDA graphs and plain DDP steps, which README.md's picture shows
 PICTURE = (
     "(test_weak_scaling or graph) and not eager and not compile and not own_ddp and not resnet50 and not "
@@ -56,7 +50,6 @@ PARTS = {
     "laws": [f"{SCALING}::test_amdahl", f"{SCALING}::test_gustafson", "perf/test_projection.py"],
     "buckets": [WEAK, "--executions=graph", "--spec=bucket_cap_mb=25", "-k", BUCKETS],
     "picture": [WEAK, "perf/test_all_reduce.py::test_all_reduce", "-k", PICTURE],
-    "reports": ["perf/test_step_breakdown.py", "perf/test_comm_split.py", WEAK, "-k", REPORTS],
 }
 LEAST_SECONDS = 30  # a part does not begin if less is left
 SECONDS_TO_SAVE = 20  # for an interrupted part

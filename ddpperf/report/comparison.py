@@ -11,8 +11,8 @@ from typing import Any
 
 from ddpperf.report.stored_cases import (
     Case,
+    all_in_words,
     cases_of,
-    in_words,
     judged_rows,
     looks_worse,
     usual_properties,
@@ -70,15 +70,12 @@ class Measurement:
         if self.case is None:
             return f"{without_file(self.row['tests'][0])}{ending}"
         usual = usual_properties(self.case.header) | {"strategy": self.usual}
+        usual |= dict.fromkeys(ALWAYS_NAMED, "")
         properties = self.case.properties | self.case.constant_batch
         kind = properties["kind"]
         words = [f"{kind} scaling" if kind else self.case.experiment.title]
-        words += [
-            in_words(name, value).removesuffix(" per rank")
-            for name, value in properties.items()
-            if value and name not in UNNAMED and (usual.get(name) != value or name in ALWAYS_NAMED)
-        ]
-        return f"{', '.join(words)}{ending}"
+        words += all_in_words(properties, usual=usual, without=UNNAMED)
+        return f"{', '.join(word.removesuffix(' per rank') for word in words)}{ending}"
 
     def cells(self) -> tuple[str, ...]:
         """Return the base's value, the candidate's, both changes, and the interval of the relative one."""
@@ -305,9 +302,9 @@ def _facets(one: Measurement) -> set[str]:
     """Return the words that describe a measurement; each option of a strategy is one."""
     if one.case is None:
         return set()
-    properties = {name: value for name, value in one.case.properties.items() if value}
+    properties = {**one.case.properties}
     words = {*properties.pop("strategy", "").split("+"), *properties.pop("execution", "").split("+")}
-    words |= {in_words(name, value) for name, value in properties.items() if name not in ("kind", "recipe")}
+    words |= {*all_in_words(properties, without=("kind", "recipe"))}
     words |= {"training steps"} if isinstance(one.case.measured.spec, TrainingSpec) else set()
     return words - {""} | {"several devices" if one.case.measured.spec.world_size > 1 else "one device"}
 

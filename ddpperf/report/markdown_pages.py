@@ -9,6 +9,7 @@ from typing import Any
 from ddpperf.io.terminal_text import harmless
 from ddpperf.report.stored_cases import all_metrics
 from ddpperf.report.summary import TITLE_BEGINS, next_step, sentences, summary_lines, verdict_lines
+from ddpperf.results.command_words import command_words
 
 VERDICT_BEGINS = "## ddpperf: "
 RESULTS_BEGIN = "# Results on "
@@ -34,15 +35,13 @@ def markdown(document: Mapping[str, Any]) -> str:
 def results_page(document: Mapping[str, Any]) -> str:
     """Return a Markdown page with the results of a stored run, as its summary shows them."""
     header = document["ddpperf"]
-    # Where the results were written says nothing about them.
-    arguments = re.sub(r" ?--(benchmark-json|benchmark-save)[ =]\S+", "", header["options"]["command_line"])
     lines = [*summary_lines(document), *verdict_lines(header)]
     page = [
         f"{RESULTS_BEGIN}{header['hardware_key']}",
         "",
         f"Measured on {document['datetime'][:10]} by this command:",
         "",
-        f"    python -m pytest {arguments}",
+        f"    python -m pytest {command_words(header, tests=True)}",
         "",
         *_fenced(lines),
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
@@ -219,8 +219,7 @@ class Case:
     def described(self) -> str:
         """Return the devices, the batch size and what else the test trains, as text."""
         properties = self.properties | self.constant_batch
-        named = {name: properties.get(name, "") for name in DESCRIBED}
-        return ", ".join(in_words(name, value) for name, value in named.items() if value)
+        return ", ".join(all_in_words({name: properties.get(name, "") for name in DESCRIBED}))
 
 
 def usual_properties(header: Mapping[str, Any]) -> dict[str, str]:
@@ -251,6 +250,17 @@ def in_words(name: str, value: str) -> str:
     if name == "recipe":
         return f'recipe "{value}"'  # the names of recipes contain commas
     return f"{name} {value}" if name in ("global batch", "uneven end") else value
+
+
+def all_in_words(
+    properties: Mapping[str, str], *, usual: Mapping[str, str] | None = None, without: Collection[str] = ()
+) -> list[str]:
+    """Return properties as texts, without those that have the usual value, and some others."""
+    return [
+        in_words(name, value)
+        for name, value in properties.items()
+        if value and name not in without and (usual or {}).get(name) != value
+    ]
 
 
 def cases_of(document: Mapping[str, Any]) -> list[Case]:

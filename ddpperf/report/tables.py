@@ -14,7 +14,7 @@ from typing import Any
 
 from ddpperf.report.experiment_columns import EXPERIMENTS
 from ddpperf.report.round_warnings import spread
-from ddpperf.report.stored_cases import Case, cases_of, in_words, usual_properties, usual_strategy
+from ddpperf.report.stored_cases import Case, all_in_words, cases_of, usual_properties, usual_strategy
 from ddpperf.results.metrics import column as column_format
 from ddpperf.results.metrics import find_or_plain
 from ddpperf.results.outcomes import OutcomeKind
@@ -106,11 +106,7 @@ def _table(cases: Sequence[Case], numbers: dict[str, int]) -> Table:
     """Return the table of an experiment. Warnings without a number are added to `numbers`."""
     properties, distinct = distinguished(cases)
     usual = usual_properties(cases[0].header)
-    common = [
-        in_words(name, value)
-        for name, value in properties.items()
-        if usual.get(name) != value and name not in ONLY_WHERE_IT_VARIES
-    ]
+    common = all_in_words(properties, usual=usual, without=ONLY_WHERE_IT_VARIES)
     time, metrics = _times(cases), _metrics(cases)
     figures = [*metrics, *time] if cases[0].experiment.time_last else [*time, *metrics]
     same = [column for column in figures if len(cases) > 1 and len(set(column.cells)) == 1]

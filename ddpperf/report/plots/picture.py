@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddpperf.report.stored_cases import Case, in_words, usual_properties
+from ddpperf.report.stored_cases import Case, all_in_words, usual_properties
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,11 +64,7 @@ def label(case: Case, *, without: Sequence[str] = ()) -> str:
     found = case.properties | case.constant_batch
     if case.recipe:
         found = {name: found.get(name, "") for name in ("GPUs", "ranks", "recipe")}
-    return ", ".join(
-        in_words(name, value)
-        for name, value in found.items()
-        if value and usual.get(name) != value and name not in (*without, *NOT_IN_LABELS)
-    )
+    return ", ".join(all_in_words(found, usual=usual, without=(*without, *NOT_IN_LABELS)))
 
 
 def line_look(number: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from ddpperf.machine.links import rates_in_words
 from ddpperf.report.questions.figures import devices_of
 from ddpperf.report.questions.question import BATCHES, DEVICES, Entry, Question
-from ddpperf.report.stored_cases import Case, in_words
+from ddpperf.report.stored_cases import Case, all_in_words, in_words
 from ddpperf.report.terminal_tables import wrapped
 
 WIDTH = 110  # characters of a line
@@ -145,7 +145,7 @@ def _width(columns: Sequence[Column]) -> int:
 def _caption(setup: Setup, case: Case) -> str:
     """Return what all cases of a grid have in common, and the machine."""
     environment = case.header["environment"]
-    words = [in_words(name, value) for name, value in setup if name != "kind"]
+    words = all_in_words(dict(setup), without=("kind",))
     kinds = [f"{value} scaling" for name, value in setup if name == "kind"]
     gpus = Counter(gpu["name"] for gpu in environment.get("gpus", ()))
     machine = [f"{count} {name}" for name, count in gpus.items()]
