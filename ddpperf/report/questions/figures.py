@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from statistics import median
 
-from ddpperf.analysis.batch_size import LEAST_FRACTION
 from ddpperf.analysis.cost_models import REPORT_FORMULAS
 from ddpperf.analysis.scaling import (
     PREDICTED_DEVICES,
@@ -304,17 +303,6 @@ def projected(case: Case) -> Rows:
 
 # --- sentences below a grid, on what no figure of it says
 
-# More devices are worth it up to such an efficiency; one at 50% takes twice the device time of one device.
-EFFICIENCY_LIMITS = (0.8, 0.5)
-
-
-def about_workers(cases: Sequence[Case]) -> str:
-    (case, *_) = cases
-    limit, enough = f"{LEAST_FRACTION:.0%} of an epoch", case.value("enough_workers")
-    if enough is None:
-        return f"No number of workers makes loading take less than {limit}."
-    return f"With {units.counted(int(enough), 'worker')}, loading takes less than {limit}."
-
 
 def about_messages(cases: Sequence[Case]) -> str:
     for case in cases:
@@ -340,18 +328,6 @@ def about_buffers(cases: Sequence[Case]) -> str:
                 "statistics with which a rank evaluates differ."
             )
     return ""
-
-
-def about_enough(cases: Sequence[Case]) -> str:
-    """Count the trainings that keep an efficiency on the most devices, and those that get slower."""
-    most = max(training_of(case).world_size for case in cases)
-    on_most = [case for case in cases if training_of(case).world_size == most]
-    efficiencies = [case.value("efficiency") or 0.0 for case in on_most]
-    counts = ((limit, sum(value >= limit for value in efficiencies)) for limit in EFFICIENCY_LIMITS)
-    kept = ", ".join(f"{count} reach {limit:.0%}" for limit, count in counts)
-    slower = sum((case.value("speedup") or 1.0) < 1 for case in on_most)
-    trainings = f"{units.counted(len(on_most), 'training')} on {most} {devices_of(cases[0])}"
-    return f"Efficiency of {trainings}: {kept}. Slower than one device: {slower}."
 
 
 def about_laws(cases: Sequence[Case]) -> str:
