@@ -68,13 +68,8 @@ def scaling(cases: Sequence[Case]) -> Figure | None:
         axes.set(title=title, ylabel="speedup", xlabel=f"{x} (bars: thresholds)" if floors else x)
     for axes in grid[len(panels) :]:
         axes.remove()
-    shown: dict[str, Any] = {}
-    for axes in figure.axes:
-        handles, names = axes.get_legend_handles_labels()
-        shown |= zip(names, handles, strict=True)
     others = f"{usual} unless named" if usual else None
-    look: dict[str, Any] = {"loc": "outside right upper", "title": others, "title_fontsize": 7}
-    figure.legend(list(shown.values()), list(shown), **look)
+    figure.legend(loc="outside right upper", title=others, title_fontsize=7)
     return figure
 
 
@@ -84,7 +79,8 @@ def _speedups(axes: Axes, series: Mapping[str, Points], floors: Mapping[str, flo
     first: the number of the first line in the whole picture, in which no colour means two things.
     """
     ticks = sorted({1.0, *(at for points in series.values() for at, _, _ in points)})
-    axes.plot([1, ticks[-1]], [1, ticks[-1]], color="gray", linestyle="--", label="ideal")
+    ideal = None if first else "ideal"  # the legend of the whole picture names it once
+    axes.plot([1, ticks[-1]], [1, ticks[-1]], color="gray", linestyle="--", label=ideal)
     for number, (name, points) in enumerate(series.items(), start=first):
         at, speedups, measured = zip((1.0, 1.0, None), *points, strict=True)
         errors = [0.0 if case is None else _half_width(case) for case in measured]
