@@ -71,10 +71,9 @@ class Measurement:
             return f"{without_file(self.row['tests'][0])}{ending}"
         usual = usual_properties(self.case.header) | {"strategy": self.usual}
         usual |= dict.fromkeys(ALWAYS_NAMED, "")
-        properties = self.case.properties | self.case.constant_batch
-        kind = properties["kind"]
+        kind = self.case.experiment.kind
         words = [f"{kind} scaling" if kind else self.case.experiment.title]
-        words += all_in_words(properties, usual=usual, without=UNNAMED)
+        words += all_in_words(self.case.properties, usual=usual, without=UNNAMED)
         return f"{', '.join(word.removesuffix(' per rank') for word in words)}{ending}"
 
     def cells(self) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ PART_SPEEDUPS = "forward_speedup backward_speedup optimizer_speedup loading_spee
 PARTS_SPEEDUP = "speedup of the parts of a step"
 EXPERIMENTS = {
     "test_weak_scaling": Experiment("scaling", SCALING, kind="weak"),
-    "test_strong_scaling": Experiment("scaling", SCALING, kind="strong"),
+    "test_strong_scaling": Experiment("scaling", SCALING, kind="strong", global_batch=True),
     "test_epoch_scaling": Experiment(
         "scaling of epochs", "speedup efficiency images_per_second step_seconds"
     ),
@@ -59,7 +59,7 @@ EXPERIMENTS = {
     ),
     "test_epoch_breakdown": Experiment("epoch breakdown", PART_SECONDS),
     "test_weak_parts_speedup": Experiment(PARTS_SPEEDUP, PART_SPEEDUPS, kind="weak"),
-    "test_strong_parts_speedup": Experiment(PARTS_SPEEDUP, PART_SPEEDUPS, kind="strong"),
+    "test_strong_parts_speedup": Experiment(PARTS_SPEEDUP, PART_SPEEDUPS, kind="strong", global_batch=True),
     "test_comm_split": Experiment(
         "communication in a step",
         "exposed_comm_seconds traced_exposed_comm_seconds exposed_inside_node_seconds "

@@ -123,14 +123,6 @@ class Case:
             found["recipe"] = self.recipe
         return found
 
-    @property
-    def constant_batch(self) -> dict[str, str]:
-        """The batch size that all numbers of devices share: in strong scaling, that of all ranks."""
-        spec = self.measured.spec
-        if self.experiment.kind != "strong" or not isinstance(spec, TrainingSpec):
-            return {}
-        return {"batch": "", "global batch": f"{spec.global_batch_size:,}"}
-
     @cached_property
     def warnings(self) -> list[str]:
         return warnings_of(self.stored)
@@ -218,8 +210,7 @@ class Case:
 
     def described(self) -> str:
         """Return the devices, the batch size and what else the test trains, as text."""
-        properties = self.properties | self.constant_batch
-        return ", ".join(all_in_words({name: properties.get(name, "") for name in DESCRIBED}))
+        return ", ".join(all_in_words({name: self.properties.get(name, "") for name in DESCRIBED}))
 
 
 def usual_properties(header: Mapping[str, Any]) -> dict[str, str]:

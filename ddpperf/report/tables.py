@@ -162,10 +162,13 @@ def distinguished(cases: Sequence[Case]) -> tuple[dict[str, str], tuple[Column, 
 def _with_kind_of_batch(case: Case) -> dict[str, str]:
     """Return the properties of a case. In weak and strong scaling, the batch says what it counts."""
     found = case.properties
-    if not found["kind"] or not found.get("batch"):
+    if not found["kind"]:
         return found
-    in_all = case.constant_batch.get("global batch")
-    return found | {"batch": f"{in_all} in all" if in_all else f"{found['batch']} per rank"}
+    counts = {"batch": "per rank", "global batch": "in all"}
+    return {
+        "batch" if name in counts else name: f"{value} {counts[name]}" if name in counts else value
+        for name, value in found.items()
+    }
 
 
 def _times(cases: Sequence[Case]) -> list[Column]:

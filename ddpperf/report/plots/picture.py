@@ -61,7 +61,7 @@ class Picture:
 def label(case: Case, *, without: Sequence[str] = ()) -> str:
     """Return the properties of a case in one line, without the defaults under the run's options."""
     usual = usual_properties(case.header) | {"algorithm": ""}  # a legend compares algorithms
-    found = case.properties | case.constant_batch
+    found = case.properties
     if case.recipe:
         found = {name: found.get(name, "") for name in ("GPUs", "ranks", "recipe")}
     return ", ".join(all_in_words(found, usual=usual, without=(*without, *NOT_IN_LABELS)))

@@ -76,11 +76,8 @@ class Entry:
 
 
 def properties_of(case: Case) -> dict[str, str]:
-    """Return the properties of a case, with the batch size that all numbers of devices share.
-
-    Warm-up and accumulation are left out, because the name of the recipe has them.
-    """
-    found = case.properties | case.constant_batch
+    """Return the properties of a case, without warm-up and accumulation, which the name of its recipe has."""
+    found = {**case.properties}
     if isinstance(case.measured.spec, RunSpec):
         batch_size = case.measured.spec.global_batch_size
         found["training"] = re.sub(rf"^{batch_size},? ", "", found["recipe"])  # "2048, LARS" is "LARS"
