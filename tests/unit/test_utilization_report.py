@@ -95,7 +95,7 @@ def test_energy_is_that_of_all_gpus(spec: TrainingSpec, steps: int, epochs: floa
 
 @pytest.mark.parametrize(("of_gpus", "panels", "lines"), [(True, 4, 3), (False, 2, 1)], ids=["gpu", "cpu"])
 def test_picture_has_a_panel_for_each_unit(of_gpus: bool, panels: int, lines: int) -> None:
-    """lines: of the first panel, of GPUs and of CPU cores; the others are the ends of epochs."""
+    """lines: of the first panel, of GPUs and of CPU cores."""
     series = {
         name: rows for name, rows in USAGE.series.items() if of_gpus or name.startswith(("cpu", "rank"))
     }
@@ -108,9 +108,5 @@ def test_picture_has_a_panel_for_each_unit(of_gpus: bool, panels: int, lines: in
     assert len(pictures) == len(trainings) > 0
     for picture, case in zip(pictures, trainings, strict=True):
         assert case.test.partition("::")[2] in picture.description
-        axes, counters = picture.figure.axes, case.measured.samples[0].counters
-        assert len(axes) == panels
-        epochs = [seconds[0] for name, seconds in counters.items() if name.startswith("epoch_seconds_")]
-        ends = [line.get_xdata()[0] for line in axes[0].lines[lines:]]  # type: ignore[index]
-        assert len(ends) == len(epochs)
-        assert ends[-1] == pytest.approx(sum(epochs))
+        axes = picture.figure.axes
+        assert (len(axes), len(axes[0].lines)) == (panels, lines)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from itertools import accumulate
 from statistics import mean
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from ddpperf.report.plots.picture import COLOURS, Picture, label, line_look, new_figure
 from ddpperf.report.stored_cases import Case, curve_points, without_file
-from ddpperf.results.samples import Measured
 from ddpperf.specs import RunSpec
 
 if TYPE_CHECKING:
@@ -100,12 +98,9 @@ def utilization(case: Case) -> Picture | None:
             values = [math.nan if value is None else value * scale for value in row]
             look = {**line_look(number), "marker": "." if len(values) < 50 else ""}
             axes.plot(usage.seconds, values, label=name, linewidth=1, **look)
-        for ended in _epoch_ends(case.measured):
-            axes.axvline(ended, color="gray", linewidth=0.5, linestyle=":")
-        known = [value * scale for _, row in lines for value in row if value is not None]
-        axes.set(ylabel=unit, ylim=(0, 1.08 * max(known, default=1.0) or 1.0))
+        axes.set(ylabel=unit, ylim=(0, None))
         axes.legend(fontsize=6, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    places[-1].set_xlabel("seconds since the start of the training (dotted lines: ends of epochs)")
+    places[-1].set_xlabel("seconds since the start of the training")
     figure.suptitle(label(case) or case.experiment.title, fontsize=8)
     test = without_file(case.test)
     return Picture(
@@ -114,11 +109,3 @@ def utilization(case: Case) -> Picture | None:
         description=f"Utilization over time while {test} trained",
         figure=figure,
     )
-
-
-def _epoch_ends(measured: Measured) -> list[float]:
-    """Return when each epoch of a training ended, with its evaluation."""
-    spec, counters = measured.spec, measured.samples[0].counters
-    epochs = spec.epochs if isinstance(spec, RunSpec) else 0
-    names = [f"epoch_seconds_{epoch}" for epoch in range(1, epochs + 1)]
-    return list(accumulate(counters[name][0] for name in names if name in counters))
