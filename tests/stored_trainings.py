@@ -131,13 +131,7 @@ CASES: tuple[tuple[str, str, str, Callable[[Measured], Figures | Rows], Sequence
     ),
     ("Q4: accuracy with a large batch", "long_run", "devices|global batch", large_batch, (LONG,)),
     ("Q4: remedies for a large batch", "remedies", BY_RECIPE, remedy, (REMEDIES,)),
-    (
-        "Q4: the reports' trainings",
-        "report_training",
-        "training, global batch|",
-        report,
-        (REPORTS,),
-    ),
+    ("Q4: the reports' trainings", "report_training", "training, global batch|", report, (REPORTS,)),
     (
         "Q4: the reports' accuracies",
         "remedies|report_training",

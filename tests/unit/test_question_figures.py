@@ -224,13 +224,7 @@ SCALED = (*STEPS[:-1], NEW, NEW_CPU)
 SIZE, BUFFER, ALL_STEPS = "devices, batch|", "devices, buffer|", "step_breakdown|epoch_breakdown"
 # the title, the tests, the rows and the columns, the figures, and the runs
 CASES: tuple[tuple[str, str, str, Callable[[Measured], Figures | Rows], Sequence[str]], ...] = (
-    (
-        "Q1: time per epoch by batch size",
-        "batch_size",
-        "batch|input in words",
-        epoch,
-        (CPU, TWO, SUITE, ONE, NEW_CPU),
-    ),
+    ("Q1: time per epoch by batch size", "batch_size", "batch|input in words", epoch, LOADED),
     ("Q1: workers that load images", "loader_workers", "workers|batch", workers, (SUITE, ONE, NEW_CPU)),
     ("Q2: weak scaling", "weak_scaling", "devices|batch", scaling, (*STEPS, NEW, NEW_CPU)),
     ("Q2: strong scaling", "strong_scaling", "devices|global batch", scaling, SCALED),
@@ -252,13 +246,7 @@ CASES: tuple[tuple[str, str, str, Callable[[Measured], Figures | Rows], Sequence
     ("Q3: bandwidth while training", "comm_split", SIZE, bandwidth, SPLITS),
     ("Q3: bandwidth while training, by the reports' formulas", "comm_split", SIZE, sent_at, SPLITS),
     ("Q3: an all_reduce, by the reports' formulas", "all_reduce", BUFFER, all_reduce, ALL_REDUCES),
-    (
-        "Q6 and Q7: messages besides gradients",
-        "messages",
-        "strategy|batch",
-        messages,
-        (CPU, TWO, NEW, NEW_CPU),
-    ),
+    ("Q6 and Q7: messages besides gradients", "messages", "strategy|batch", messages, (CPU, *NEWEST)),
     ("Q7: strategies", "strategies", "strategy|batch", strategy, (CPU, *NEWEST)),
     ("Parts of a step", ALL_STEPS, SIZE, parts, (*STEPS, NEW, NEW_CPU)),
     ("Parts of an epoch", ALL_STEPS, SIZE, partial(parts, per_epoch=True), (*STEPS, NEW, NEW_CPU)),
