@@ -18,16 +18,6 @@ from ddpperf.results import metrics as registry
 
 NAME = "perf/thresholds.toml"
 MOST_SETS = 64  # the most process sets of each of base and candidate in one run
-_OLD_KEYS = {
-    "screen_sets": "write first_sets",
-    "confirm_sets": "write repeat_sets",
-    "suite_alpha": "write false_alarms",
-    "screen_alpha": "the level of the first measurement is fixed; delete it",
-    "quiet_iqr": "the usual spread no longer depends on the rounds; delete it",
-    "tail_seconds": "the slowest tenth of the rounds no longer decides; write mean_time",
-    "cpu_seconds": "CPU seconds no longer decide; delete the table",
-    "speedup": "a speedup no longer decides; delete the table",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +65,6 @@ class Settings:
 
     def __post_init__(self) -> None:
         replace(self.limits, tolerance=self.compare_tolerance)  # checks both tolerances
-        if not self.run_spread <= self.noisy_run_spread:
-            raise ValueError(f"run_spread {self.run_spread} exceeds noisy_run_spread {self.noisy_run_spread}")
 
     @property
     def limits(self) -> Limits:
@@ -161,8 +149,7 @@ def _table(parent: Mapping[str, Any], header: str, known: Collection[str]) -> Ma
         raise Refused(f"{NAME} has {header} = {quoted(table)}; write a table, which begins with [{header}]")
     for key in table:
         if key not in known:
-            state, words = ("old", _OLD_KEYS[key]) if key in _OLD_KEYS else ("unknown", advice(key, known))
-            raise Refused(f"[{header}] of {NAME} has the {state} key {quoted(key)}; {words}")
+            raise Refused(f"[{header}] of {NAME} has the unknown key {quoted(key)}; {advice(key, known)}")
     return table
 
 
