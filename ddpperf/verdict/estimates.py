@@ -162,15 +162,10 @@ def stored_missing(
     """Return why expected tests of the stored run `name` cannot be compared with this run."""
     found = {}
     for test in sorted(set(expected) & then.keys()):
-        runs = {name: then[test], "this run": now.get(test, then[test])}
-        resumed = [which for which, run in runs.items() if any(run.counter("resumed_epochs").values())]
         if test not in now:
             found[test] = f"is in {name} but was not measured"
         elif now[test].spec != then[test].spec:
             found[test] = f"measures another spec than in {name}"
-        elif resumed:
-            what = f"resumed from a checkpoint in {resumed[0]}"
-            found[test] = f"{what}, so its time is not that of the whole training"
     return found
 
 
