@@ -35,47 +35,33 @@ def test_runs_on_other_nodes_or_links_are_not_compared(read: Read, tmp_path: Pat
 
 
 STEP: dict[str, Any] = {"per_rank_batch_size": 32}
+FOUR: dict[str, Any] = {"world_size": 4, "input": "device"}
+SYMMETRIC: dict[str, Any] = {"strategy": "own_ddp", "comm_hook": "symmetric_memory"}
 
 
 @pytest.mark.parametrize(
-    ("fields", "expected"),
+    ("gpus", "fields", "expected"),
     [
-        ({"world_size": 2}, "2rank-b32"),
-        ({"world_size": 2, "strategy": "zero1"}, "2rank-b32-zero1"),
-        ({"world_size": 2, "comm_hook": "bf16", "bucket_cap_mb": 4}, "2rank-b32-ddp+bf16+bucket4"),
-        ({"world_size": 2, "static_graph": True}, "2rank-b32-ddp+static"),
-        ({"world_size": 2, "comm_delay_seconds": 0.5}, "2rank-b32-ddp+comm_delay0.5s@0"),
-        ({"world_size": 2, "accumulation_steps": 2}, "2rank-b32-ddp+accumulate2"),
-        ({"world_size": 1, "model": "resnet50_cifar"}, "1rank-b32-resnet50_cifar"),
-        ({"world_size": 1, "precision": "bf16"}, "1rank-b32-bf16"),
-        ({"world_size": 1, "execution": "graph"}, "1rank-b32-graph"),
-        ({"world_size": 1, "execution": "compile", "inductor": "a"}, "1rank-b32-compile-a"),
-        ({"world_size": 1, "input": "device"}, "1rank-b32-device"),
+        (0, {"world_size": 2}, "2rank-b32"),
+        (0, {"world_size": 2, "strategy": "zero1"}, "2rank-b32-zero1"),
+        (0, {"world_size": 2, "comm_hook": "bf16", "bucket_cap_mb": 4}, "2rank-b32-ddp+bf16+bucket4"),
+        (0, {"world_size": 2, "static_graph": True}, "2rank-b32-ddp+static"),
+        (0, {"world_size": 2, "comm_delay_seconds": 0.5}, "2rank-b32-ddp+comm_delay0.5s@0"),
+        (0, {"world_size": 2, "accumulation_steps": 2}, "2rank-b32-ddp+accumulate2"),
+        (0, {"world_size": 1, "model": "resnet50_cifar"}, "1rank-b32-resnet50_cifar"),
+        (0, {"world_size": 1, "precision": "bf16"}, "1rank-b32-bf16"),
+        (0, {"world_size": 1, "execution": "graph"}, "1rank-b32-graph"),
+        (0, {"world_size": 1, "execution": "compile", "inductor": "a"}, "1rank-b32-compile-a"),
+        (0, {"world_size": 1, "input": "device"}, "1rank-b32-device"),
+        (4, FOUR | FASTEST_DDP, "4gpu-b32"),
+        (4, FOUR, "4gpu-b32-ddp"),
+        (4, FOUR | FASTEST_DDP | {"execution": "compile+graph"}, "4gpu-b32-compile+graph"),
+        (4, {"world_size": 1, "precision": "tf32"}, "1gpu-b32-tf32-fixed"),
+        (4, FOUR | SYMMETRIC, "4gpu-b32-own_ddp+symm"),
     ],
 )
-def test_id_names_what_differs_on_the_cpu(fields: dict[str, Any], expected: str, read: Read) -> None:
-    options = read()
-    assert case_id(options.step(**STEP | fields), options) == expected
-
-
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({"world_size": 4, "input": "device", **FASTEST_DDP}, "4gpu-b32"),
-        ({"world_size": 4, "input": "device"}, "4gpu-b32-ddp"),
-        (
-            {"world_size": 4, "input": "device", "execution": "compile+graph", **FASTEST_DDP},
-            "4gpu-b32-compile+graph",
-        ),
-        ({"world_size": 1, "precision": "tf32"}, "1gpu-b32-tf32-fixed"),
-        (
-            {"world_size": 4, "input": "device", "strategy": "own_ddp", "comm_hook": "symmetric_memory"},
-            "4gpu-b32-own_ddp+symm",
-        ),
-    ],
-)
-def test_id_names_what_differs_on_gpus(fields: dict[str, Any], expected: str, read: Read) -> None:
-    options = read(gpus=4)
+def test_id_names_what_differs(gpus: int, fields: dict[str, Any], expected: str, read: Read) -> None:
+    options = read(gpus=gpus)
     assert case_id(options.step(**STEP | fields), options) == expected
 
 
@@ -83,8 +69,7 @@ def test_options_of_the_run_are_not_in_the_id(read: Read) -> None:
     options = read("--precision", "bf16", "--model", "resnet50_cifar", "--spec", "comm_hook=bf16")
     assert case_id(options.step(**STEP, world_size=2), options) == "2rank-b32"
     own = read("--spec", "strategy=own_ddp", gpus=4)
-    fields: dict[str, Any] = {"strategy": "own_ddp", "comm_hook": "symmetric_memory", "input": "device"}
-    assert case_id(own.step(**STEP, world_size=4, **fields), own) == "4gpu-b32"
+    assert case_id(own.step(**STEP, **FOUR, **SYMMETRIC), own) == "4gpu-b32"
 
 
 @pytest.mark.parametrize(

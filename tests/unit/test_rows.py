@@ -18,7 +18,6 @@ from ddpperf.specs import (
     Spec,
     TrainingSpec,
 )
-from ddpperf.specs.collective import CollectiveKind
 from ddpperf.verdict.estimates import Estimates, Pair, RowKey, Stage, ab_estimates, stored_estimates
 from ddpperf.verdict.noise import MOST_PRIOR_FREEDOM
 from ddpperf.verdict.noise_classes import SMALL_CALL_TOLERANCE, class_of, limits_of
@@ -32,6 +31,7 @@ CPU = read_decision({})["cpu"]
 WIDE = replace(LIMITS, tolerance=0.03)
 STEP = TrainingSpec(**TWO, strategy="ddp")
 CAPTURED = replace(STEP, execution="graph")
+BROADCAST = CollectiveSpec(world_size=2, nbytes=2**24, kind="broadcast", execution="graph")
 
 
 def measured(
@@ -55,6 +55,9 @@ def measured(
         (AllReduceSpec(world_size=2, nbytes=2**24, execution="graph"), 0, GPU, 0.02),
         (AllReduceSpec(world_size=2, nbytes=1024, execution="graph"), 0, GPU, 0.03),
         (AllReduceSpec(world_size=2, nbytes=1024, execution="graph"), 0, GPU.comparing(), 0.03),
+        (BROADCAST, 0, GPU, 0.02),
+        (replace(BROADCAST, nbytes=2**23), 0, GPU, SMALL_CALL_TOLERANCE),
+        (replace(BROADCAST, kind="all_to_all"), 0, GPU, 0.03),  # of messages of half the buffer
         (STEP, 0.01, GPU, 0.25),
         (STEP, 0.005, GPU, 0.50),
         (STEP, 0, CPU, 0.16),
@@ -204,14 +207,11 @@ def test_repeat_decides_by_its_own_sets(ratio: float, finding: Finding) -> None:
         assert found.ratio == pytest.approx(ratio)
 
 
-def test_row_that_no_repeat_was_planned_for_is_not_worse() -> None:
-    estimates = [estimate(1, 1.5), estimate(1, 1.5, stage=Stage.REPEAT)]
-    assert not any(row.certain for row in rows(estimates, GPU, tested=()))
-
-
-def test_planned_row_that_no_repeat_measured_is_not_worse() -> None:
-    """The repeat was interrupted. The first measurement chose the row, so it alone proves nothing."""
-    assert not any(row.certain for row in rows([estimate(1, 1.5)], GPU, tested={key(1)}))
+def test_row_without_a_planned_and_measured_repeat_is_not_worse() -> None:
+    """The first measurement chose the row, so it alone proves nothing."""
+    first, repeat = estimate(1, 1.5), estimate(1, 1.5, stage=Stage.REPEAT)
+    assert not any(row.certain for row in rows([first, repeat], GPU, tested=()))
+    assert not any(row.certain for row in rows([first], GPU, tested={key(1)})), "it was interrupted"
 
 
 def test_first_measurement_does_not_count_in_the_test_of_a_repeat() -> None:
@@ -382,18 +382,12 @@ def test_repeated_pair_waits_for_one_that_was_not_repeated() -> None:
     assert plan_of(found, 1.0, 1.0) == [2]
 
 
-def test_without_an_open_row_the_shortest_pair_serves_the_controls() -> None:
-    found = judged(equal(3))
+@pytest.mark.parametrize("tested", [(), (RowKey(metric="idle_cpus"),)])
+def test_without_an_open_pair_the_shortest_is_measured(tested: tuple[RowKey, ...]) -> None:
+    """It serves the controls, and a row without a pair, such as that of idle processes."""
+    found = judged([*equal(3), *(estimate(1, 20.0, key=idle, tests=()) for idle in tested)])
     plan = next_plan(found, {pair(number): 1 / number for number in range(1, 9)}, 10.0)
-    assert (plan.pairs, plan.tested, plan.left) == ((pair(3),), frozenset(), 0)
-
-
-def test_open_row_of_all_pairs_is_tested_again() -> None:
-    """Idle processes are measured along with whichever pair is shortest."""
-    idle = RowKey(metric="idle_cpus")
-    found = judged([*equal(3), estimate(1, 20.0, key=idle, tests=())])
-    plan = next_plan(found, {pair(number): 1 / number for number in range(1, 9)}, 10.0)
-    assert (plan.pairs, plan.tested) == ((pair(3),), frozenset([idle]))
+    assert (plan.pairs, plan.tested, plan.left) == ((pair(3),), frozenset(tested), 0)
 
 
 def test_first_measurement_has_a_step_to_delay() -> None:
@@ -474,20 +468,6 @@ def test_settings_decide_a_slow_down(changed: dict[str, float], finding: Finding
     found = {row.key.metric: row.finding for row in judged(estimates, settings)}
     assert found["time"] is finding
     assert found["peak_memory_bytes"] is Finding.NOT_WORSE
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "kind", "tolerance"),
-    [(2**23, "broadcast", SMALL_CALL_TOLERANCE), (2**24, "broadcast", 0.02), (2**24, "all_to_all", 0.03)],
-)
-def test_small_captured_calls_have_a_larger_tolerance(
-    nbytes: int, kind: CollectiveKind, tolerance: float
-) -> None:
-    """An all_to_all on two ranks sends a message of half the buffer."""
-    spec = CollectiveSpec(world_size=2, nbytes=nbytes, kind=kind, execution="graph")
-    limits = limits_of("time", class_of(measured(spec, 1e-5), "cuda"), GPU)
-    assert limits is not None
-    assert limits.tolerance == tolerance
 
 
 @pytest.mark.parametrize(

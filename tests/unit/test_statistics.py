@@ -1,4 +1,4 @@
-"""Drift, spread and the fastest: known points, bounds, and how often noise alone is a finding."""
+"""Drift, spread, intervals and the fastest: known points, and what scipy computes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import math
 import subprocess
 import sys
 import warnings
-from collections import Counter
-from collections.abc import Callable
-from itertools import permutations
 
 import numpy as np
 import pytest
@@ -16,24 +13,6 @@ from scipy.stats import kendalltau, theilslopes
 
 from ddpperf.analysis.statistics import drift, fastest, mean_interval, spread_over_ranks, welch_interval
 from tests.project import REPOSITORY
-
-Noise = Callable[[np.random.Generator, int], "np.ndarray[tuple[int], np.dtype[np.float64]]"]
-
-NOISES: dict[str, Noise] = {
-    "normal": lambda generator, rounds: 1 + 0.05 * generator.standard_normal(rounds).clip(-9, 9),
-    "heavy-tailed": lambda generator, rounds: np.exp(0.05 * generator.standard_t(2, rounds).clip(-99, 99)),
-    "stalls": lambda generator, rounds: (
-        1 + 0.001 * generator.random(rounds) + 3 * (generator.random(rounds) < 0.1)
-    ),
-}
-
-
-def share_drifting(noise: Noise, rounds: int, trend: float, tries: int) -> float:
-    """The fraction of seeded runs that drift, if their last round is slower by `trend`."""
-    generator = np.random.default_rng(20)
-    steady = 1 + trend * np.linspace(0, 1, rounds)
-    return sum(drift(list(steady * noise(generator, rounds))) is not None for _ in range(tries)) / tries
-
 
 # --- drift
 
@@ -64,16 +43,11 @@ def test_steady_trend_is_a_drift(rounds: list[float], change: float) -> None:
         [1.0] * 9 + [2.0],
         [1.0, 2.0] * 5,
         [1.0, 2.0, 3.0, 4.0, 5.0, 5.0, 4.0, 3.0, 2.0, 1.0],
+        [1.0 + 0.0004 * index for index in range(40)],  # certain, and too small to matter
     ],
 )
-def test_too_few_rounds_have_no_drift(rounds: list[float]) -> None:
+def test_unclear_or_small_change_is_no_drift(rounds: list[float]) -> None:
     assert drift(rounds) is None
-
-
-def test_seven_rounds_drift_only_if_sorted() -> None:
-    """So 2 of 5040 of whatever distribution are false alarms, if rounds are independent and alike."""
-    drifting = [order for order in permutations(range(1, 8)) if drift(order) is not None]
-    assert drifting == [(1, 2, 3, 4, 5, 6, 7), (7, 6, 5, 4, 3, 2, 1)]
 
 
 @pytest.mark.parametrize("rounds", [7, 10, 33])
@@ -86,31 +60,6 @@ def test_drift_is_kendalls_tau_and_the_slope_of_theil_and_sen(rounds: int) -> No
         assert drift(seconds) == (pytest.approx(change) if drifts else None)
         found.add(bool(drifts))
     assert found == {True, False}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("rounds", [10, 40])
-def test_noise_alone_hardly_ever_drifts(noise: str, rounds: int) -> None:
-    """At most 1 in 1000, of 2000 tries: with 60 tests a run, a false alarm in at most one run of 17."""
-    assert share_drifting(NOISES[noise], rounds, 0.0, 2000) <= 0.0025
-
-
-@pytest.mark.parametrize(
-    ("rounds", "trend", "noise", "least", "most"),
-    [
-        (10, 0.05, 0.001, 1.0, 1.0),  # a GPU-bound step
-        (10, 0.10, 0.01, 0.9, 1.0),
-        (20, 0.05, 0.01, 0.9, 1.0),
-        (7, 0.05, 0.01, 0.0, 0.15),
-        (40, 0.01, 0.001, 0.0, 0.0),  # certain, and too small to matter
-    ],
-)
-def test_power_of_the_drift_test(rounds: int, trend: float, noise: float, least: float, most: float) -> None:
-    share = share_drifting(
-        lambda generator, count: 1 + noise * generator.standard_normal(count), rounds, trend, 300
-    )
-    assert least <= share <= most
 
 
 def test_collecting_the_experiments_loads_neither_torch_nor_scipy() -> None:
@@ -127,42 +76,6 @@ def test_collecting_the_experiments_loads_neither_torch_nor_scipy() -> None:
 
 
 # --- the fastest
-
-
-def winners(names: int, sets: int, spread: float, faster: float, runs: int = 2000) -> Counter[str]:
-    """Count the runs in which a single name may be the fastest, by name.
-
-    Log seconds of `names` names in `sets` process sets differ by the usual `spread`. The name "0" is
-    faster than all others by `faster`.
-    """
-    logs = np.random.default_rng(48).normal(0, spread, (runs, names, sets))
-    logs[:, 0] -= math.log1p(faster)
-    found = [
-        fastest({str(name): seconds.tolist() for name, seconds in enumerate(run)}, spread)
-        for run in np.exp(logs)
-    ]
-    return Counter(names[0] for names in found if len(names) == 1)
-
-
-GPU_CALLS, CPU_CALLS = 0.0035, 0.2  # usual spreads
-
-
-@pytest.mark.parametrize(
-    ("names", "sets", "spread"), [(3, 1, GPU_CALLS), (4, 1, CPU_CALLS), (4, 3, CPU_CALLS)]
-)
-def test_equal_algorithms_hardly_ever_have_a_winner(names: int, sets: int, spread: float) -> None:
-    assert winners(names, sets, spread, faster=0.0).total() < 0.05 * 2000
-
-
-@pytest.mark.parametrize(("names", "sets"), [(2, 1), (3, 1), (3, 3), (5, 6)])
-def test_winner_by_three_percent_is_found_on_gpus(names: int, sets: int) -> None:
-    assert winners(names, sets, GPU_CALLS, faster=0.03)["0"] > 0.95 * 2000
-
-
-@pytest.mark.parametrize("sets", [1, 2])
-def test_slower_of_two_wins_once_in_twenty_runs(sets: int) -> None:
-    """The faster one is faster by too little to see: at most 5% of 2,000 runs, and two standard errors."""
-    assert winners(2, sets, CPU_CALLS, faster=0.001)["1"] < 0.06 * 2000
 
 
 @pytest.mark.parametrize(
