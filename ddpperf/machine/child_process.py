@@ -80,8 +80,8 @@ def package_path() -> str:
     The folders of this process's PYTHONPATH follow. If there are none, nothing follows, because an
     empty entry would stand for the current folder.
     """
-    inherited = os.environ.get("PYTHONPATH")
-    return os.pathsep.join([str(Path(ddpperf.__file__).parents[1]), *([inherited] if inherited else [])])
+    folders = str(Path(ddpperf.__file__).parents[1]), os.environ.get("PYTHONPATH")
+    return os.pathsep.join(filter(None, folders))
 
 
 def die_with_parent() -> None:

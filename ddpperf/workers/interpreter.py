@@ -85,9 +85,8 @@ class Side:
     @property
     def is_older(self) -> bool:
         """Whether this ddpperf is an older one, whose ranks do not understand all commands."""
-        channel, modules = self.package / "workers" / "channel.py", self.package.glob("*/*.py")
-        knows = channel.is_file() and f'"{PROTOCOL}"' in channel.read_text("utf-8")
-        return any(modules) and not knows
+        channel = self.package / "workers" / "channel.py"
+        return not channel.is_file() or f'"{PROTOCOL}"' not in channel.read_text("utf-8")
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables that the base or the candidate adds for its ranks."""
@@ -173,11 +172,11 @@ def check_side(side: Side, requested: str, device: str, functions: Sequence[str]
     if found.missing and "LD_PRELOAD" in side.environment:
         what = f"does not let its ranks import {found.missing} ({found.why})"
         raise Refused(f"{requested} {what}; name libraries that fit torch")
+    if problem := found.problem(side.root, device, functions):
+        raise Refused(f"{requested} {problem}")
     if side.is_older:
         what = "holds an older ddpperf, whose ranks cannot be compared with today's"
         raise Refused(f"{requested} {what}; store a new baseline with --benchmark-save=NAME")
-    if problem := found.problem(side.root, device, functions):
-        raise Refused(f"{requested} {problem}")
     return found
 
 

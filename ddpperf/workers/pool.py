@@ -142,9 +142,7 @@ class Pool:
             return self._measure_script(spec, candidate)
         ranks = max(ranks, spec.world_size)
         self._replace_sets_that_cannot_map(spec, candidate, ranks)
-        specs_of = {CANDIDATE: candidate or spec}
-        jobs = [(live, specs_of.get(live.side.name, spec)) for live in self.live_sets(ranks=ranks)]
-        return self._measure(jobs, spec, candidate)
+        return self._measure(_jobs(self.live_sets(ranks=ranks), spec, candidate), spec, candidate)
 
     def open(self, spec: Spec, candidate: Spec | None = None, *, most_sets: int = 0) -> list[Job]:
         """Build a measurement on the process sets, and return them with what each can measure now.
@@ -152,13 +150,9 @@ class Pool:
         most_sets: of each side, all by default.
         """
         self._replace_sets_that_cannot_map(spec, candidate, spec.world_size)
-        places: list[int] = []
-        for place, side in enumerate(self.sides):
-            of_side = sum(self.sides[other].name == side.name for other in places)
-            places += [place] * (not most_sets or of_side < most_sets)
-        specs_of = {CANDIDATE: candidate or spec}
-        live_sets = self.live_sets(places, spec.world_size)
-        jobs = [(live, specs_of.get(live.side.name, spec)) for live in live_sets]
+        most = most_sets * len({side.name for side in self.sides}) or None  # the sides alternate in pairs
+        places = range(len(self.sides))[:most]
+        jobs = _jobs(self.live_sets(places, spec.world_size), spec, candidate)
         _open(jobs, None)
         return jobs
 
@@ -482,6 +476,11 @@ def _failing_on_both_sides(jobs: Sequence[Job]) -> Iterator[None]:
             except SetFailure as same:
                 failures.append(same)
         raise _first(failures) from failure
+
+
+def _jobs(live_sets: Sequence[ProcessSet], spec: Spec, candidate: Spec | None) -> list[Job]:
+    """Return each process set with what it measures."""
+    return [(live, candidate if candidate and live.side.name == CANDIDATE else spec) for live in live_sets]
 
 
 def _open(jobs: list[Job], progress: Progress) -> list[int]:

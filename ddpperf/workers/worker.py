@@ -66,12 +66,11 @@ class Watchdog:
 
     def begin(self) -> None:
         self.end()
-        if self._seconds:
-            # It prints even while C code holds the interpreter's lock.
-            faulthandler.dump_traceback_later(self._seconds, file=sys.stderr)
-            self._timer = threading.Timer(self._seconds + COLLECTIVE_SECONDS, print_collective)
-            self._timer.daemon = True
-            self._timer.start()
+        # It prints even while C code holds the interpreter's lock.
+        faulthandler.dump_traceback_later(self._seconds, file=sys.stderr)
+        self._timer = threading.Timer(self._seconds + COLLECTIVE_SECONDS, print_collective)
+        self._timer.daemon = True
+        self._timer.start()
 
     def end(self) -> None:
         faulthandler.cancel_dump_traceback_later()
@@ -110,7 +109,7 @@ def _serve(connection: Connection, rank: int, folder: Path) -> None:
     except (ImportError, MemoryError, OSError) as error:  # such as under a limit on memory
         sys.exit(f"torch cannot be imported ({error}); try python -c 'import torch' in the same shell")
 
-    watchdog = Watchdog(float(os.environ.get(DEADLINE_VARIABLE, "0")))
+    watchdog = Watchdog(float(os.environ[DEADLINE_VARIABLE]))
 
     def report(fraction: float) -> None:
         watchdog.begin()  # pytest's deadline begins again, too

@@ -331,16 +331,6 @@ def test_steps_of_one_device_can_be_measured_on_the_first_only(canned: Canned) -
         assert len(measured.samples[0].seconds[0]) == len(ranks) // 2
 
 
-def test_calls_are_compared_in_short_turns_on_a_cpu(canned: Canned) -> None:
-    call = AllReduceSpec(world_size=2, nbytes=2**24)
-    for sides, rounds in ((SIDES[:1], 2), (SIDES, 8)):
-        canned.sampled.clear()
-        with pool_of(2, rounds=2, sides=sides) as pool:
-            measured = pool.measure(call)
-        assert [len(sample.seconds) for sample in measured.samples] == [rounds] * len(sides)
-        assert rounds * measured.iterations == 32, "the turns together are as long as whole rounds"
-
-
 @pytest.mark.parametrize("time_only", [True, False])
 def test_a_comparison_of_times_has_the_costs_of_one_base(canned: Canned, time_only: bool) -> None:
     """The other process sets end their measurements at the same time, so their costs are too high."""
