@@ -548,7 +548,8 @@ def _ask(
         asked |= {live.side.name for live, _ in jobs}
         for live, spec in jobs:
             computed = {name: value(spec) for name, value in arguments.items()}
-            live.ask(command, ranks=_ranks(live, spec), **computed)
+            turns = spec.turns(live.options.devices_in_turn)
+            live.ask(command, ranks=[rank for ranks in turns for rank in ranks], **computed)
         try:
             answers |= _wait([live for live, _ in jobs], progress)
         except SetFailure as failure:
@@ -578,7 +579,3 @@ def _first(failures: Sequence[SetFailure]) -> SetFailure:
     first = min(failures, key=lambda failure: failure.set_name[:1])  # A is the base
     first.sides = frozenset().union(*(failure.sides for failure in failures))
     return first
-
-
-def _ranks(process_set: ProcessSet, spec: Spec) -> list[int]:
-    return [rank for turn in spec.turns(process_set.options.devices_in_turn) for rank in turn]

@@ -1,9 +1,12 @@
-"""The error of a process set: which rank it names first, and what the ranks of a hang do."""
+"""The error of a process set: which rank it names first, and what the ranks of a hang do and print."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import sys
+import time
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,9 @@ import pytest
 import torch
 
 from ddpperf.errors import CannotTrain
+from ddpperf.workers import worker
 from ddpperf.workers.failures import COLLECTIVE, Cause, RankFailure, Report, SetFailure, explain_hang
-from ddpperf.workers.worker import describe
+from ddpperf.workers.worker import Watchdog, describe
 
 DIED = RankFailure(rank=3, cause=Cause.DIED, what="was killed by SIGKILL", detail="last words\n")
 RAISED = RankFailure(rank=2, cause=Cause.RAISED, what="raised ValueError: no", detail="Traceback 2")
@@ -143,3 +147,35 @@ def test_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     found = explain_hang([Report(rank="0", state="sleeping", printed="")], tmp_path / "file", "A1")
     assert f"cannot be written to {tmp_path / 'file'}" in found
+
+
+# --- what a rank prints
+
+
+def test_late_command_prints_stacks_and_collective(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another version's record of torch may lack a field; the last line comes all the same."""
+
+    def other_form() -> dict[str, object]:
+        raise KeyError("pg_id")
+
+    monkeypatch.setattr(worker, "pending_collective", other_form)
+    watchdog = Watchdog(0.1)
+    watchdog.begin()
+    time.sleep(0.5)
+    watchdog.end()
+    watchdog.begin()
+    watchdog.end()  # in time: prints nothing more
+    time.sleep(0.3)
+    printed = capfd.readouterr().err
+    assert printed.count("Timeout (0:00:00") == 1
+    assert "in test_late_command_prints_stacks_and_collective" in printed
+    assert printed.endswith(f"\n{COLLECTIVE}{{}}\n")
+
+
+def test_rank_that_cannot_import_torch_ends_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under a limit on memory. Otherwise the rank would print a traceback of ddpperf, or wait."""
+    monkeypatch.setitem(sys.modules, "ddpperf.workers.rank_commands", None)
+    with pytest.raises(SystemExit, match=r"^torch cannot be imported \(.*\); try python -c"):
+        worker._serve(Pipe()[0], 0, Path())

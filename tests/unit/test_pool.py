@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -371,47 +370,31 @@ def test_an_epoch_has_no_untimed_step(canned: Canned) -> None:
     assert set(steps) == {1}
 
 
-def test_ranks_in_turn_are_not_recorded(canned: Canned) -> None:
-    """The energy of all turns together would be that of several measurements."""
-    recorded: list[Spec] = []
+def test_ranks_that_measure_at_once_are_recorded(canned: Canned, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those in turn: the energy of all turns together would be that of several measurements."""
+    recorded: list[tuple[Spec, list[int], bool]] = []
 
-    def recorder(spec: Spec, *_: object) -> Recorder:
-        recorded.append(spec)
+    def recorder(*asked: Any) -> Recorder:
+        recorded.append(asked)
         return Recorder()
 
+    monkeypatch.setattr(ProcessSet, "pids", {0: 10, 1: 11})
     with pool_of(2, rounds=1, recorder=recorder) as pool:
-        for spec in (SINGLE, DDP):
+        for spec in (SINGLE, DDP, EPOCH):
             pool.measure(spec)
-    assert recorded == [DDP]
+    assert recorded == [(DDP, [10, 11], True), (EPOCH, [10], True)]
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_cpu_time_counts_between_the_rounds_of_a_set(
-    canned: Canned, monkeypatch: pytest.MonkeyPatch, known: bool
+def test_idle_load_is_counted_of_known_processes_beside_others(
+    canned: Canned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here all ranks are this process, which works in the rounds of B2 and sleeps in those of A1."""
-    pids = {0: os.getpid(), 1: os.getpid()} if known else {0: os.getpid()}
-    monkeypatch.setattr(ProcessSet, "pids", pids)
-
-    def seconds(spec: Spec, name: str) -> float:
-        began = time.process_time()
-        while name == "B2" and time.process_time() - began < 0.05:
-            pass
-        time.sleep(0.05 * (name == "A1"))
-        return 0.01
-
-    canned.seconds = seconds
-    with pool_of(2, rounds=6, sides=SIDES, time_only=True) as pool:
-        samples = pool.measure(LISTING).samples
-        assert "idle_seconds" not in pool.measure_alone(LISTING).samples[0].counters
-    idle = [sample.counters.get("idle_cpu_seconds") for sample in samples]
-    if not known:
-        assert idle == [None, None], "another node has its own processes"
-        return
-    beside_busy, beside_sleeping = idle
-    assert beside_busy == pytest.approx((0.25, 0.25), abs=0.1)
-    assert beside_sleeping == pytest.approx((0.0, 0.0), abs=0.06)
-    assert all(len(set(sample.counters["idle_seconds"])) == 1 for sample in samples)
+    """Another node has its own processes. tests/ranks has the CPU time that is counted."""
+    for pids in ({0: os.getpid()}, {0: os.getpid(), 1: os.getpid()}):
+        monkeypatch.setattr(ProcessSet, "pids", pids)
+        with pool_of(2, sides=SIDES) as pool:
+            samples = pool.measure(LISTING).samples
+            assert ["idle_cpu_seconds" in sample.counters for sample in samples] == [len(pids) == 2] * 2
+            assert "idle_cpu_seconds" not in pool.measure_alone(LISTING).samples[0].counters
 
 
 # --- spoiled rounds

@@ -53,7 +53,9 @@ def metrics_of(spec: TrainingSpec, *usages: Usage | None, **counters: float) -> 
         for number, usage in enumerate(usages, 1)
     )
     measure = FakeMeasure()
-    usage_metrics(measure, Measured(spec=spec, iterations=1, samples=samples))  # type: ignore[arg-type]
+    measured = Measured(spec=spec, iterations=1, samples=samples)
+    assert Measured.from_json(json.loads(json.dumps(measured.to_json()))) == measured
+    usage_metrics(measure, measured)  # type: ignore[arg-type]
     return measure
 
 
