@@ -16,7 +16,6 @@ import shutil
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 
 from ddpperf.errors import Refused
 
@@ -60,7 +59,7 @@ class PrivateFolder:
     def __enter__(self) -> Path:
         return self.path
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.remove()
 
 
