@@ -46,8 +46,17 @@ def main(folder: str, rank: int) -> None:
     lifeline.start()
     with contextlib.suppress(OSError):  # the controller has ended, and the folder is gone
         hold(Path(folder))  # until this process ends
+    from ddpperf.workers.rank_commands import Rank  # after the lifeline has begun: it imports torch
+
+    watchdog = Watchdog(float(os.environ[DEADLINE_VARIABLE]))
+
+    def report(fraction: float) -> None:
+        watchdog.begin()  # pytest's deadline begins again, too
+        channel.send(connection, {"progress": fraction})
+
+    commands = Rank(rank, report=seldom(report), folder=Path(folder))
     try:
-        _serve(connection, rank, Path(folder))
+        _serve(connection, commands, watchdog)
         if OWN_FOLDER_VARIABLE in os.environ:
             remove_folder(Path(folder))
     except (EOFError, OSError):  # of the connection: `_serve` answers the errors of commands
@@ -103,25 +112,13 @@ def pending_collective() -> channel.Message:
     return {}
 
 
-def _serve(connection: Connection, rank: int, folder: Path) -> None:
-    try:
-        from ddpperf.workers.rank_commands import Rank  # after the lifeline has begun: it imports torch
-    except (ImportError, MemoryError, OSError) as error:  # such as under a limit on memory
-        sys.exit(f"torch cannot be imported ({error}); try python -c 'import torch' in the same shell")
-
-    watchdog = Watchdog(float(os.environ[DEADLINE_VARIABLE]))
-
-    def report(fraction: float) -> None:
-        watchdog.begin()  # pytest's deadline begins again, too
-        channel.send(connection, {"progress": fraction})
-
-    state = Rank(rank, report=seldom(report), folder=folder)
+def _serve(connection: Connection, commands: object, watchdog: Watchdog) -> None:
     while True:
         message = channel.receive(connection)
         command = message.pop("command")
         watchdog.begin()
         try:
-            answer = getattr(state, command)(**message)
+            answer = getattr(commands, command)(**message)
         except Exception as error:
             answer = {"error": describe(error)}
         watchdog.end()
