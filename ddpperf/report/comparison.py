@@ -52,6 +52,11 @@ class Measurement:
     usual: str = ""
 
     @property
+    def seconds(self) -> float:
+        """How much longer the candidate takes, or how many more bytes it has."""
+        return float(self.row["candidate"] - self.row["base"])
+
+    @property
     def improved(self) -> bool:
         """Whether the time is shorter than noise explains, or there are fewer bytes."""
         row = self.row
@@ -81,9 +86,8 @@ class Measurement:
         row, form = self.row, find_or_plain(self.row["metric"]).format
         relative = change(row["ratio"]) if row["base"] else ""
         noise = relative == "0.0%" and not find_or_plain(row["metric"]).exact  # less than can be measured
-        difference = row["candidate"] - row["base"]
-        sign = "-" if difference < 0 else "+"
-        absolute = "0" if noise or not difference else f"{sign}{form(abs(difference))}"
+        sign = "-" if self.seconds < 0 else "+"
+        absolute = "0" if noise or not self.seconds else f"{sign}{form(abs(self.seconds))}"
         values = (form(row["base"]), form(row["candidate"]), absolute)
         if not row["base"] or row["low"] is None:
             return (*values, relative, "")

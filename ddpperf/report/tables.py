@@ -14,7 +14,14 @@ from typing import Any
 
 from ddpperf.report.experiment_columns import EXPERIMENTS
 from ddpperf.report.round_warnings import spread
-from ddpperf.report.stored_cases import Case, all_in_words, cases_of, usual_properties, usual_strategy
+from ddpperf.report.stored_cases import (
+    Case,
+    all_in_words,
+    cases_of,
+    in_words,
+    usual_properties,
+    usual_strategy,
+)
 from ddpperf.results.metrics import column as column_format
 from ddpperf.results.metrics import find_or_plain
 from ddpperf.results.outcomes import OutcomeKind
