@@ -226,8 +226,9 @@ def _scaling_in_short(cases: Sequence[Case]) -> Iterator[str]:
             if efficiency is not None and all(properties[name] == usual.get(name) for name in USUAL):
                 change = _change_of_efficiency(cases, case)
                 base = f", base {units.percent(efficiency / change)}" if change else ""
-                in_all = kind == "strong" and isinstance(spec, TrainingSpec)
-                batch = f"{spec.global_batch_size:,}" if in_all else properties["batch"]
+                batch = properties["batch"]
+                if kind == "strong" and isinstance(spec, TrainingSpec):
+                    batch = f"{spec.global_batch_size:,}"
                 speedup = units.factor(case.value("speedup") or 0.0)
                 speedups = found.setdefault(spec.world_size, [])
                 speedups.append(f"{batch}: {speedup} ({units.percent(efficiency)}{base})")
