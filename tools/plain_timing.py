@@ -2,7 +2,8 @@
 
     PYTHONPATH=. python tools/plain_timing.py > docs/plain_timing/HARDWARE.json
 
-The loop does not use the measurements of ddpperf: it is the loop of a tutorial, on one device.
+The loop does not use the measurements of ddpperf: it is the loop of a tutorial, on one device. First
+it times whole epochs with a DataLoader in a fresh process, then the steps on one batch.
 tools/update_docs.py makes a table of docs/reports.md from the results.
 """
 
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
 
 from ddpperf.machine.gpu_description import visible_gpus
 from ddpperf.machine.hardware import hardware_key
@@ -32,26 +34,48 @@ REPEATS = 7  # of all ways in turn; the shortest times are stored, because other
 
 def main() -> None:
     if torch.cuda.is_available():
-        found = measure("cuda", "resnet18_cifar", batch_sizes=(32, 128, 512), steps=20)
+        found = measure("cuda", "resnet18_cifar", batch_sizes=(32, 128, 512), steps=20, images=12_800)
     else:
         torch.set_num_threads(1)
-        found = measure("cpu", "resnet10_cifar", batch_sizes=(32, 128), steps=4)
+        found = measure("cpu", "resnet10_cifar", batch_sizes=(32, 128), steps=4, images=1_280)
     json.dump(found, sys.stdout, indent=1)
     print()
 
 
-def measure(device: str, model: str, *, batch_sizes: Sequence[int], steps: int) -> dict[str, Any]:
-    """Time the steps of each batch size, and return the seconds for a JSON file."""
+def measure(
+    device: str, model: str, *, batch_sizes: Sequence[int], steps: int, images: int, workers: int = 2
+) -> dict[str, Any]:
+    """Time five epochs and the steps of each batch size; return the seconds for a JSON file."""
     torch.manual_seed(0)
     torch.backends.cudnn.benchmark = True
     network = build(model).to(device)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
+    epochs = epoch_seconds(network, optimizer, device, images, workers)
     return {
         "hardware": hardware_key(device, visible_gpus() if device == "cuda" else ()),
         "torch": torch.__version__,
         "model": model,
+        "epochs": {"images": images, "batch_size": 128, "workers": workers, "seconds": epochs},
         "steps": [step_seconds(network, optimizer, device, size, steps) for size in batch_sizes],
     }
+
+
+def epoch_seconds(
+    network: nn.Module, optimizer: torch.optim.Optimizer, device: str, images: int, workers: int
+) -> list[float]:
+    """Return the seconds of the first five epochs of a process, each with a new set of workers."""
+    data = TensorDataset(torch.rand(images, 3, 32, 32), torch.randint(10, (images,)))
+    loader = DataLoader(data, batch_size=128, shuffle=True, num_workers=workers, pin_memory=device == "cuda")
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        for pixels, labels in loader:
+            optimizer.zero_grad()
+            cross_entropy(network(pixels.to(device)), labels.to(device)).backward()
+            optimizer.step()
+        wait(device)
+        seconds.append(time.perf_counter() - start)
+    return seconds
 
 
 def step_seconds(

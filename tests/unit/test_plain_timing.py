@@ -18,7 +18,7 @@ def rows(table: str) -> list[list[str]]:
 
 def test_plain_loop_is_timed_in_all_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_mistakes, "BATCH", 2)
-    found = measure("cpu", "resnet10_cifar", batch_sizes=(2,), steps=1)
+    found = measure("cpu", "resnet10_cifar", batch_sizes=(2,), steps=1, images=2, workers=0)
     (tmp_path / "cpu.json").write_text(json.dumps(found))
     clocks = rows(report_mistakes.clocks_table(str(tmp_path / "cpu.json")))
     assert [row[0] for row in clocks] == list(WAYS)
