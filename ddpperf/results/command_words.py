@@ -14,7 +14,16 @@ WRITES = (  # options that write files
 )
 CHOOSES = ("-k", "-m", "--full", "--deselect", "--ignore", "--lf", "--last-failed")  # tests
 FLAGS = (  # long options without a value
-    *("--full", "--tables", "--lf", "--last-failed", "--ff", "--failed-first", "--sw", "--stepwise"),
+    *(
+        "--full",
+        "--tables",
+        "--lf",
+        "--last-failed",
+        "--ff",
+        "--failed-first",
+        "--sw",
+        "--stepwise",
+    ),
     *("--exitfirst", "--verbose", "--quiet", "--benchmark-verbose", "--benchmark-autosave"),
 )
 SHORT_WITH_A_VALUE = ("-k", "-m", "-p", "-n", "-c", "-o", "-W", "-r")

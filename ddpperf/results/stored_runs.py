@@ -8,6 +8,7 @@ import json
 import os
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from typing import Any, Literal
 
 from ddpperf import specs
 from ddpperf.errors import MAX_LETTERS, first_line, quoted, short
-from ddpperf.io.files import temporary_file
+from ddpperf.io.files import open_regular, temporary_file
 from ddpperf.io.terminal_text import finite_json, printable_document
 from ddpperf.results.outcomes import OutcomeKind, Status
 from ddpperf.results.samples import Measured
@@ -27,6 +28,10 @@ SCHEMA = 3
 COMMIT = re.compile(r"([0-9a-f]{4,64}\+?|nogit)?")  # also stands in git's command lines
 HARDWARE_KEY = re.compile(r"[\w+-]+")  # names a folder, which must not be elsewhere
 
+NOT_JSON = {  # what git may leave in place of a file, by its first bytes
+    b"<<<<<<< ": "it has conflict markers of a merge",
+    b"version https://git-lfs": "it is a pointer of Git LFS, whose file git lfs pull gets",
+}
 ANOTHER = "name another, or save one anew"  # advice for a stored run that cannot be read
 
 # What code raises that reads damaged JSON:
@@ -98,14 +103,18 @@ class Storage:
             return Path(wanted)
         for folder in (self.baselines, self.runs):
             if named := [path for path in numbered(folder) if _is_called(path, wanted)]:
+                same = [path.name for path in named if _number(path) == _number(named[-1])]
+                if len(same) > 1:
+                    what = f"--benchmark-compare={wanted} fits {' and '.join(same)}"
+                    raise NoBaseline(f"{what}; name one of these files, and give the other a new number")
                 return named[-1]
         known = f"the number or name of one in {self.baselines} or {self.runs}"
         raise NoBaseline(f"--benchmark-compare={wanted} is neither a file nor {known}; name one of these")
 
     def _newest(self) -> Path:
-        if promoted := numbered(self.baselines):
+        if promoted := self._promoted():
             return promoted[-1]
-        for run in self._readable(reversed(numbered(self.runs)), is_baseline):
+        for run in self._readable(reversed(numbered(self.runs)), lambda _, document: is_baseline(document)):
             return run.path
         looked = f"neither {self.baselines} nor {self.runs} holds a run that passed"
         advice = "save one with --benchmark-save=NAME, then compare"
@@ -113,16 +122,24 @@ class Storage:
 
     def newest_baseline(self) -> Baseline | None:
         """Return the newest promoted baseline, or None if there is none that can be read."""
-        return next(self._readable(reversed(numbered(self.baselines))), None)
+        return next(self._readable(reversed(self._promoted())), None)
+
+    def _promoted(self) -> list[Path]:
+        """Return the baselines, oldest first; a merge may bring two files with one number."""
+        paths = numbered(self.baselines)
+        counts = Counter(map(_number, paths))
+        return sorted(
+            paths, key=lambda path: (_number(path), _date(path) if counts[_number(path)] > 1 else "")
+        )
 
     def _readable(
-        self, paths: Iterable[Path], wanted: Callable[[Any], bool] = lambda document: True
+        self, paths: Iterable[Path], wanted: Callable[[Path, Any], bool] = lambda path, document: True
     ) -> Iterator[Baseline]:
-        """Yield the runs at `paths` that can be read, are no A/B runs, and whose JSON `wanted` accepts."""
+        """Yield the runs at `paths` that can be read, are no A/B runs, and that `wanted` accepts."""
         for path in paths:
             with contextlib.suppress(NoBaseline):
                 document = read_document(path)
-                if wanted(document):
+                if wanted(path, document):
                     yield self.read(document, path)
 
     def load(self, path: Path) -> Baseline:
@@ -138,6 +155,9 @@ class Storage:
         if is_ab_run(header):
             raise NoBaseline(f"{path} is an A/B run, which has two versions of each time; name another run")
         try:
+            names = [str(benchmark["fullname"]) for benchmark in document["benchmarks"]]
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise NoBaseline(f"the baseline {path} has the test {short(twice[0])} twice; {ANOTHER}")
             stored = {
                 str(benchmark["fullname"]): benchmark["extra_info"]["ddpperf"]
                 for benchmark in document["benchmarks"]
@@ -147,7 +167,7 @@ class Storage:
             run = Baseline(
                 path=path,
                 measured=measured,
-                metrics={test: fields.get("metrics", {}) for test, fields in stored.items()},
+                metrics={test: _metrics(fields.get("metrics", {})) for test, fields in stored.items()},
                 when=str(document.get("datetime", "")),
                 copied=Measured.from_json(copied) if copied is not None else None,
                 commit=str(environment.get("commit", "")),
@@ -162,10 +182,22 @@ class Storage:
         return run
 
 
+def _metrics(stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the stored metrics of a test by name, with their values by process set."""
+    for name, metric in stored.items():
+        if not metric["by_set"]:
+            raise ValueError(f"the metric {quoted(name)} has no value")
+    return {
+        str(name): {"by_set": {str(name): float(value) for name, value in metric["by_set"].items()}}
+        for name, metric in stored.items()
+    }
+
+
 def newest_run(root: Path) -> Path:
     """Return the file of the newest run of a project; raise NoBaseline if there is none."""
     folder = root / ".ddpperf" / "runs"
-    newest = max(folder.glob("*/*.json*"), key=lambda path: path.stat().st_mtime, default=None)
+    runs = [path for path in folder.glob("*/*.json*") if path.is_file()]  # no broken link, no FIFO
+    newest = max(runs, key=lambda path: path.stat().st_mtime, default=None)
     if newest is None:
         raise NoBaseline(f"{folder} holds no run; measure one with python -m pytest perf/")
     return newest
@@ -179,7 +211,11 @@ def read_document(path: Path) -> Any:
     NaN or an infinite number.
     """
     try:
-        content = path.read_bytes()
+        with open_regular(path) as file:
+            content = file.read()
+        for beginning, what in NOT_JSON.items():
+            if content.startswith(beginning):
+                raise ValueError(what)
         if path.suffix == ".gz":
             content = gzip.decompress(content)
         document = printable_document(finite_json(content.decode()))
@@ -219,6 +255,13 @@ def numbered(folder: Path) -> list[Path]:
 def _number(path: Path) -> int:
     match = re.fullmatch(r"(\d{4,})_.*\.json(\.gz)?", path.name)
     return int(match[1]) if match else 0
+
+
+def _date(path: Path) -> str:
+    """Return when a stored run began, in ISO 8601; "" if its file cannot be read."""
+    with contextlib.suppress(NoBaseline):
+        return str(read_document(path).get("datetime", ""))
+    return ""
 
 
 def _is_called(path: Path, wanted: str) -> bool:
@@ -275,6 +318,11 @@ def _write_numbered(folder: Path, name: str, document: dict[str, Any]) -> Path:
             number += 1
             path = folder / f"{number:04}_{name}.json"
             with contextlib.suppress(FileExistsError):
-                path.touch(exist_ok=False)  # takes the number
-                os.replace(temporary, path)
+                try:
+                    os.link(temporary, path)
+                except FileExistsError:
+                    raise
+                except OSError:  # a file system without hard links
+                    path.touch(exist_ok=False)
+                    os.replace(temporary, path)
                 return path

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +29,14 @@ def test_newest_run_becomes_the_baseline(
     assert capsys.readouterr().out == f"{baseline.relative_to(canned_suite.root)}\n", "the path, for scripts"
 
 
-def test_project_without_a_run_is_refused(tmp_path: Path) -> None:
+def test_newest_run_is_a_readable_file(tmp_path: Path) -> None:
+    folder = tmp_path / ".ddpperf" / "runs" / "cpu2"
+    folder.mkdir(parents=True)
     with pytest.raises(NoBaseline, match="holds no run; measure one with python -m pytest perf/"):
         newest_run(tmp_path)
+    (folder / "0001_x.json").write_text("{}")
+    os.mkfifo(folder / "0002_x.json")
+    assert newest_run(tmp_path).name == "0001_x.json"
 
 
 def stored(suite: CannedSuite, *arguments: str) -> Path:
@@ -37,17 +44,24 @@ def stored(suite: CannedSuite, *arguments: str) -> Path:
     return newest_run(suite.root)
 
 
+def fail_a_test(header: dict[str, Any]) -> None:
+    next(iter(header["outcomes"].values()))["kind"] = "failed"
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"unfit": ["t is slower"]}, "cannot become a baseline: its verdict is FAIL, a control failed, a te"),
-        ({"judged": {}}, "is an A/B run, which has two versions of each time"),
+        (fail_a_test, "cannot become a baseline: its verdict is FAIL, a control failed, a test looks "),
+        (lambda header: header.pop("outcomes"), "or the file is damaged; name another run"),
+        (lambda header: header.update(judged={}), "is an A/B run, which has two versions of each time"),
     ],
 )
-def test_unfit_run_is_refused(canned_suite: CannedSuite, change: dict[str, Any], sentence: str) -> None:
+def test_unfit_run_is_refused(
+    canned_suite: CannedSuite, change: Callable[[dict[str, Any]], object], sentence: str
+) -> None:
     run = stored(canned_suite)
     document = json.loads(run.read_text())
-    document["ddpperf"] |= change
+    change(document["ddpperf"])
     run.write_text(json.dumps(document))
     with pytest.raises(NoBaseline, match=sentence):
         promote(canned_suite.root, run)

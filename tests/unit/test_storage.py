@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import math
@@ -40,6 +41,7 @@ def run_of(
     measured: Mapping[str, Measured] | None = None,
     *,
     status: str = "PASS",
+    when: str = "",
     header: Mapping[str, Any] | None = None,
     **outcomes: str,
 ) -> dict[str, Any]:
@@ -57,6 +59,7 @@ def run_of(
             "verdict": {"status": status, "reasons": []},
             **(header or {}),
         },
+        "datetime": when,
     }
 
 
@@ -180,10 +183,37 @@ def test_file_is_found_by_number_or_name(storage: Storage, wanted: str, found: s
     assert storage.find(wanted).name == found
 
 
+def test_two_files_with_one_number_are_told_apart(storage: Storage) -> None:
+    """As a merge of two branches leaves them."""
+    for name, day in (("0003_theirs.json", "2026-11-02"), ("0003_zz_ours.json", "2026-11-01")):
+        put(storage.baselines, name, run_of(when=f"{day}T00:00:00+00:00"))
+    assert storage.find(True).name == "0003_theirs.json", "the newer one"
+    newest = storage.newest_baseline()
+    assert newest is not None
+    assert newest.path.name == "0003_theirs.json"
+    words = "^--benchmark-compare=3 fits 0003_theirs.json and 0003_zz_ours.json; name one of these files"
+    with pytest.raises(NoBaseline, match=words):
+        storage.find("3")
+    assert storage.find("theirs").name == "0003_theirs.json"
+
+
 @pytest.mark.parametrize("name", ["20261128", "v1.json"])
 def test_any_name_finds_its_file(storage: Storage, name: str) -> None:
     path = storage.promote(run_of(), name)
     assert storage.find(name) == path
+
+
+def test_file_system_without_hard_links_stores_runs(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(source: object, place: object) -> None:
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    monkeypatch.setattr(os, "link", refuse)
+    paths = [storage.promote(run_of(), "main") for _ in range(2)]
+    assert [path.name for path in paths] == ["0001_main.json", "0002_main.json"]
+    assert storage.load(paths[1]).measured.keys() == {"t"}
+    assert set(storage.baselines.iterdir()) == set(paths)
 
 
 @pytest.mark.parametrize("wanted", ["1000", "ain", "missing.json"])
@@ -232,13 +262,16 @@ NOT_SAVED = r"was not saved by ddpperf; name a file in \.ddpperf/runs or perf/ba
         (other(hardware_key="h200x8"), r"was measured on h200x8, this is h200x4; save a baseline here$"),
         ({"ddpperf": run_of()["ddpperf"]}, r"is damaged \(KeyError\('benchmarks'\)\); name another"),
         (damaged(spec={"measurement": "broadcast"}), r"is damaged \(ValueError\(.*'broadcast'"),
+        (b"<<<<<<< HEAD\n{}", r"cannot be read \(it has conflict markers of a merge\); name another"),
+        (b"version https://git-lfs.github.com/spec/v1", r"\(it is a pointer of Git LFS, whose file git lfs"),
         (damaged_sample(seconds=[[math.nan]]), r"cannot be read \(NaN is no number\); name"),
         (damaged_sample(seconds=[[-1.0]]), r"is damaged .*no duration"),
         (other(environment={"commit": "--output=x"}), r"is damaged \(ValueError\(.* is no commit"),
+        (run_of() | {"benchmarks": 2 * run_of()["benchmarks"]}, r"has the test t twice; name another"),
         (run_of({}), r"holds no measured test; name another, or save one anew$"),
         (other(judged={}), r"is an A/B run, which has two versions of each time; name another run$"),
         *((text, r"cannot be read \(.*\); name another, or save one anew$")
-          for text in (b"", b'{"', b"\xff", b"<<<<<<< HEAD\n{}", b"[" * 100_000)),
+          for text in (b"", b'{"', b"\xff", b"[" * 100_000)),
     ],
 )  # fmt: skip
 def test_what_cannot_be_compared_with_gives_one_sentence(
