@@ -21,16 +21,21 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 from torchvision.datasets import CIFAR10, ImageFolder
+from torchvision.datasets.folder import IMG_EXTENSIONS, has_file_allowed_extension
 from torchvision.transforms.functional import pil_to_tensor
 
 from ddpperf.data.cache import FORMS
 from ddpperf.errors import Refused, first_line
+from ddpperf.io.files import open_regular
+from ddpperf.results.units import counted
 
 SYSTEM_FILES = ("Thumbs.db", "desktop.ini")  # of file managers, which nobody sees
+SEEN_IMAGES, LEAST_SPREAD = 1024, 1.0  # standard deviation of the pixels of so many images, of 255
 REPORTED_IMAGES = 10_000  # decoded between two lines of progress
 THREADS = 8  # more would wait for the interpreter's lock
 NETWORK_SECONDS = 30.0
@@ -43,34 +48,65 @@ say = partial(print, flush=True)
 def load(path: str) -> Image.Image:
     """Return an image file as an RGB image with 8 bits per colour, or raise Refused."""
     try:
-        with Image.open(path, formats=FORMATS) as image:
-            if image.mode[0] in "IF":  # convert() would clip every pixel at 255
-                raise ValueError("its pixels have more than 8 bits")
-            return image.convert("RGB")
+        with open_regular(path) as file, Image.open(file, formats=FORMATS) as image:
+            return (_of_8_bits(image) if image.mode[0] in "IF" else image).convert("RGB")
     except Exception as error:  # Pillow raises most kinds for damaged files
         why = f"as {', '.join(FORMATS)} ({first_line(error)})"
         raise Refused(f"{path} cannot be decoded {why}; repair or remove it") from error
 
 
-def is_image(path: str) -> bool:
-    """Return whether a file counts as an image: every file, whatever its suffix, that a user sees."""
-    name = Path(path).name
-    return not name.startswith(".") and name not in SYSTEM_FILES
+def _of_8_bits(image: Image.Image) -> Image.Image:
+    """Return a grey image of 16 bits with the upper 8 bits of each pixel; convert() would clip it at 255."""
+    pixels = np.asarray(image)
+    if image.mode == "F" or pixels.min() < 0 or pixels.max() > 65535:
+        raise ValueError("its pixels are no whole numbers from 0 to 65535")
+    return Image.fromarray((pixels // 256).astype(np.uint8))
+
+
+class Files:
+    """Says which files of a folder are images, by name or else by content, and keeps the others."""
+
+    def __init__(self) -> None:
+        self.others: list[str] = []
+
+    def is_image(self, path: str) -> bool:
+        name = Path(path).name
+        if name.startswith(".") or name in SYSTEM_FILES:
+            return False
+        if has_file_allowed_extension(path, IMG_EXTENSIONS):
+            return True
+        try:
+            with open_regular(path) as file, Image.open(file, formats=FORMATS):
+                return True
+        except Exception:  # Pillow raises most kinds
+            self.others.append(path)
+            return False
+
+    def require_images(self, folder: Path) -> None:
+        """Raise Refused if the folder had other files."""
+        if self.others:
+            what = (
+                f"{counted(len(self.others), 'file')} in {folder} cannot be decoded as {', '.join(FORMATS)}"
+            )
+            raise Refused(f"{what}, such as {self.others[0]}; repair or remove them")
 
 
 def data_sets(kind: str, folder: Path, *, download: bool) -> list[Any]:
     """Return torchvision's data sets of training and of test images, or raise Refused."""
+    files = Files()
     try:
         if kind == "cifar10":
             get = partial(CIFAR10, str(folder), transform=pil_to_tensor)
             return [get(train=True, download=download), get(train=False)]
         parts = [
-            ImageFolder(str(folder / part), pil_to_tensor, loader=load, is_valid_file=is_image)
+            ImageFolder(str(folder / part), pil_to_tensor, loader=load, is_valid_file=files.is_image)
             for part in ("train", "test")
         ]
     except (OSError, RuntimeError, http.client.HTTPException) as error:
+        files.require_images(folder)
         what = "downloaded" if download else f"read from {folder}"
         raise Refused(f"{kind} cannot be {what} ({first_line(error)}); pass {FORMS}") from error
+    files.require_images(folder)
     if others := sorted(set(parts[0].classes) ^ set(parts[1].classes)):
         raise Refused(f"{folder} must have the same classes in train and test; only one has {others[0]!r}")
     return parts
@@ -97,6 +133,9 @@ def decode(parts: list[Any]) -> dict[str, Tensor]:
                 images[place] = pixels
                 if (place + 1) % REPORTED_IMAGES == 0:
                     say(f"decoded {place + 1:,} of {len(part):,} {name} images")
+        if images[:SEEN_IMAGES].float().std() < LEAST_SPREAD:
+            what = f"the pixels of the {name} images have almost one value ({images[0, 0, 0, 0]} of 255)"
+            raise Refused(f"{what}; check that their files use all bits of a pixel")
         found[f"{name}_images"], found[f"{name}_labels"] = images, torch.tensor(part.targets)[order]
     return found
 

@@ -18,6 +18,7 @@ from subprocess import CompletedProcess
 from typing import Any
 from urllib.response import addinfourl
 
+import numpy as np
 import pytest
 import torch
 from PIL import EpsImagePlugin, Image
@@ -83,6 +84,13 @@ def test_image_folder_is_decoded_as_torchvision_does(folder: Path, tmp_path: Pat
     assert_as_torchvision(data.path, parts)
 
 
+def test_grey_images_of_16_bits_keep_their_upper_bits(folder: Path, tmp_path: Path) -> None:
+    values = [[0, 255, 256, 511], [512, 4096, 32768, 65535], [1, 2, 3, 65280]]
+    Image.fromarray(np.array(values, dtype=np.uint16)).save(image := tmp_path / "x.png")
+    expected = [[0, 0, 1, 1], [2, 16, 128, 255], [0, 0, 0, 255]]
+    assert np.asarray(decode.load(str(image)))[..., 0].tolist() == expected
+
+
 def test_images_are_known_by_their_content(folder: Path, tmp_path: Path) -> None:
     """Their names say nothing, or are in capitals; files of file managers do not count."""
     for number, path in enumerate(sorted(folder.glob("train/*/*.png"))):
@@ -145,6 +153,16 @@ def put(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
+def save_text(*paths: Path) -> None:
+    for path in paths:
+        put(path, b"no image")
+
+
+def save_all(image: Image.Image, folder: Path) -> None:
+    for path in folder.glob("*/*/*.png"):
+        image.save(path)
+
+
 BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "text": (lambda f: put(f / "test/bee/x.jpg", b"hello"), "bee/x.jpg cannot be decoded as BMP, JPEG, "),
     "dead link": (lambda f: (f / "train/ape/x.png").symlink_to("gone"), "ape/x.png cannot .*No such file"),
@@ -156,11 +174,21 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: picture(f / "test/dog/0.png", 1),
         "the same classes .* only one has 'dog",
     ),
-    "class without images": (lambda f: (f / "train/dog").mkdir(), "Found no valid file for the classes dog"),
-    "another file": (lambda f: put(f / "train/ape/2.txt", b"x"), "ape/2.txt cannot .*; repair or remove it$"),
-    "16 bits": (
-        lambda f: Image.new("I;16", (4, 3), 200).save(f / "train/ape/x.png"),
-        "ape/x.png cannot be decoded .*its pixels have more than 8 bits",
+    "class without images": (
+        lambda f: put(f / "train/dog/notes.txt", b"no image"),
+        "1 file in .* cannot be decoded as BMP, .*, such as .*/dog/notes.txt; repair or remove them",
+    ),
+    "no images by name or content": (
+        lambda f: save_text(f / "train/ape/1", f / "train/ape/2.txt"),
+        "2 files in .* cannot be decoded as BMP, .*, such as .*/ape/.*; repair or remove them",
+    ),
+    "floating-point numbers": (
+        lambda f: Image.new("F", (4, 3)).save(f / "train/ape/x.tiff"),
+        "ape/x.tiff cannot .*its pixels are no whole numbers from 0 to 65535",
+    ),
+    "one colour": (
+        lambda f: save_all(Image.new("I;16", (4, 3), 200), f),
+        r"the pixels of the train images have almost one value \(0 of 255\); check that their files",
     ),
     "no test": (lambda f: (f / "test").rename(f / "x"), "cannot be read from .*No such file or directory"),
 }
