@@ -30,7 +30,7 @@ from ddpperf.history.past_runs import MOST_OF_DRIFT, past_runs
 from ddpperf.history.run_drift import drifts
 from ddpperf.io.files import require_replaceable, write_atomically
 from ddpperf.io.secret_values import shown_command_line
-from ddpperf.io.terminal_text import harmless, printable_document
+from ddpperf.io.terminal_text import harmless, printable, printable_document
 from ddpperf.machine import hardware
 from ddpperf.machine.git import NO_COMMIT, without_commit
 from ddpperf.plugin.judge import Judge
@@ -38,7 +38,7 @@ from ddpperf.plugin.options.benchmark_options import runs_tests
 from ddpperf.plugin.options.options import is_experiment
 from ddpperf.plugin.session import Session
 from ddpperf.report.html_page import PAGE_BEGINS, page
-from ddpperf.report.markdown_pages import VERDICT_BEGINS, markdown
+from ddpperf.report.markdown_pages import VERDICT_BEGINS, github_annotations, markdown
 from ddpperf.report.questions import report_tables
 from ddpperf.report.summary import WIDTH, markup, summary_lines, verdict_lines
 from ddpperf.results.outcomes import AGAIN, Reason, Status, Verdict
@@ -62,6 +62,7 @@ class RunOutputs:
         self.verdict: Verdict | None = None  # None before the run ended, or if it measured nothing
         self.saved = True  # whether everything was written and printed that the command line requests
         self._lines: list[str] = []
+        self._annotations: list[str] = []  # of GitHub
         self._signal = ""  # that interrupted the run
         self._config = config
         self._verdict_file = _file("--verdict", config.option.verdict, VERDICT_BEGINS.encode(), "verdicts")
@@ -118,6 +119,8 @@ class RunOutputs:
             header["judged"]["drifts"] = _drifts(session, session.baseline)
         document = printable_document(self._document(session) | {"ddpperf": header})
         self._save(session, document)
+        if os.environ.get("GITHUB_ACTIONS") == "true":
+            self._annotations = github_annotations(document)
         width = self._width()
         tables = report_tables(document).splitlines() if self._config.getoption("tables") else []
         form: dict[str, Any] = {"width": width, "verbose": self._config.getoption("verbose", 0) > 0}
@@ -188,6 +191,8 @@ class RunOutputs:
                 reporter.section("ddpperf", bold=True)
                 for line in self._lines:
                     reporter.line(harmless(line), **markup(line))
+                for line in self._annotations:
+                    reporter.line(printable(line))
             sys.stdout.flush()
         except OSError:  # a full disk, or a reader that has ended; Python would fail again at its end
             self.saved = False

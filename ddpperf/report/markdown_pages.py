@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddpperf.io.terminal_text import harmless
-from ddpperf.report.stored_cases import all_metrics
+from ddpperf.report.comparison import Measurement, certain_first, measurements_of
+from ddpperf.report.stored_cases import all_metrics, cases_of
 from ddpperf.report.summary import TITLE_BEGINS, next_step, sentences, summary_lines, verdict_lines
+from ddpperf.results import units
 from ddpperf.results.command_words import command_words
+from ddpperf.results.outcomes import Status
 
 VERDICT_BEGINS = "## ddpperf: "
 RESULTS_BEGIN = "# Results on "
@@ -30,6 +33,29 @@ def markdown(document: Mapping[str, Any]) -> str:
         if hidden:
             page += [f"<details><summary>{title}</summary>", "", *_fenced(hidden), "", "</details>", ""]
     return harmless("\n".join(page))
+
+
+def github_annotations(document: Mapping[str, Any]) -> list[str]:
+    """Return GitHub's workflow commands that mark the file of each experiment with worse measurements.
+
+    The format is that of https://docs.github.com/actions/reference/workflow-commands-for-github-actions.
+    """
+    header = document["ddpperf"]
+    if header["verdict"]["status"] != Status.FAIL:
+        return []
+    by_file: dict[str, list[Measurement]] = {}
+    for one in certain_first(measurements_of(header, cases_of(document))):
+        if one.is_("worse"):
+            by_file.setdefault(one.row["tests"][0].partition("::")[0], []).append(one)
+    found = []
+    for file, worse in by_file.items():
+        title = f"ddpperf FAIL: {units.counted(len({one.tests for one in worse}), 'measurement')} worse"
+        text = "; ".join(f"{one.name()} by {one.changes()}" for one in worse)
+        escaped = [
+            re.sub("[%\r\n:,]", lambda sign: f"%{ord(sign[0]):02X}", part) for part in (file, title, text)
+        ]
+        found.append("::error file={},title={}::{}".format(*escaped))
+    return found
 
 
 def results_page(document: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpperf.report.markdown_pages import markdown
+from ddpperf.report.markdown_pages import github_annotations, markdown
 from ddpperf.report.summary import summary_lines
 from tests.canned import CannedSuite
 from tests.unit.test_comparison import compared
@@ -31,6 +31,17 @@ def test_page_of_a_comparison_shows_what_changed_as_the_terminal_does() -> None:
     assert "\nWORSE     2 of 26 measurements" in changes
     shown = changes.partition("```")[0].splitlines()
     assert shown == summary_lines(run, verbose=False)[-len(shown) :]
+
+
+def test_annotation_stands_at_the_file_of_the_experiment() -> None:
+    run = compared()
+    (line,) = github_annotations(run)
+    assert line.startswith(
+        "::error file=perf/test_it.py,title=ddpperf FAIL%3A 2 measurements worse::weak scaling"
+    )
+    assert line.endswith("by +2.0%25 (+2.000 ms)")
+    assert "\n" not in line
+    assert github_annotations(compared(status="PASS")) == []
 
 
 def test_page_is_written_where_requested(canned_suite: CannedSuite) -> None:
