@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ddpperf.errors import Refused
 from ddpperf.report.questions import report_tables
 from ddpperf.report.questions.figures import text_of
 from ddpperf.report.questions.grid import WIDTH
@@ -169,6 +170,14 @@ def test_factors_and_fractions_are_those_of_a_step_in_a_table_of_epochs() -> Non
     for name in ("link_utilization", "overlap_fraction"):
         assert text_of(case, name, per_epoch=True) == text_of(case, name) != ""
     assert text_of(case, "compute_seconds", per_epoch=True) != text_of(case, "compute_seconds")
+
+
+def test_metric_of_another_unit_is_refused_in_one_sentence() -> None:
+    document = copy.deepcopy(run(TWO))
+    test = next(test for test in document["benchmarks"] if test["name"].startswith("test_comm_split"))
+    test["extra_info"]["ddpperf"]["metrics"]["exposed_comm_seconds"]["unit"] = "ms"
+    with pytest.raises(Refused, match=r"exposed_comm_seconds of .* is stored in ms, not in s; measure it"):
+        report_tables(document)
 
 
 def test_tests_that_failed_or_did_not_run_are_counted_first() -> None:

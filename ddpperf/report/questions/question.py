@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddpperf.errors import first_line
+from ddpperf.errors import Refused, first_line
 from ddpperf.report.questions import figures
 from ddpperf.report.stored_cases import Case, of_functions
 from ddpperf.results.metrics import find
@@ -46,6 +46,11 @@ class Question:
         """Return the rows of all cases that have figures; a test that failed early has no metrics."""
         functions = [test.rpartition("::")[2] for test in self.tests]
         found = [case for case in of_functions(cases, *functions) if case.metrics and self.chosen(case)]
+        for case in found:
+            for name, metric in case.metrics.items():
+                if metric["unit"] not in ("", unit := find(name).unit):
+                    stored = f"{name} of {case.test} is stored in {metric['unit']}, not in {unit}"
+                    raise Refused(f"{stored}; measure it again")
         return [
             Entry(case=case, properties=properties_of(case) | place, figures=texts)
             for case in found
