@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpperf.errors import Refused, first_line, quoted
+from ddpperf.io.files import read_text
 from ddpperf.results import metrics
 from ddpperf.results.metrics import Better
 from ddpperf.specs import Spec
@@ -126,11 +127,15 @@ def read_threshold_file(root: Path) -> tuple[tuple[Threshold, ...], Mapping[str,
     a file with a mistake.
     """
     try:
-        document = tomllib.loads((root / NAME).read_text("utf-8"))
+        document = tomllib.loads(read_text(root / NAME))
     except (FileNotFoundError, NotADirectoryError):
         document = {}
-    except (OSError, ValueError) as error:  # ValueError also stands for text that is not UTF-8
-        raise Refused(f"{NAME} cannot be read ({first_line(error)}); correct it") from error
+    except UnicodeDecodeError as error:
+        raise Refused(f"{NAME} is not in UTF-8 ({error.reason}); save it in UTF-8") from error
+    except OSError as error:
+        raise Refused(f"{NAME} cannot be read ({error.strerror}); make it a readable file") from error
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"{NAME} is not valid TOML ({first_line(error)}); correct that place") from error
     return read_thresholds(document), read_decision(document)
 
 
@@ -144,11 +149,17 @@ def read_thresholds(document: Mapping[str, Any]) -> tuple[Threshold, ...]:
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise Refused(f"the key threshold of {NAME} is no list; begin every entry with [[threshold]]")
     thresholds = []
+    first: dict[tuple[object, ...], int] = {}
     for number, entry in enumerate(entries, 1):
         try:
-            thresholds.append(_threshold(entry, number))
+            threshold = _threshold(entry, number)
+            for metric in threshold.bounds:
+                case = (threshold.hardware, threshold.test, frozenset(threshold.where.items()), metric)
+                if (other := first.setdefault(case, number)) != number:
+                    raise ValueError(f"repeats this case's {metric} of threshold {other}; delete one of them")
         except ValueError as error:
             raise Refused(f"threshold {number} of {NAME} {error}") from error
+        thresholds.append(threshold)
     return tuple(thresholds)
 
 
@@ -160,8 +171,10 @@ def _threshold(entry: Mapping[str, Any], number: int) -> Threshold:
         if key not in keys:
             raise ValueError(f"has the unknown key {quoted(key)}; {advice(key, keys)}")
     for key, example in (("hardware", "h200x4"), ("test", "test_weak_scaling")):
-        if not isinstance(entry.get(key), str) or not entry[key]:
-            raise ValueError(f"has no name as its {key}; write one, such as {key} = {example!r}")
+        if key not in entry:
+            raise ValueError(f"has no {key}; add one, such as {key} = {example!r}")
+        if not isinstance(entry[key], str) or not entry[key]:
+            raise ValueError(f"has {key} = {quoted(entry[key])}; write a name, such as {example!r}")
     test, where = entry["test"], entry.get("where", {})
     if not test.isidentifier():
         advised = "write only the function's name, and the case's fields in where"
@@ -190,6 +203,9 @@ def _require_possible(where: Any) -> None:
             advised = advice(name, known)
             raise ValueError(f"names {quoted(name)} in where, a field that no spec has; {advised}")
     possible = [kind for kind, names in kinds.items() if where.keys() <= names]
-    wrong = [next(kind.wrong_values(where), "") for kind in possible] or ["no spec has all of these fields"]
+    if not possible:
+        names = ", ".join(where)
+        raise ValueError(f"names {names} in where, but no spec has all of these; keep one spec's fields")
+    wrong = [next(kind.wrong_values(where), "") for kind in possible]
     if all(wrong):
         raise ValueError(f"can never apply: {'; or '.join(dict.fromkeys(wrong))}")

@@ -59,15 +59,19 @@ def test_entries_are_read_in_the_files_order() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (entry().replace('hardware = "h200x4"', ""), "has no name as its hardware; write one"),
-        (entry().replace('test = "test_x"', ""), "has no name as its test; write one"),
+        (entry().replace('hardware = "h200x4"', ""), "has no hardware; add one"),
+        (entry().replace('test = "test_x"', ""), "has no test; add one"),
         (entry(test="test_x[world_size=4]"), "has test = 'test_x[world_size=4]'; write only the function's"),
         (entry(minimum="speed_up = 2"), "has the unknown key 'speed_up'; write speedup"),
         (entry(minimum=""), "has no minimum and no maximum, so it could never fail; add one of "),
         (entry("{ worldsize = 4 }"), "names 'worldsize' in where, a field that no spec has; write world_siz"),
         (entry("{ delay_seconds = 0.0 }"), "names delay_seconds in where, but holds for delayed steps, too"),
+        (entry("{ world_size = '4' }"), "can never apply: world_size must be a whole number"),
+        (entry("{ world_size = true }"), "can never apply: world_size must be a whole number"),
         (entry("{ world_size = 0 }"), "can never apply: world_size must be a whole number of at least "),
-        (entry("{ nbytes = 1024, strategy = 'ddp' }"), "can never apply: no spec has all of these fields"),
+        (entry("{ drop_last = 1 }"), "can never apply: drop_last must be a bool, got 1"),
+        (entry("{ strategy = 'dpp' }"), "can never apply: strategy must be one of single, ddp, "),
+        (entry("{ nbytes = 1024, strategy = 'ddp' }"), "names nbytes, strategy in where, but no spec has al"),
     ],
 )
 def test_entry_that_could_never_fail_is_refused(text: str, sentence: str) -> None:
@@ -83,10 +87,19 @@ def test_bound_must_be_positive_and_finite(value: str) -> None:
         threshold(minimum=f"speedup = 2\nefficiency = {value}")
 
 
-@pytest.mark.parametrize("content", [b"# \xff\xfe", b"[[threshold"])
-def test_broken_file_is_refused(canned_suite: CannedSuite, content: bytes) -> None:
+def test_bound_given_twice_is_refused() -> None:
+    other = entry("{ world_size = 2 }") + entry(hardware="h200x2") + entry(test="test_y")
+    read(entry() + other)
+    with pytest.raises(Refused, match=r"^threshold 5 .* repeats this case's speedup of threshold 1; "):
+        read(entry() + other + entry(minimum="images_per_second = 1\nspeedup = 3"))
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"), [(b"# \xff\xfe", "is not in UTF-8"), (b"[[threshold", "is not valid TOML (")]
+)
+def test_broken_file_is_refused(canned_suite: CannedSuite, content: bytes, sentence: str) -> None:
     (canned_suite.root / "perf" / "thresholds.toml").write_bytes(content)
-    canned_suite.run("perf").assert_one_sentence(4, "ERROR: perf/thresholds.toml cannot be read (")
+    canned_suite.run("perf").assert_one_sentence(4, f"ERROR: perf/thresholds.toml {sentence}")
 
 
 # --- applying
