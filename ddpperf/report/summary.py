@@ -40,7 +40,7 @@ from ddpperf.results.command_words import MAY_HAVE_A_VALUE, OF_COMPARISONS, comm
 from ddpperf.results.metrics import find, find_or_plain
 from ddpperf.results.outcomes import AGAIN, OutcomeKind, Status
 from ddpperf.results.stored_runs import is_ab_run
-from ddpperf.specs import TrainingSpec, from_json
+from ddpperf.specs import from_json
 from ddpperf.verdict.controls import LEAST_SHOWN
 from ddpperf.verdict.thresholds import WORDS_OF_BOUNDS, BoundKind
 
@@ -222,15 +222,13 @@ def _scaling_in_short(cases: Sequence[Case]) -> Iterator[str]:
     for kind in ("weak", "strong"):
         found: dict[int, list[str]] = {}
         for case in of_functions(cases, f"test_{kind}_scaling"):
-            efficiency, properties, spec = case.value("efficiency"), case.properties, case.measured.spec
+            efficiency, properties = case.value("efficiency"), case.properties
             if efficiency is not None and all(properties[name] == usual.get(name) for name in USUAL):
                 change = _change_of_efficiency(cases, case)
                 base = f", base {units.percent(efficiency / change)}" if change else ""
-                batch = properties["batch"]
-                if kind == "strong" and isinstance(spec, TrainingSpec):
-                    batch = f"{spec.global_batch_size:,}"
+                batch = properties.get("global batch") or properties["batch"]
                 speedup = units.factor(case.value("speedup") or 0.0)
-                speedups = found.setdefault(spec.world_size, [])
+                speedups = found.setdefault(case.measured.spec.world_size, [])
                 speedups.append(f"{batch}: {speedup} ({units.percent(efficiency)}{base})")
         for devices in sorted(found)[-1:]:
             batches = "global batch" if kind == "strong" else "batch per device"
