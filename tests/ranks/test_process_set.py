@@ -184,15 +184,14 @@ def one(marked: Marked) -> Iterator[Side]:
 
 
 def test_two_sides_run_their_own_code(marked: Marked, tmp_path: Path) -> None:
-    """The candidate has another loss, by a sitecustomize.py on its path."""
-    patch = "import torch.nn.functional as F; F.cross_entropy = F.multi_margin_loss"
-    (tmp_path / "sitecustomize.py").write_text(patch)
+    """The candidate computes convolutions without oneDNN, by a sitecustomize.py on its path."""
+    (tmp_path / "sitecustomize.py").write_text("import torch; torch.backends.mkldnn.set_flags(False)")
     sides = Side(name="A"), Side(name="B", environment={"PYTHONPATH": str(tmp_path)})
     with Pool(SetOptions(size=1, device="cpu", rounds=3, deadline_seconds=60), sides=sides) as pool:
         losses = [pool.measure(SINGLE).counter("loss_after_5_steps") for _ in range(2)]
     marked.assert_nothing_left()
     assert losses[0] == losses[1]
-    assert len(set(losses[0].values())) == 2
+    assert len(set(losses[0].values())) == 2, "convolutions are rounded in other ways"
 
 
 PRINTS_MUCH = r"""
