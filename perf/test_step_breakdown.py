@@ -24,6 +24,7 @@ from perf.common.by_set import by_rank, per_set
 from perf.common.step_metrics import cost_metrics, training_metrics
 from perf.common.step_specs import global_batch_case, resnet50, step_case
 
+AGREEMENT = 0.02  # the sum of the parts may differ from the step by this fraction without a note
 MOST_MARKING = 0.1  # timing the parts may lengthen the step by this fraction without a warning
 CPU_EPOCH_STEPS = 4  # on all ranks, in an epoch of test_epoch_breakdown without --epoch-images
 
@@ -198,6 +199,8 @@ def compared_with_marks(measure: Measure, parts: Measured, seconds: Mapping[str,
         measure.warn(
             f"{work} takes {marked:.2f} times as long while its parts are timed, so the parts are too long"
         )
+    if abs(apart := measure.metrics["parts_over_step"]["value"] - 1) > AGREEMENT:
+        measure.note(f"the sum of the parts differs by {apart:+.1%} from the time of the same step")
 
 
 def parts_over_step(parts: Measured, sample: Sample) -> float:
