@@ -137,10 +137,10 @@ def refused(set_name: str, what: str) -> SetFailure:
 
 
 class Canned:
-    """The answers of canned sets. A test sets `seconds`, `counters` or `spread`.
+    """The answers of canned sets. A test sets `seconds`, `counters`, `kernels` or `spread`.
 
     seconds(spec, set name): of a step, without the spec's delay, which is added. counters(spec,
-    rank). spread: by which
+    rank). kernels(spec, set name): the digest of the kernels that a step runs. spread: by which
     fraction the rounds of a set differ from each other. set_counters(spec, set name): further counters
     of each rank of a set. refuses(spec, set name): what a rank raises at "open", or "".
     sampled: the names of the sets, in the order in which they were told to sample. asked: the ranks
@@ -154,6 +154,7 @@ class Canned:
     def __init__(self) -> None:
         self.seconds: Callable[[Spec, str], float] = step_seconds
         self.counters: Callable[[Spec, int], Mapping[str, float]] = step_counters
+        self.kernels: Callable[[Spec, str], str] = lambda spec, name: ""
         self.spread = 0.002
         self.set_counters: Callable[[Spec, str], Mapping[str, float]] = lambda spec, name: {}
         self.refuses: Callable[[Spec, str], str] = lambda spec, name: ""
@@ -213,6 +214,8 @@ class CannedSet(ProcessSet):
             case "finish":
                 of_set = self.canned.set_counters(self.spec, self.name)
                 return {"counters": {**self.canned.counters(self.spec, rank), **of_set}}
+            case "close":
+                return {"kernels": self.canned.kernels(self.spec, self.name) if arguments["kernels"] else ""}
             case _:
                 return {}
 

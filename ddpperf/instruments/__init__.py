@@ -1,1 +1,1 @@
-"""Measure what happens inside a training step: traces, parts, messages, replays of buckets."""
+"""Measure what happens inside a training step: traces, parts, messages, replays of buckets, kernels."""

@@ -14,6 +14,7 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from ddpperf.errors import Refused
+from ddpperf.instruments.kernels import other_kernels
 from ddpperf.io.terminal_text import harmless
 from ddpperf.machine.hardware import Machine
 from ddpperf.plugin.device_guard import Devices
@@ -86,7 +87,8 @@ class Measuring:
         key = measured.spec, tuple(sample.set for sample in measured.samples)
         if fresh:
             self._notes[key] = self.devices.warnings(measured.spec)
-        return [*self._notes.get(key, []), *map(warning, silent_ranks(measured))]
+        found = [*other_kernels(measured), *silent_ranks(measured)]
+        return [*self._notes.get(key, []), *map(warning, found)]
 
 
 class Measure:

@@ -162,6 +162,10 @@ class TrainingRun(Measurement):
             self.record.losses.zero_()
         self.training.scaler.load_state_dict(self.start_scaler)
         self.history = []
+        self._begin_steps()
+
+    def _begin_steps(self) -> None:
+        """Reset the schedule and the step counters, so that the next step is the first of a training."""
         self.training.schedule.begin()
         self.record.number.zero_()
         if self.averaged is not None:
@@ -225,6 +229,7 @@ class TrainingRun(Measurement):
         """
         if self.spec.grouped:
             require_equal_parameters(self.training.module, self.spec.model)
+        self._begin_steps()  # a later step, made to list its kernels, needs a place in the record
         counters: dict[str, float] = {}
         for number, epoch in enumerate(self.history, 1):
             counters |= {f"{name}_{number}": value for name, value in epoch.items()}

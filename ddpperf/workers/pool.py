@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ddpperf import specs
+from ddpperf.instruments.kernels import digest_of_ranks
 from ddpperf.machine.child_process import trees_of
 from ddpperf.machine.utilization import IdleLoad, Recorder
 from ddpperf.results.samples import CANDIDATE, Measured, Sample
@@ -320,6 +321,7 @@ class Pool:
                 torch=str(live.environment["torch"]),
                 seconds=tuple(of_round[live.name] for of_round in durations),
                 counters=_counters(ended[live.name]) | idle[live.name].counters(),
+                kernels=digest_of_ranks([answer["kernels"] for answer in ended[live.name]]),
                 usage=recorders[live.name].usage(),
             )
             for live, _ in jobs
@@ -509,7 +511,7 @@ def _idle_loads(jobs: list[Job]) -> dict[str, IdleLoad]:
 
 
 def _close(jobs: list[Job]) -> dict[str, list[dict[str, Any]]]:
-    """End the measurement, and return the counters of each rank by process set."""
+    """End the measurement, and return the counters and the kernels of each rank by process set."""
     time_only = jobs[0][0].options.time_only
     # One by one, as counters can be times. But in a comparison of times, those of one base suffice.
     timed = [min(jobs, key=lambda job: job[0].side.name == CANDIDATE)] if time_only else jobs
@@ -518,8 +520,9 @@ def _close(jobs: list[Job]) -> dict[str, list[dict[str, Any]]]:
     for live, _ in others:
         for answer in finished[live.name].values():
             answer["counters"] = {k: v for k, v in answer["counters"].items() if k not in TIMED_AT_END}
-    _ask([jobs], "close")
-    return {name: [of[rank] for rank in sorted(of)] for name, of in finished.items()}
+    kernels = len(jobs) > 1 and not time_only
+    closed = _ask([jobs], "close", kernels=lambda spec: kernels)
+    return {name: [of[rank] | finished[name][rank] for rank in sorted(of)] for name, of in closed.items()}
 
 
 def _counters(ranks: list[dict[str, Any]]) -> dict[str, tuple[float, ...]]:

@@ -27,6 +27,7 @@ from ddpperf.data.sampler import Sampling
 from ddpperf.instruments import step_trace
 from ddpperf.instruments.bucket_replay import BucketReplay
 from ddpperf.instruments.counted_steps import CountedSteps
+from ddpperf.instruments.kernels import digest, kernel_names
 from ddpperf.instruments.memory_copy import Copy
 from ddpperf.instruments.step_parts import PartedSteps, PartMarks
 from ddpperf.instruments.traced_steps import TracedSteps
@@ -281,10 +282,15 @@ class Rank:
             counters["communicator_seconds"] = self.communicator_seconds
         return {"counters": counters}
 
-    def close(self) -> Message:
-        """Free the measurement's memory."""
+    def close(self, kernels: bool = False) -> Message:
+        """Free the measurement's memory; return a digest of a training step's kernels if asked, or ""."""
+        assert self.opened is not None
+        training, kernel_digest = self.opened.training, ""
+        if kernels and training is not None:
+            training.begin_epoch()  # the first step of an epoch always runs the same kernels
+            kernel_digest = digest(kernel_names(training.step, self.device))
         self._drop_measurement()
-        return {}
+        return {"kernels": kernel_digest}
 
     def exit(self) -> Message:
         """End torch's process group, if there is one, so that this process can exit."""

@@ -1,4 +1,4 @@
-"""Executions on a GPU: a replay trains like the eager step, or capturing is refused."""
+"""Executions on a GPU: a replay trains like the eager step, or capturing is refused; kernels are named."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from torch import Tensor, nn
 
 from ddpperf.data.inputs import DeviceInput
 from ddpperf.errors import CannotTrain
+from ddpperf.instruments.kernels import kernel_names
 from ddpperf.measuring.clock import seconds_of
 from ddpperf.measuring.compile_and_capture import POOL_STREAMS, capture
-from ddpperf.measuring.trace_split import trace_of
 from ddpperf.specs import Execution, Precision, TrainingSpec, to_json
 from ddpperf.training import model_and_data
 from ddpperf.training.epoch import TrainingEpoch
 from ddpperf.training.measured_step import CAPTURE_WARMUP, MeasuredStep
 from ddpperf.training.step import TrainingStep
+from ddpperf.workers.pool import Pool
+from ddpperf.workers.process_set import SetOptions
 from ddpperf.workers.rank_commands import Rank
-from tests.gpu.shared import ALONE, GPU
+from tests.gpu.shared import ALONE, DDP, GPU
 from tests.unit.test_execution import small_model
 
 pytestmark = pytest.mark.usefixtures("own_stream")
@@ -177,6 +179,21 @@ def test_data_dependent_control_flow_is_refused(monkeypatch: pytest.MonkeyPatch)
     generator.graphsafe_set_state(generator.clone_state())
 
 
+# --- kernels
+
+
+@pytest.mark.parametrize("execution", ["graph", "eager"])
+def test_a_step_always_has_the_same_kernels(execution: Execution) -> None:
+    step = training(replace(ALONE, execution=execution), warmup=10)
+    step.step()  # which begins an epoch
+    names = kernel_names(step.step, GPU)
+    assert len(names) > 20, "convolutions, BatchNorm, the optimizer, ..."
+    assert any("batch_norm" in name for name in names)
+    assert not [name for name in names if name.startswith(("Mem", "cuda", "aten::", "Optimizer", "autograd"))]
+    for _ in range(3):
+        assert kernel_names(step.step, GPU) == names
+
+
 def test_a_profile_does_not_slow_later_steps() -> None:
     step = training(replace(ALONE, input="fixed"), warmup=10)
 
@@ -185,5 +202,15 @@ def test_a_profile_does_not_slow_later_steps() -> None:
 
     step_seconds()  # while the clocks settle
     before = min(step_seconds() for _ in range(3))
-    assert trace_of(step.step, GPU)
+    assert kernel_names(step.step, GPU)
     assert min(step_seconds() for _ in range(3)) == pytest.approx(before, rel=0.02)
+
+
+@pytest.mark.slow
+def test_fresh_process_sets_have_equal_digests() -> None:
+    """All ranks of a set are profiled together."""
+    N = min(2, torch.cuda.device_count())
+    with Pool(SetOptions(size=N, device="cuda", rounds=1, deadline_seconds=120), replicates=2) as pool:
+        for execution in ("graph", "eager"):
+            one, other = pool.measure(replace((ALONE, DDP)[N - 1], execution=execution)).samples
+            assert one.kernels == other.kernels != ""

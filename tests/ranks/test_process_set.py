@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from ddpperf.specs import AllReduceSpec, CopySpec, Spec, TrainingSpec
+from ddpperf.instruments.kernels import other_kernels
+from ddpperf.specs import AllReduceSpec, CopySpec, Spec, TrainingSpec, to_json
 from ddpperf.workers.failures import Cause, SetFailure
 from ddpperf.workers.interpreter import Side, rank_environment
 from ddpperf.workers.pool import Pool
@@ -41,8 +42,23 @@ def test_raw_seconds_come_back_by_round_and_rank(two_ranks: Pool, spec: Spec) ->
     (sample,) = two_ranks.measure(spec).samples
     assert [len(ranks) for ranks in sample.seconds] == [2, 2]
     assert sample.torch == two_ranks.environment()["torch"]
+    assert sample.kernels == "", "there is no other set to compare it with"
     losses = sample.counters.get("loss_after_5_steps", (0.0,))
     assert len(set(losses)) == (2 if spec == DDP else 1), "each rank of a group has its own batch"
+
+
+def test_all_ranks_of_a_group_report_kernels(two_ranks: Pool) -> None:
+    (live,) = two_ranks.live_sets()
+    if live.join(2):
+        live.answers()
+    live.request("open", spec=to_json(DDP))
+    live.request("sample", iterations=1)
+    finished = live.request("finish")
+    assert all(answer["counters"]["communicator_seconds"] > 0 for answer in finished.values())
+    answers = live.request("close", kernels=True)
+    assert all(re.fullmatch("[0-9a-f]{12}", answer["kernels"]) for answer in answers.values())
+    live.request("open", spec=to_json(SMALL))
+    assert {answer["kernels"] for answer in live.request("close", kernels=True).values()} == {""}
 
 
 def test_ranks_of_one_node_meet_in_a_private_folder(two_ranks: Pool) -> None:
@@ -188,10 +204,13 @@ def test_two_sides_run_their_own_code(marked: Marked, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import torch; torch.backends.mkldnn.set_flags(False)")
     sides = Side(name="A"), Side(name="B", environment={"PYTHONPATH": str(tmp_path)})
     with Pool(SetOptions(size=1, device="cpu", rounds=3, deadline_seconds=60), sides=sides) as pool:
-        losses = [pool.measure(SINGLE).counter("loss_after_5_steps") for _ in range(2)]
+        measured, again = pool.measure(SINGLE), pool.measure(SINGLE)
+        other = pool.measure(dataclasses.replace(SINGLE, input="device")).samples
     marked.assert_nothing_left()
-    assert losses[0] == losses[1]
-    assert len(set(losses[0].values())) == 2, "convolutions are rounded in other ways"
+    first, second = measured.samples
+    assert [sample.kernels for sample in again.samples] == [first.kernels, second.kernels]
+    assert len({first.kernels, second.kernels, other[0].kernels}) == 3
+    assert other_kernels(measured) == [], "sides may differ"
 
 
 PRINTS_MUCH = r"""

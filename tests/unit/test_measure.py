@@ -158,3 +158,10 @@ def test_all_tests_of_a_measurement_get_its_warnings() -> None:
     epoch = EpochSpec(**{**dataclasses.asdict(STEP), "input": "dataloader", "loader_workers": cores})
     crowded = [warning(f"{cores + 1} processes share {cores} cores")]
     assert first.notes(measured("A1", spec=epoch), True) == crowded
+
+
+def test_sets_that_ran_other_kernels_are_warned_about() -> None:
+    samples = [*measured("A1", "A2", kernels="x").samples, *measured("A3", kernels="y").samples]
+    different = Measured(spec=STEP, iterations=1, samples=tuple(samples))
+    found = Measuring(NO_BENCHMARK, Devices([], 1), hardware.Machine()).notes(different, True)
+    assert found == [warning("process sets ran different kernels: A1, A2; A3")]

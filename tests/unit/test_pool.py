@@ -178,6 +178,18 @@ def test_larger_group_maps_memory_on_fresh_sets(canned: Canned, monkeypatch: pyt
         assert opened.name == "A3"
 
 
+@pytest.mark.parametrize(
+    ("sides", "time_only", "kernels"),
+    [(SIDES[:1], False, [False]), (SIDES, True, [False, False]), (SIDES, False, [True, True])],
+)
+def test_kernels_are_listed_where_process_sets_are_compared(
+    canned: Canned, sides: tuple[Side, ...], time_only: bool, kernels: list[bool]
+) -> None:
+    canned.kernels = lambda spec, name: "a" * 12
+    with pool_of(1, sides=sides, time_only=time_only) as pool:
+        assert [bool(sample.kernels) for sample in pool.measure(SINGLE).samples] == kernels
+
+
 def test_expected_seconds_follow_sets_and_rounds(canned: Canned) -> None:
     """Steps take all rounds on each process set; a whole training is one round on each.
 

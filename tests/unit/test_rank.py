@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import itertools
+import re
 import socket
 import time
 import weakref
@@ -20,6 +21,7 @@ from ddpperf import specs
 from ddpperf.specs import AllReduceSpec, CopySpec, EpochSpec, Execution, Spec, TrainingSpec
 from ddpperf.specs.collective import GRAPH_CALLS
 from ddpperf.training.epoch import TrainingEpoch
+from ddpperf.training.step import TrainingStep
 from ddpperf.workers import rank_commands as rank
 from ddpperf.workers.rank_commands import Rank
 
@@ -213,9 +215,37 @@ def test_closing_frees_the_memory_at_once(calls: list[str]) -> None:
     state, gone = vars(recorder), weakref.ref(recorder)
     state["itself"] = recorder
     del recorder
-    assert mine.close() == {}
+    assert mine.close(kernels=True) == {"kernels": ""}, "it is no training"
     assert gone() is None
     assert state == {}, "at once, not when a collector finds it"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", [SINGLE, EPOCH])
+def test_kernels_are_those_of_one_step(spec: TrainingSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the rounds ended, the start of an epoch is no part of the step."""
+    steps: list[bool] = []
+    train = TrainingStep.train
+
+    def noted(training: TrainingStep) -> None:
+        steps.append(torch._C._autograd._profiler_enabled())
+        train(training)
+
+    monkeypatch.setattr(TrainingStep, "train", noted)
+    digests = set()
+    for more in range(3):
+        mine = Rank(0)
+        mine.open(specs.to_json(dataclasses.replace(spec, input="device", epoch_images=6)))
+        mine.sample(1)
+        assert mine.opened is not None
+        assert mine.opened.training is not None
+        for _ in range(more):
+            mine.opened.training.step()
+        steps.clear()
+        digests.add(mine.close(kernels=True)["kernels"])
+        assert steps == [True]
+    assert len(digests) == 1
+    assert re.fullmatch("[0-9a-f]{12}", *digests)
 
 
 def test_forming_a_group_is_a_counter(

@@ -107,52 +107,16 @@ def test_a_captured_steps_overlap_equals_htas(rank: int, theirs: float) -> None:
     assert later["comm_seconds"] < found["comm_seconds"], "where the ranks met is no part of the step"
 
 
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Replace a GPU's profiler by one that lists its calls, the last of which may be told to fail."""
-    calls: list[str] = []
-
-    def call(name: str) -> Any:
-        calls.append(name)
-        if calls[0] == f"fail {name}":
-            raise RuntimeError(f"CUPTI_ERROR_INSUFFICIENT_PRIVILEGES when {name}")
-
-    def exported(path: str) -> None:
-        call("exported")
-        Path(path).write_text('{"traceEvents": [1, 2]}')
-
-    def made(*, activities: list[Any], with_stack: bool) -> Any:
-        assert (activities, with_stack) == ([torch.profiler.ProfilerActivity.CUDA], False)
-        call("made")
-        found = {"start": lambda: call("started"), "stop": lambda: call("stopped")}
-        return SimpleNamespace(**found, export_chrome_trace=exported)
-
-    monkeypatch.setattr(torch.profiler, "profile", made)
-    monkeypatch.setattr("ddpperf.measuring.clock.synchronize", lambda device: calls.append("synchronized"))
-    return calls
-
-
-def traced_on_gpu(calls: list[str]) -> list[Any]:
-    device = torch.device("cuda", 0)
-    return trace_of(lambda: calls.append("step"), device, meet=lambda: calls.append("met"))
-
-
-def test_a_profile_begins_and_ends_with_an_idle_device(calls: list[str]) -> None:
-    """The trace would lack kernels that still run when the profile ends."""
-    assert traced_on_gpu(calls) == [1, 2]
-    assert calls == ["synchronized", "made", "started", "met", "step", "synchronized", "stopped", "exported"]
-
-
-@pytest.mark.parametrize("failing", ["made", "started", "exported"])
-def test_a_failed_profile_has_no_events(
-    calls: list[str], capsys: pytest.CaptureFixture[str], failing: str
+def test_a_profile_begins_and_ends_with_an_idle_device(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """If a rank left out the step, its group would wait."""
-    calls.append(f"fail {failing}")
-    assert traced_on_gpu(calls) == []
-    assert calls.count("step") == 1
-    assert ("stopped" in calls) == (failing != "made"), "whatever of it has started"
-    assert f"(RuntimeError: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES when {failing})" in capsys.readouterr().out
+    """The trace would lack kernels that still run when the profile ends."""
+    done: list[str] = []
+    monkeypatch.setattr("ddpperf.measuring.clock.synchronize", lambda device: done.append("synchronized"))
+    monkeypatch.setattr(torch.profiler.profile, "start", lambda profiler: done.append("started"))
+    monkeypatch.setattr(torch.profiler.profile, "stop", lambda profiler: done.append("stopped"))
+    trace_of(lambda: done.append("worked"), CPU, meet=lambda: done.append("met"))
+    assert done == ["synchronized", "started", "met", "worked", "synchronized", "stopped"]
 
 
 def test_counters_are_medians_of_one_step() -> None:
