@@ -37,15 +37,19 @@ def compiled(function: Callable[P, R], inductor: str, part_bytes: int = 0) -> Ca
     forget_compiled()  # torch stops compiling a function after eight compilations
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     torch._dynamo.utils.counters["graph_break"].clear()
-    if part_bytes:  # in parts, as torch does for DDP
-        from torch._dynamo.backends.distributed import DDPOptimizer
-        from torch._inductor.compile_fx import compile_fx
+    try:
+        if part_bytes:  # in parts, as torch does for DDP
+            from torch._dynamo.backends.distributed import DDPOptimizer
+            from torch._inductor.compile_fx import compile_fx
 
-        compiler: Any = partial(compile_fx, config_patches=options)
-        parts = DDPOptimizer(part_bytes, compiler, first_bucket_cap=part_bytes)
-        optimized = torch.compile(function, dynamic=False, backend=parts.compile_fn)
-    else:
-        optimized = torch.compile(function, dynamic=False, options=options)
+            compiler: Any = partial(compile_fx, config_patches=options)
+            parts = DDPOptimizer(part_bytes, compiler, first_bucket_cap=part_bytes)
+            optimized = torch.compile(function, dynamic=False, backend=parts.compile_fn)
+        else:
+            optimized = torch.compile(function, dynamic=False, options=options)
+    except RuntimeError as error:
+        why = f"({first_line(error)[:80]}); name other options"
+        raise CannotTrain(f"inductor={inductor} cannot be switched on {why}") from error
 
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
