@@ -6,13 +6,15 @@ The controller reads the traces: the base may be older code, which would group t
 from __future__ import annotations
 
 import ctypes
+import os
 import resource
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddpperf.measuring.clock import seconds_of, synchronize
+from ddpperf.measuring.message_ledger import Ledger
 from ddpperf.measuring.trace_split import MOST_TRACE_BYTES, PART, STEP, STEP_BYTES, profiled
 
 if TYPE_CHECKING:
@@ -22,8 +24,11 @@ if TYPE_CHECKING:
 
 BLOCK_BYTES, BLOCKS = 2**23, 8
 # glibc's limits on the freed memory at the heap's end and on blocks in the heap: the number for mallopt, the
-# bytes where glibc's own adjustment ends, and those while memory is kept.
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = (-1, 2**26, 2**30), (-3, 2**25, 2**25)
+# environment variable, the bytes where glibc's own adjustment ends, and those while memory is kept.
+MALLOC_LIMITS = (
+    (-1, "MALLOC_TRIM_THRESHOLD_", 2**26, 2**30),
+    (-3, "MALLOC_MMAP_THRESHOLD_", 2**25, 2**25),  # glibc before 2.35 takes no more
+)
 Step = Callable[[], None]
 
 
@@ -43,10 +48,31 @@ def traced(
 ) -> str:
     """Trace steps and write the raw trace to a file; return why there is none, or "".
 
-    Each step begins with a mark in the trace, and so does each part of a training step. On a GPU, the
-    mark is a copy of STEP_BYTES bytes, too, which a replayed CUDA graph does not hide. Another step
-    comes first, whose trace may lack what the profiler does at its start.
+    Each step begins with a mark. Another step comes first, whose trace may lack what the profiler
+    does at its start.
     stacks: as in `profiled`.
+    """
+    with _marks(step, device, training) as (marked, mark):
+
+        def work() -> None:
+            for _ in range(1 + steps):
+                marked()
+            mark()  # ends the last step
+            synchronize(device)
+
+        if problem := profiled(work, path, device, operators=True, stacks=stacks):
+            return problem
+    if (size := path.stat().st_size) > MOST_TRACE_BYTES:
+        path.unlink()
+        return f"a trace of {steps} steps has {size >> 20} MiB, and at most {MOST_TRACE_BYTES >> 20} are read"
+    return ""
+
+
+@contextmanager
+def _marks(step: Step, device: torch.device, training: TrainingStep | None) -> Iterator[tuple[Step, Step]]:
+    """Return the step with marks in the trace, at its begin and at that of each part, and a single mark.
+
+    On a GPU, the mark is a copy of STEP_BYTES bytes, which a replayed CUDA graph does not hide.
     """
     import torch
     from torch.profiler import record_function
@@ -62,24 +88,45 @@ def traced(
         if device.type == "cuda":
             target.copy_(source)
 
-    def work() -> None:
-        for _ in range(1 + steps):
-            mark()
-            with record_function(STEP), part:
-                step()
-        mark()  # ends the last step
-        synchronize(device)
+    def marked() -> None:
+        mark()
+        with record_function(STEP), part:
+            step()
 
+    with _entering(training, enter):
+        yield marked, mark
+
+
+def messages_of(step: Step, training: TrainingStep | None, *, captured: bool) -> dict[str, list[int]]:
+    """Run a step and return its messages: how many of each kind, and their bytes.
+
+    Nothing is known of a replayed CUDA graph, so nothing is run.
+    """
+    found: dict[str, list[int]] = {}
+    if captured:
+        return found
+    ledger = Ledger()
+    ledger.phase = ""  # until a part begins: a custom step has none
+    with ledger, _entering(training, ledger.enter_part):
+        step()
+    for kind, nbytes in ledger.messages:
+        of_kind = found.setdefault(kind, [0, 0])
+        of_kind[0] += 1
+        of_kind[1] += nbytes
+    return found
+
+
+@contextmanager
+def _entering(training: TrainingStep | None, enter: Callable[[str], None]) -> Iterator[None]:
+    """Call `enter` with the name of each part of a training step when the part begins."""
     if training is None:
-        problem = profiled(work, path, device, operators=True, stacks=stacks)
-    else:
-        usual, training.enter = training.enter, enter
-        problem = profiled(work, path, device, operators=True, stacks=stacks)
+        yield
+        return
+    usual, training.enter = training.enter, enter
+    try:
+        yield
+    finally:
         training.enter = usual
-    if not problem and (size := path.stat().st_size) > MOST_TRACE_BYTES:
-        path.unlink()
-        return f"a trace of {steps} steps has {size >> 20} MiB, and at most {MOST_TRACE_BYTES >> 20} are read"
-    return problem
 
 
 def keep_memory(*, kept: bool) -> None:
@@ -89,8 +136,8 @@ def keep_memory(*, kept: bool) -> None:
     which took 8 to 15 ms of a step of 19 ms (2 CPU cores).
     """
     libc: Any = ctypes.CDLL(None)
-    for number, usual, while_kept in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
-        libc.mallopt(number, while_kept if kept else usual)
+    for number, variable, usual, while_kept in MALLOC_LIMITS:
+        libc.mallopt(number, while_kept if kept else min(int(os.environ.get(variable) or usual), 2**30))
     if not kept:
         libc.malloc_trim(0)
         return

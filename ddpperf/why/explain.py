@@ -8,7 +8,7 @@ import math
 import re
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
@@ -36,6 +36,7 @@ FEWEST_STEPS, MOST_STEPS = 2, 8  # untraced or traced, in a round
 STACKS_FROM = 0.3  # of a change: with so much CPU time between operators, Python functions are traced
 SCRIPT_RUNS, SCRIPT_SECONDS, LEAST_SCRIPT_STEPS = 2, 3.0, 10  # of each side, before the traced steps
 KEPT_RUNS = 5  # whose traces are kept
+TOO_OLD = "has no attribute 'trace'"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +73,7 @@ def explain(
 
     slower: in this order. folder: of the raw traces of one run, beside those of earlier runs. stage:
     called with what is done now. Each entry has the tests and either a problem in one sentence, or the
-    fields of `Changes.to_json`, the traced rank and the files of raw traces.
+    fields of `Changes.to_json`, the traced rank, the messages that changed and the files of raw traces.
     """
     found: list[dict[str, Any]] = []
     end = time.monotonic() + SECONDS[pool.options.device]
@@ -86,7 +87,8 @@ def explain(
             why |= _traced(pool, one, folder, left, _most_sets(pool, one, left))
         except SetFailure as failure:
             side = "candidate" if failure.set_name.startswith(CANDIDATE) else "base"
-            why["problem"] = f"the {side}'s {first_line(failure)}"
+            old = f"the {side}'s code is too old: its ranks cannot trace"
+            why["problem"] = old if TOO_OLD in str(failure) else first_line(failure)
             break  # the process set has ended
         except Exception as error:  # such as a full disk, or a trace of another form
             why["problem"] = first_line(error)
@@ -151,7 +153,7 @@ def _traced_script(pool: Pool, one: Slower, spec: ScriptSpec, folder: Path) -> d
         for side, word in ((BASE, "base"), (CANDIDATE, "candidate")):
             traces.append(str(folder / f"{spec.script}-{spec.world_size}-{word}-rank{rank}.json"))
             Path(last[side].files("trace")[rank]).replace(traces[-1])
-    return {**found, "traces": traces}
+    return {**found, "messages": {}, "traces": traces}
 
 
 def _found(sets: Sequence[TracedSet], rank: int, device: str, stacks: Callable[[str], str]) -> dict[str, Any]:
@@ -207,10 +209,13 @@ def _traced(pool: Pool, one: Slower, folder: Path, seconds: float, most_sets: in
         found = _found(
             sets, rank, device, lambda side: tracing.do(tracing.sides[side], "stacks", 1)[rank]["file"]
         )
+        # At the end: after it, torch 2.11 runs a compiled step of a base with older code eagerly.
+        sent = {side: tracing.do(live, "messages") for side, live in tracing.sides.items()}
         traces = tracing.keep(
             {side: files[live.name][-1][rank]["file"] for side, live in tracing.sides.items()}
         )
-    return {**found, "traces": traces}
+    messages = _changed_messages(*(sent[side][rank]["messages"] for side in (BASE, CANDIDATE)))
+    return {**found, "messages": messages, "traces": traces}
 
 
 def _events(file: str) -> list[dict[str, Any]]:
@@ -236,6 +241,15 @@ def _least_waiting(answers: Answers, device: str) -> int:
     steps = {rank: _steps(answer["file"], device) for rank, answer in answers.items()}
     waits = {rank: mean(map(sweep.waiting, of_rank)) for rank, of_rank in steps.items()}
     return min(waits, key=lambda rank: waits[rank])
+
+
+def _changed_messages(
+    base: Mapping[str, Sequence[int]], candidate: Mapping[str, Sequence[int]]
+) -> dict[str, list[Sequence[int]]]:
+    """Return the number and the bytes of a step's messages on both sides, of each kind that differs."""
+    kinds = {**base, **candidate}
+    both = {kind: [base.get(kind, (0, 0)), candidate.get(kind, (0, 0))] for kind in kinds}
+    return {kind: sides for kind, sides in both.items() if [*sides[0]] != [*sides[1]]}
 
 
 def _function(base: str, candidate: str, *, part: str, device: str) -> str:

@@ -33,7 +33,7 @@ def headings(why: Mapping[str, Any]) -> str:
 
 
 def rows_of(why: Mapping[str, Any], most: int = MOST_ROWS) -> list[str]:
-    """Return the first rows of a reason."""
+    """Return the first rows of a reason; what was sent is the second one if it changed."""
     shown = [row for row in why["rows"] if row["clear"]]
     shown += [row for row in why["rows"] if not row["clear"]][: max(0, LEAST_ROWS - len(shown))]
     rows = [row_text(row) for row in shown]
@@ -42,6 +42,8 @@ def rows_of(why: Mapping[str, Any], most: int = MOST_ROWS) -> list[str]:
             rows[place] += f", most in {why['function']}" if why["function"] else ""
             rows[place] += f"; its function is not known, because {lost}" if (lost := why.get("lost")) else ""
             break
+    if why["messages"]:
+        rows.insert(1, f"other messages in a step: {_messages(why['messages'])}")
     return rows[:most]
 
 
@@ -83,7 +85,7 @@ def why_lines(header: Mapping[str, Any]) -> list[str]:
             text = rows_of(why, 1)
         else:
             rows = rows_of(why)
-            rows.append(_rest(why, len(rows)))
+            rows.append(_rest(why, len(rows) - bool(why["messages"])))
             text = [headings(why), *(f"  {row}" for row in rows)]
         text[0] = f"{why['tests'][0].rpartition('::')[2]}: {text[0]}"
         lines += map(harmless, text)
@@ -134,6 +136,13 @@ def _sum(kind: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _count(count: float) -> str:
     return f"{count:,.0f}" if count >= 10 or count == int(count) else f"{count:.1f}"
+
+
+def _messages(messages: Mapping[str, Sequence[Sequence[int]]]) -> str:
+    return "; ".join(
+        f"{kind} {before[0]} -> {now[0]} messages, {units.nbytes(before[1])} -> {units.nbytes(now[1])}"
+        for kind, (before, now) in messages.items()
+    )
 
 
 def _signed(seconds: float) -> str:

@@ -242,8 +242,9 @@ class Rank:
     def trace(self, steps: int, what: str, path: str = "") -> Message:
         """Run steps of the open measurement to find out why they got slower (`ddpperf.why`).
 
-        what: "time" times the steps; "trace" and "stacks" trace the steps to the file `path`, after which
-        comes the rank. "load", "keep" and "free" prepare the profiler and the memory, and run no step.
+        what: "time" times the steps; "messages" counts what one step sends; "trace" and "stacks" trace
+        the steps to the file `path`, after which comes the rank. "load", "keep" and "free" prepare the
+        profiler and the memory, and run no step.
         """
         assert self.opened is not None
         spec, training = self.opened.spec, self.opened.training
@@ -260,9 +261,11 @@ class Rank:
         step, device = self.opened.step, self._device_of(spec)
         if training is not None and not spec.repeats:
             step = training.step  # of an epoch
+        parts = training.training if training is not None else None
+        if what == "messages":
+            return {"messages": step_trace.messages_of(step, parts, captured=spec.captured)}
         if what == "time":
             return step_trace.timed(step, steps, device)
-        parts = training.training if training is not None else None
         file = Path(f"{path}-rank{self.rank}.json")
         problem = step_trace.traced(step, steps, device, file, parts, stacks=what == "stacks")
         return {"problem": problem, "file": str(file)}

@@ -81,8 +81,10 @@ def test_burnt_time_and_smaller_buckets_are_named(tmp_path: Path) -> None:
     sides = [steps_of(json.loads(Path(trace).read_bytes())["traceEvents"]) for trace in found["traces"]]
     assert [bool(steps) for steps in sides] == [True, True], "the raw trace of each side is kept"
     assert len(list((tmp_path / "traces" / "now").iterdir())) == 2
-    ((base, candidate),) = [row["calls"] for row in found["rows"] if row["path"][-1] == "c10d::allreduce_"]
-    assert candidate >= 3 * base > 0
+    (base, base_bytes), (candidate, candidate_bytes) = found["messages"]["gradients"]
+    assert candidate >= 3 * base
+    assert candidate_bytes == base_bytes
+    assert f"gradients {base} -> {candidate} messages" in rows_of(found)[1]
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from ddpperf.instruments.step_trace import messages_of
 from ddpperf.measuring.message_ledger import Ledger
 
 
@@ -24,6 +25,14 @@ def test_unknown_messages_are_recorded() -> None:
     *sized, barrier = map(tuple, ledger.messages)
     assert sized == [("other", 400), ("parameters", 400), ("other", 400)]
     assert barrier[0] == "control"
+
+
+@pytest.mark.usefixtures("group")
+def test_messages_of_a_step_without_parts_have_no_known_purpose() -> None:
+    def step() -> None:
+        dist.broadcast(torch.ones(100), 0)
+
+    assert messages_of(step, None, captured=False) == {"other": [1, 400]}
 
 
 def test_compiled_code_stays_compiled_while_and_after_it_is_watched() -> None:

@@ -204,7 +204,7 @@ def test_only_a_failed_process_set_ends_tracing(monkeypatch: pytest.MonkeyPatch,
     what = "raised AttributeError: 'Rank' object has no attribute 'trace'"
     old = SetFailure("B3", "at trace", [RankFailure(rank=0, cause=Cause.RAISED, what=what)])
     found = explained(monkeypatch, tmp_path, KeyError("ts"), old, 0.02)
-    assert found == [("0", "'ts'"), ("1", f"the candidate's rank 0 of set B3 {what} (at trace)")]
+    assert found == [("0", "'ts'"), ("1", "the candidate's code is too old: its ranks cannot trace")]
     assert [*(tmp_path / "traces").iterdir()] == [], "an empty folder would count as traces of a run"
 
 
@@ -263,7 +263,7 @@ class LiveSet:
         file, lasted = FilePath(f"{path}-rank0.json"), self.seconds * 1e6
         step = {"ph": "X", "cat": "user_annotation", "name": "ddpperf step", "tid": 1, "dur": lasted}
         file.write_text(json.dumps({"traceEvents": [{**step, "ts": n * 1e5} for n in range(3)]}))
-        return {0: {"seconds": [self.seconds], "page_faults": 0.0, "file": str(file)}}
+        return {0: {"seconds": [self.seconds], "page_faults": 0.0, "messages": {}, "file": str(file)}}
 
 
 def pool_of(live: list[LiveSet], options: Any, **fields: Any) -> Any:
@@ -322,7 +322,7 @@ def why_of(
     base: dict[Path, tuple[float, int]], now: dict[Path, tuple[float, int]], **fields: Any
 ) -> dict[str, Any]:
     found = changes(side_of("A", base, seed=1) + side_of("B", now, seed=2), "cpu").to_json()
-    usual = {"tests": ["perf/test_it.py::test_a[2]"], "rank": 1, "sets": 3}
+    usual = {"tests": ["perf/test_it.py::test_a[2]"], "rank": 1, "sets": 3, "messages": {}}
     return {**found, **usual, "function": "", "lost": "", **fields}
 
 
@@ -340,6 +340,12 @@ def test_text_names_the_clear_rows_first() -> None:
     assert "new: 60 calls" in shown
     assert shown.index("aten::mul") < shown.index("aten::conv2d"), "whose change is noise"
     assert re.fullmatch(r"  other rows: 0; not explained: 0", shown.splitlines()[-1])
+
+
+def test_messages_that_changed_are_the_second_row() -> None:
+    messages = {"gradients": [(2, 44_000_000), (60, 44_000_000)], "buffers": [(0, 0), (2, 38_560)]}
+    second = text_of(why_of(BASE, BASE | {MUL: (0.01, 60)}, messages=messages)).splitlines()[2]
+    assert "gradients 2 -> 60 messages, 44 MB -> 44 MB; buffers 0 -> 2 messages, 0 B -> 38.56 KB" in second
 
 
 def test_python_function_stands_beside_the_time_between_operators() -> None:
