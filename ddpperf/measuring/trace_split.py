@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,26 +51,27 @@ def profiled(work: Call, path: Path, device: torch.device, *, operators: bool, s
     is_gpu = device.type == "cuda"
     activities = [ProfilerActivity.CUDA] * is_gpu + [ProfilerActivity.CPU] * (operators or not is_gpu)
     profiler: profile | None = None
-    problem = ""
-    try:
+    problems: list[str] = []
+    with _noted(problems):
         profiler = profile(activities=activities, with_stack=stacks)
         profiler.start()
-    except Exception as error:
-        problem = _failure(error)
     work()
-    try:
-        if profiler is not None:
+    if profiler is not None:
+        with _noted(problems):
             profiler.stop()
-        if profiler is not None and not problem:
-            profiler.export_chrome_trace(str(path))  # only prints why it cannot write the file
-            path.stat()
+            if not problems:
+                profiler.export_chrome_trace(str(path))  # only prints why it cannot write the file
+                path.stat()
+    return problems[0] if problems else ""
+
+
+@contextlib.contextmanager
+def _noted(problems: list[str]) -> Iterator[None]:
+    """Append a sentence on an exception to a list instead of raising it."""
+    try:
+        yield
     except Exception as error:
-        problem = problem or _failure(error)
-    return problem
-
-
-def _failure(error: Exception) -> str:
-    return f"torch's profiler fails ({type(error).__name__}: {first_line(error)})"
+        problems.append(f"torch's profiler fails ({type(error).__name__}: {first_line(error)})")
 
 
 def trace_of(
