@@ -25,7 +25,11 @@ class CountedSteps(TrainingMeasurement):
     max_iterations = 1
 
     def __init__(
-        self, measured_step: MeasuredStep, ledger: Ledger, sizes: dict[str, float], own: Sequence[Message]
+        self,
+        measured_step: MeasuredStep,
+        ledger: Ledger,
+        sizes: dict[str, float],
+        own: Sequence[Message] = (),
     ) -> None:
         super().__init__(measured_step)
         self.own = own
