@@ -25,13 +25,9 @@ class CountedSteps(TrainingMeasurement):
     max_iterations = 1
 
     def __init__(
-        self,
-        measured_step: MeasuredStep,
-        ledger: Ledger,
-        sizes: dict[str, float],
-        own: Sequence[Message] = (),
+        self, training: MeasuredStep, ledger: Ledger, sizes: dict[str, float], own: Sequence[Message] = ()
     ) -> None:
-        super().__init__(measured_step)
+        super().__init__(training)
         self.own = own
         self.ledger = ledger
         self.start, ledger.messages = ledger.messages, []
@@ -40,9 +36,9 @@ class CountedSteps(TrainingMeasurement):
     def step(self) -> None:
         self.ledger.messages, self.ledger.phase = [], "data"
         with self.ledger:
-            self.measured_step.step()
+            self.training.step()
             self.ledger.phase = "metrics"
-            dist.all_reduce(self.measured_step.training.loss / dist.get_world_size())
+            dist.all_reduce(self.training.training.loss / dist.get_world_size())
 
     def finish(self) -> dict[str, float]:
         """Return how many messages and bytes of each kind the start and the last step sent.

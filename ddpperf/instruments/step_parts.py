@@ -61,8 +61,8 @@ class PartedSteps(TrainingMeasurement):
     marks: the marks that the training makes at the begin of each part.
     """
 
-    def __init__(self, measured_step: MeasuredStep, marks: PartMarks) -> None:
-        super().__init__(measured_step)
+    def __init__(self, training: MeasuredStep, marks: PartMarks) -> None:
+        super().__init__(training)
         self.marks = marks
         self.running: deque[list[Mark]] = deque()  # the marks of steps that are not read yet
         self.first_part = "loading" if self.spec.input == "dataloader" else "data"
@@ -77,7 +77,7 @@ class PartedSteps(TrainingMeasurement):
     def step(self) -> None:
         began = self.ended if self.ended is not None else self.marks.moment()
         self.marks.marks = []
-        self.measured_step.step()
+        self.training.step()
         self.ended = self.marks.moment()
         self.running.append([(self.first_part, began), *self.marks.marks, ("", self.ended)])
         if self.spec.captured and len(self.running) > 1:
@@ -100,21 +100,21 @@ class PartedSteps(TrainingMeasurement):
         """Run warm-up steps, count a step's FLOPs, and find which gradient is computed last."""
         self._count_flops()
         computed: list[nn.Parameter] = []  # in the order of their gradients
-        parameters = self.measured_step.training.model.parameters() if self.spec.grouped else ()
+        parameters = self.training.training.model.parameters() if self.spec.grouped else ()
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         hooks = [each.register_hook(lambda _, each=each: computed.append(each)) for each in trained]
-        self.measured_step.warm_up_eagerly(steps)
+        self.training.warm_up_eagerly(steps)
         # Hooks on all parameters would slow a step that is bound by launches. One hook is enough.
         for hook in hooks:
             hook.remove()
         if computed:
             computed[-1].register_hook(self._last_gradient_computed)
         if self.spec.captured:
-            self.measured_step.capture(self._capture_twice)
+            self.training.capture(self._capture_twice)
 
     def _last_gradient_computed(self, gradient: Tensor) -> None:
         # The first parts of an accumulated batch are not synchronized.
-        if self.measured_step.training.model.require_backward_grad_sync:
+        if self.training.training.model.require_backward_grad_sync:
             # The thread of the backward pass may have another current stream than the step.
             self.marks.enter_part("gradient_sync", self.marks.stream)
 
@@ -126,7 +126,7 @@ class PartedSteps(TrainingMeasurement):
         # Imported here, because the import is slow.
         from torch.utils.flop_counter import FlopCounterMode
 
-        training = self.measured_step.training
+        training = self.training.training
         parts = training.spec.accumulation_steps
         training.input.begin(0)
         training.input.load()
@@ -163,14 +163,14 @@ class PartedSteps(TrainingMeasurement):
         self.parted = []
 
     def begin_timed(self) -> None:
-        self.timed_from = self.measured_step.steps
+        self.timed_from = self.training.steps
 
     def end_round(self, steps: int) -> None:
         """Store the mean seconds of each step part over the timed steps of a round."""
         super().end_round(steps)
         while self.running:
             self._read()
-        timed = self.parted[self.timed_from - self.measured_step.steps :]
+        timed = self.parted[self.timed_from - self.training.steps :]
         self.rounds.append((len(timed), {part: mean(step[part] for step in timed) for part in PARTS}))
 
     def finish(self) -> dict[str, float]:

@@ -25,13 +25,13 @@ class TracedSteps(TrainingMeasurement):
     max_iterations = 1
     training_steps = TRACED_STEPS
 
-    def __init__(self, measured_step: MeasuredStep) -> None:
-        super().__init__(measured_step)
-        self.device = measured_step.training.device
+    def __init__(self, training: MeasuredStep) -> None:
+        super().__init__(training)
+        self.device = training.training.device
         self.traced: list[dict[str, float]] = []  # the seconds of each trace by name
         self.in_one_process = self.spec.strategy == "data_parallel"
         if self.in_one_process:
-            mark_parts(measured_step.training.model)
+            mark_parts(training.training.model)
 
     def step(self) -> None:
         meet = dist.barrier if self.spec.grouped else None
@@ -48,7 +48,7 @@ class TracedSteps(TrainingMeasurement):
 
     def _train(self) -> None:
         for _ in range(TRACED_STEPS):
-            self.measured_step.step()
+            self.training.step()
 
     def finish(self) -> dict[str, float]:
         """Return the communication, computation, copy and idle seconds of one training step.

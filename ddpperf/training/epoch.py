@@ -11,20 +11,20 @@ from ddpperf.training.measured_step import MeasuredStep, TrainingMeasurement
 class TrainingEpoch(TrainingMeasurement):
     """Measurement in which each step trains a model for one whole epoch.
 
-    steps: runs and observes one training step after the other. The default is `measured_step`,
-    which only runs them.
+    steps: runs and observes one training step after the other. The default is `training`, which
+    only runs them.
     after_step: called after each training step with the fraction of the epoch that is done.
     """
 
     def __init__(
         self,
-        measured_step: MeasuredStep,
+        training: MeasuredStep,
         *,
         steps: Measurement | None = None,
         after_step: Callable[[float], None] = lambda fraction: None,
     ) -> None:
-        super().__init__(measured_step)
-        self.steps = steps or measured_step
+        super().__init__(training)
+        self.steps = steps or training
         self.after_step = after_step
 
     def warm_up(self, steps: int) -> None:
@@ -34,10 +34,10 @@ class TrainingEpoch(TrainingMeasurement):
         """
         spec = self.spec
         is_same = spec.input != "dataloader" and spec.last_batch_size == spec.process_batch_size
-        if is_same or spec.captured or self.steps is not self.measured_step:
+        if is_same or spec.captured or self.steps is not self.training:
             self.steps.warm_up(min(steps, spec.steps_per_epoch))
         if is_same:
-            self.measured_step.training.input.prepare(self.measured_step.epoch)
+            self.training.training.input.prepare(self.training.epoch)
         else:
             self.step()
 
@@ -47,7 +47,7 @@ class TrainingEpoch(TrainingMeasurement):
             self.steps.step()
             self.after_step(number / steps)
         # The CPU prepares the next epoch while the device still trains.
-        self.measured_step.training.input.prepare(self.measured_step.epoch)
+        self.training.training.input.prepare(self.training.epoch)
 
     def start_round(self) -> None:
         self.steps.start_round()

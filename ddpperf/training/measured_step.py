@@ -177,18 +177,18 @@ class TrainingMeasurement(Measurement):
 
     training_steps = 1
 
-    def __init__(self, measured_step: MeasuredStep) -> None:
-        self.measured_step = measured_step
-        self.spec = measured_step.training.spec
+    def __init__(self, training: MeasuredStep) -> None:
+        self.training = training
+        self.spec = training.training.spec
 
     def warm_up(self, steps: int) -> None:
-        self.measured_step.warm_up(steps)
+        self.training.warm_up(steps)
 
     def start_round(self) -> None:
-        self.measured_step.start_round()
+        self.training.start_round()
 
     def end_round(self, steps: int) -> None:
-        self.measured_step.end_round(steps * self.training_steps)
+        self.training.end_round(steps * self.training_steps)
 
 
 def sent_bytes(training: TrainingStep) -> dict[str, float]:

@@ -86,12 +86,12 @@ def test_every_execution_takes_each_image_once(execution: Execution) -> None:
     epoch, source = TrainingEpoch(MeasuredStep(step)), step.input
     epoch.warm_up(CAPTURE_WARMUP)
     for _ in range(2):
-        begun = epoch.measured_step.epoch
+        begun = epoch.training.epoch
         epoch.step()
-        assert epoch.measured_step.epoch == begun + 1
+        assert epoch.training.epoch == begun + 1
         assert isinstance(source, DeviceInput)
         assert int(source.first) == 112
-        source.begin(epoch.measured_step.epoch - 1)
+        source.begin(epoch.training.epoch - 1)
         assert source.plan[0].sort().values.tolist() == list(range(112))
 
 

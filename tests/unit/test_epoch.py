@@ -54,7 +54,7 @@ class Watched:
         self.labels: list[list[int]] = []
         self.updates = 0
         self.epoch = epoch_of(self._watch, **fields)
-        self.epoch.measured_step.training.optimizer.register_step_post_hook(self._count)
+        self.epoch.training.training.optimizer.register_step_post_hook(self._count)
 
     def _watch(self, outputs: Tensor, targets: Tensor) -> Tensor:
         self.labels.append(targets.tolist())
@@ -88,7 +88,7 @@ def test_an_epoch_trains_every_image_once(input: str) -> None:
 def test_the_first_epoch_is_the_warm_up() -> None:
     watched, expected = Watched(), Watched()
     watched.epoch.warm_up(2)
-    assert watched.epoch.measured_step.steps == 6
+    assert watched.epoch.training.steps == 6
     watched.labels.clear()
     watched.epoch.step()
     expected.epoch.step()
@@ -100,9 +100,9 @@ def test_the_first_epoch_is_the_warm_up() -> None:
 def test_equal_batches_need_a_short_warm_up() -> None:
     watched = Watched(drop_last=True)
     watched.epoch.warm_up(2)
-    assert watched.epoch.measured_step.steps == 2
-    source: Any = watched.epoch.measured_step.training.input
-    assert source.prepared[0] == watched.epoch.measured_step.epoch, "as after any epoch"
+    assert watched.epoch.training.steps == 2
+    source: Any = watched.epoch.training.training.input
+    assert source.prepared[0] == watched.epoch.training.epoch, "as after any epoch"
     watched.labels.clear()
     watched.epoch.step()
     assert [len(batch) for batch in watched.labels] == [4] * 5, "the timed epoch is a whole one"
@@ -113,8 +113,8 @@ def test_equal_batches_need_a_short_warm_up() -> None:
 def test_a_timed_epoch_has_the_whole_schedule(input: str) -> None:
     epoch, rates = epoch_of(input=input), list[float]()
     epoch.warm_up(2)
-    epoch.measured_step.training.optimizer.register_step_pre_hook(
-        lambda *_: rates.append(epoch.measured_step.training.optimizer.param_groups[0]["lr"])
+    epoch.training.training.optimizer.register_step_pre_hook(
+        lambda *_: rates.append(epoch.training.training.optimizer.param_groups[0]["lr"])
     )
     epoch.step()
     epoch.step()
@@ -125,8 +125,8 @@ def test_a_timed_epoch_has_the_whole_schedule(input: str) -> None:
 def test_next_epoch_is_prepared_while_the_device_still_trains() -> None:
     epoch = epoch_of()
     epoch.step()
-    source: Any = epoch.measured_step.training.input
-    assert source.prepared[0] == epoch.measured_step.epoch == 1
+    source: Any = epoch.training.training.input
+    assert source.prepared[0] == epoch.training.epoch == 1
 
 
 def test_progress_is_sent_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,7 @@ def on_gpu(gpu: Gpu, load_seconds: float, spec: EpochPartsSpec = SPEC) -> dict[s
     step = step.with_input(SlowLoader(gpu, load_seconds))
     step.optimizer.register_step_post_hook(lambda *_: gpu.spend("optimizer"))
     steps = PartedSteps(MeasuredStep(step), marks)
-    epoch = TrainingEpoch(steps.measured_step, steps=steps)
+    epoch = TrainingEpoch(steps.training, steps=steps)
     epoch.warm_up(2)
     for _ in range(2):
         epoch.start_round()
@@ -145,7 +145,7 @@ def test_events_of_a_graph_are_read_before_its_replay(gpu: Gpu) -> None:
         optimizer.record(None)
         gpu.spend("optimizer")
 
-    steps.measured_step.step = replay  # type: ignore[method-assign]
+    steps.training.step = replay  # type: ignore[method-assign]
     for _ in range(5):
         steps.step()
     steps._read()

@@ -182,7 +182,7 @@ def test_delay_is_in_every_step_of_an_epoch() -> None:
     mine.open(specs.to_json(dataclasses.replace(EPOCH, input="device", delay_seconds=0.1)))
     assert mine.opened is not None
     assert isinstance(mine.opened.measurement, TrainingEpoch)
-    training = mine.opened.measurement.measured_step
+    training = mine.opened.measurement.training
     began: list[float] = []
     train = training.run
 

@@ -99,8 +99,7 @@ def trained(
 
 def spend_beside(training: PartedSteps, clock: Clock) -> None:
     """Make loading a batch and updating the parameters take time."""
-    step = training.measured_step.training
-    load, update = step.input.load, step.optimizer.step
+    load, update = training.training.training.input.load, training.training.training.optimizer.step
 
     def slow_load(arrived: Callable[[], None]) -> None:
         clock.spend("data")
@@ -110,8 +109,8 @@ def spend_beside(training: PartedSteps, clock: Clock) -> None:
         clock.spend("optimizer")
         return update(*arguments)
 
-    step.input.load = slow_load  # type: ignore[method-assign, assignment]
-    step.optimizer.step = slow_update  # type: ignore[method-assign, assignment]
+    training.training.training.input.load = slow_load  # type: ignore[method-assign, assignment]
+    training.training.training.optimizer.step = slow_update  # type: ignore[method-assign, assignment]
 
 
 def seconds(counters: dict[str, float]) -> dict[str, float]:
@@ -131,10 +130,10 @@ def test_a_rounds_first_step_is_left_out(clock: Clock) -> None:
     for _ in range(2):
         training.start_round()
         clock.spend("optimizer")  # whatever lies between
-        source = training.measured_step.training.input
-        first, source.load = source.load, lambda _: clock.spend("optimizer")  # type: ignore
+        first = training.training.training.input.load
+        training.training.training.input.load = lambda _: clock.spend("optimizer")  # type: ignore
         training.step()
-        source.load = first  # type: ignore[method-assign]
+        training.training.training.input.load = first  # type: ignore[method-assign]
         training.begin_timed()
         training.step()
         training.end_round(2)
