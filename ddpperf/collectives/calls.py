@@ -64,10 +64,14 @@ class RepeatedCall(Measurement):
         if device.type != "cuda" and (spec.captured or spec.maps_memory):
             raise ValueError(f"{spec.id} needs GPUs; this runs on the CPU")
         self.spec, self.rank, self.device, self.dtype = spec, rank, device, DTYPES[spec.dtype]
-        self.count = spec.nbytes // self.dtype.itemsize  # elements of a rank's buffer
         if spec.captured:
             self.max_iterations = MOST_GRAPHS
         self._replay: Callable[[], object] | None = None
+
+    @property
+    def count(self) -> int:
+        """The number of elements of a rank's buffer."""
+        return self.spec.nbytes // self.dtype.itemsize
 
     def pattern(self, count: int, factor: float = 1.0) -> Tensor:
         """Return a tensor of `count` elements that repeats the powers of two from `factor` on.

@@ -9,7 +9,7 @@ import ctypes
 import os
 import resource
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,11 +78,14 @@ def _marks(step: Step, device: torch.device, training: TrainingStep | None) -> I
     from torch.profiler import record_function
 
     source, target = (torch.zeros(STEP_BYTES, dtype=torch.uint8, device=device) for _ in range(2))
-    part = ExitStack()  # holds the part that has begun
+    parts: list[Any] = []  # the part that has begun
 
-    def enter(name: str) -> None:
-        part.close()
-        part.enter_context(record_function(f"{PART}{name}"))
+    def enter(part: str) -> None:
+        while parts:
+            parts.pop().__exit__(None, None, None)
+        if part:
+            parts.append(record_function(f"{PART}{part}"))
+            parts[-1].__enter__()
 
     def mark() -> None:
         if device.type == "cuda":
@@ -90,8 +93,9 @@ def _marks(step: Step, device: torch.device, training: TrainingStep | None) -> I
 
     def marked() -> None:
         mark()
-        with record_function(STEP), part:
+        with record_function(STEP):
             step()
+            enter("")
 
     with _entering(training, enter):
         yield marked, mark

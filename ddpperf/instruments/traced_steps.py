@@ -69,9 +69,12 @@ def sending_seconds(messages: Sequence[Sequence[Event]]) -> dict[str, float]:
     """
     if len(set(map(len, messages))) > 1:
         return {}
-    sums = [[sent for sent in of_rank if ALL_REDUCE.search(sent["name"])] for of_rank in messages]
-    kinds = {"comm": messages, "all_reduce": sums}
+    kinds = {"comm": messages, "all_reduce": [list(filter(_is_all_reduce, sent)) for sent in messages]}
     return {
         f"{kind}_without_waiting_seconds": without_waiting([list(map(interval, sent)) for sent in ranks])
         for kind, ranks in kinds.items()
     }
+
+
+def _is_all_reduce(event: Event) -> bool:
+    return ALL_REDUCE.search(event["name"]) is not None

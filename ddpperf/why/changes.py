@@ -10,9 +10,9 @@ from typing import Any
 
 from ddpperf.analysis.statistics import t_quantile
 from ddpperf.results.samples import BASE, CANDIDATE
-from ddpperf.why.sweep import LAUNCHING, SENT, Path, Row, Rows, total
+from ddpperf.why.sweep import LAUNCHING, SENT, Path, Rows, total
 
-Means = Sequence[tuple[str, dict[Path, Row]]]  # of each process set: its side, and the means of its rows
+Means = Sequence[tuple[str, dict[Path, tuple[float, float]]]]  # of each process set: its side, and its rows
 
 ALPHA = 0.01  # of a row's two-sided interval
 LEAST_PART = 0.05  # of the change, that a clear row has
@@ -23,7 +23,6 @@ SET_SPREAD = {"cpu": 0.1, "cuda": 0.01}  # of a step: one process set a side doe
 # of a CUDA graph, and 3 us an operator or a launch.
 MOST_PER_EVENT = {"cpu": 0.8e-6, "cuda": 4e-6}
 MANY_FAULTS = 500  # page faults of a step, by which the sides differ
-NOTHING = Row(0.0, 0)  # of a set whose steps lack a row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,20 +97,25 @@ def changes(sets: Sequence[TracedSet], device: str) -> Changes:
     paths = {path for _, rows in means for path in rows}
     on_cpu = {path for path in paths if LAUNCHING in path}
     events, by_cpu = max((_events(means, paths - on_cpu), False), (_events(means, on_cpu), True))
+    traced = mean(sum(seconds for seconds, _ in rows.values()) for _, rows in means)
     untraced = [(one.side, mean(_middle(one.seconds))) for one in sets]
-    step = mean(seconds for _, seconds in untraced)
-    slower = mean(total(rows) for _, rows in means) - step
+    slower = traced - mean(seconds for _, seconds in untraced)
     per_event = min(MOST_PER_EVENT[device], max(0.0, slower) / max(events, 1.0))
-    spread = SET_SPREAD[device] * step
+    spread = SET_SPREAD[device] * mean(seconds for _, seconds in untraced)
     whole = _difference(untraced, spread=spread)
-    found = {}
-    for path in _with_specific(means, paths):
-        of_sets = [(side, rows.get(path, NOTHING)) for side, rows in means]
-        cost = per_event if (LAUNCHING in path) == by_cpu else 0.0
-        seconds = [(side, max(0.0, row.seconds - cost * row.calls)) for side, row in of_sets]
-        # Which events of the CPU a GPU waits for is chance, so their number is no fact.
-        calls = [(side, row.calls) for side, row in of_sets if LAUNCHING not in path]
-        found[path] = _difference(seconds, calls=calls, spread=spread)
+    found = {
+        path: _difference(
+            [
+                (side, max(0.0, seconds - per_event * calls * ((LAUNCHING in path) == by_cpu)))
+                for side, rows in means
+                for seconds, calls in (rows.get(path, (0.0, 0.0)),)
+            ],
+            # Which events of the CPU a GPU waits for is chance, so their number is no fact.
+            calls=[(side, rows.get(path, (0.0, 0.0))[1] * (LAUNCHING not in path)) for side, rows in means],
+            spread=spread,
+        )
+        for path in _with_specific(means, paths)
+    }
     calls = [(one.side, one.page_faults) for one in sets]
     faults = _difference(calls, spread=0.0)
     if faults.sure and abs(faults.change) > MANY_FAULTS:
@@ -124,20 +128,21 @@ def changes(sets: Sequence[TracedSet], device: str) -> Changes:
         (path, row, row.sure and row.change * whole.change > 0 and abs(row.change) >= least)
         for path, row in found.items()
     ]
-    rows.sort(key=lambda row: _order(row[1], whole, clear=row[2]))
+    rows.sort(key=lambda row: -abs(row[1].change))
+    rows.sort(key=lambda row: (not row[2], *(_order(row[1], whole) if not row[2] else (False, False))))
     return Changes(whole=whole, rows=rows, per_event=per_event)
 
 
-def _order(row: Difference, whole: Difference, *, clear: bool) -> tuple[int, float]:
-    """Return what sorts rows. The number of events is exact, so rows with another one come before noise."""
+def _order(row: Difference, whole: Difference) -> tuple[bool, bool]:
+    """Return what sorts unclear rows: those with another number of events, which is exact, come first."""
     alike = row.change * whole.change > 0
     counted = abs(row.calls[1] - row.calls[0]) >= 1 and abs(row.change) >= LEAST_PART * abs(whole.change)
-    return [clear, alike and counted, alike, True].index(True), -abs(row.change)
+    return not (alike and counted), not alike
 
 
 def _events(means: Means, paths: Iterable[Path]) -> float:
     """Return the mean number of events of some rows."""
-    return mean(sum(rows.get(path, NOTHING).calls for path in paths) for _, rows in means)
+    return mean(sum(rows.get(path, (0.0, 0.0))[1] for path in paths) for _, rows in means)
 
 
 def _middle(values: Sequence[Any], key: Callable[[Any], float] = float) -> Sequence[Any]:
@@ -146,21 +151,19 @@ def _middle(values: Sequence[Any], key: Callable[[Any], float] = float) -> Seque
     return ordered[out : len(ordered) - out]
 
 
-def _mean_rows(steps: Sequence[Rows]) -> dict[Path, Row]:
-    """Return the mean of each row, over the middle half of the steps by their time.
+def _mean_rows(steps: Sequence[Rows]) -> dict[Path, tuple[float, float]]:
+    """Return the mean seconds and events of each row, over the middle half of the steps by their time.
 
     Means add up, medians do not.
     """
     middle = _middle(steps, key=total)
-    joined: dict[Path, Row] = {}
-    for rows in middle:
-        for path, row in rows.items():
-            joined[path] = _sum([joined.get(path, NOTHING), row])
-    return {path: Row(row.seconds / len(middle), row.calls / len(middle)) for path, row in joined.items()}
-
-
-def _sum(rows: Sequence[Row]) -> Row:
-    return Row(sum(row.seconds for row in rows), sum(row.calls for row in rows))
+    return {
+        path: (
+            sum(rows[path].seconds for rows in middle if path in rows) / len(middle),
+            sum(rows[path].calls for rows in middle if path in rows) / len(middle),
+        )
+        for path in {path for rows in middle for path in rows}
+    }
 
 
 def _with_specific(means: Means, paths: Iterable[Path]) -> list[Path]:
@@ -173,18 +176,21 @@ def _with_specific(means: Means, paths: Iterable[Path]) -> list[Path]:
         else:
             kept.append(path)
     for family, members in families.items():
-        of_member = {}
-        for path in members:
-            seconds = [(side, rows.get(path, NOTHING).seconds) for side, rows in means]
-            of_member[path] = _difference(seconds, spread=0.0).change
+        of_member = {path: _change(means, [path]) for path in members}
         whole = sum(of_member.values())
         largest = max(members, key=lambda path: abs(of_member[path]))
         is_most = abs(of_member[largest]) >= SPECIFIC * abs(whole) and of_member[largest] * whole > 0
         joined = largest if is_most else family
         kept.append(joined)
         for _, rows in means:
-            rows[joined] = _sum([rows.pop(path) for path in members if path in rows])
+            values = [rows.pop(path) for path in members if path in rows]
+            rows[joined] = sum(seconds for seconds, _ in values), sum(calls for _, calls in values)
     return kept
+
+
+def _change(means: Means, paths: Iterable[Path]) -> float:
+    seconds = [(side, sum(rows.get(path, (0.0, 0.0))[0] for path in paths)) for side, rows in means]
+    return _difference(seconds, spread=0.0).change
 
 
 def _difference(

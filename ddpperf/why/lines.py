@@ -79,16 +79,14 @@ def why_lines(header: Mapping[str, Any]) -> list[str]:
     lines: list[str] = []
     found = sorted(header.get("judged", {}).get("why", ()), key=lambda why: bool(why.get("problem")))
     for number, why in enumerate(found):
+        test = why["tests"][0].rpartition("::")[2]
         if why.get("problem"):
-            text = [f"not shown, because {why['problem']}"]
-        elif number:
-            text = rows_of(why, 1)
-        else:
-            rows = rows_of(why)
-            rows.append(_rest(why, len(rows) - bool(why["messages"])))
-            text = [headings(why), *(f"  {row}" for row in rows)]
-        text[0] = f"{why['tests'][0].rpartition('::')[2]}: {text[0]}"
-        lines += map(harmless, text)
+            lines.append(harmless(f"{test}: not shown, because {why['problem']}"))
+            continue
+        rows = rows_of(why, 1 if number else MOST_ROWS)
+        lines.append(harmless(f"{test}: {headings(why)}" if not number else f"{test}: {rows[0]}"))
+        if not number:
+            lines += [f"  {harmless(row)}" for row in [*rows, _rest(why, len(rows) - bool(why["messages"]))]]
     return lines
 
 

@@ -42,10 +42,10 @@ RANK_OF = {COPIED: 1, SENT: 2}  # of overlapping works, the lowest one has the t
 
 
 class Row(NamedTuple):
-    """The seconds of a row in a step, and how many events it has; or the means of several steps."""
+    """The seconds of a row in a step, and how many events it has."""
 
     seconds: float
-    calls: float
+    calls: int
 
 
 class Span(NamedTuple):
