@@ -25,8 +25,7 @@ CPU = torch.device("cpu")
 
 
 def training_step(strategy: Strategy = "single", *, rank: int = 0, **fields: Any) -> MeasuredStep:
-    usual: dict[str, Any] = {"world_size": 1, "per_rank_batch_size": 4, "epoch_images": 32}
-    spec = TrainingSpec(**usual | fields, strategy=strategy)
+    spec = TrainingSpec(world_size=1, per_rank_batch_size=4, strategy=strategy, epoch_images=32, **fields)
     return MeasuredStep(TrainingStep(spec, rank=rank, device=CPU))
 
 
