@@ -10,14 +10,23 @@ from importlib.util import find_spec
 import pytest
 
 from ddpperf.results.samples import Measured
-from ddpperf.specs import FUNCTIONS_VARIABLE, EpochSpec, Spec
+from ddpperf.specs import (
+    FUNCTIONS_VARIABLE,
+    PARTS,
+    AllReduceSpec,
+    EpochPartsSpec,
+    EpochSpec,
+    Spec,
+)
 from ddpperf.workers.failures import Cause, SetFailure
 from ddpperf.workers.interpreter import Side
 from ddpperf.workers.pool import WHOLE_SECONDS, Pool
 from ddpperf.workers.process_set import ProcessSet, SetOptions
+from perf.test_step_breakdown import parts_of, parts_over_step
 from tests.project import Marked, wait_until
 
 DEADLINE_SECONDS = 2.0
+SMALL = AllReduceSpec(world_size=2, nbytes=1024)
 
 # Every step takes 30 ms. With batches of 3 images, the second rank hangs in the middle of an epoch.
 SLOW = """
@@ -83,7 +92,12 @@ def measured_and_counted(pool: Pool, spec: Spec) -> Measured:
     return measured
 
 
-@pytest.mark.skipif(find_spec("torchvision") is None, reason="a dataloader's transforms are torchvision's")
+NEEDS_TORCHVISION = pytest.mark.skipif(
+    find_spec("torchvision") is None, reason="a dataloader's transforms are torchvision's"
+)
+
+
+@NEEDS_TORCHVISION
 @pytest.mark.slow
 def test_an_epoch_is_measured_on_two_ranks(pool: Pool, marked: Marked) -> None:
     spec = EpochSpec(
@@ -102,6 +116,28 @@ def test_an_epoch_is_measured_on_two_ranks(pool: Pool, marked: Marked) -> None:
     assert measured.counted_seconds() == pytest.approx(sum(map(max, sample.seconds)))
     assert len(set(sample.counters["loss_after_5_steps"])) == 2, "each rank has images of its own"
     wait_until(lambda: len(loading(marked)) <= 2, 2, lambda: f"still loading: {loading(marked)}")
+
+
+@pytest.mark.slow
+@NEEDS_TORCHVISION
+@pytest.mark.parametrize(("world_size", "workers"), [(1, 0), (2, 1)])
+def test_parts_of_an_epoch_add_up(pool: Pool, world_size: int, workers: int) -> None:
+    spec = EpochPartsSpec(
+        model="resnet10_cifar",
+        world_size=world_size,
+        per_rank_batch_size=4,
+        strategy="single" if world_size == 1 else "ddp",
+        input="dataloader",
+        loader_workers=workers,
+        epoch_images=16 * world_size,
+    )
+    measured = pool.measure(spec)
+    (sample,) = measured.samples
+    assert parts_over_step(measured, sample) == pytest.approx(1, abs=0.02)
+    for rank in range(world_size):
+        parts = parts_of(sample, rank)
+        assert set(parts) == set(PARTS) - ({"gradient_sync"} if world_size == 1 else set())
+        assert all(seconds > 0 for seconds in parts.values())
 
 
 def loading(marked: Marked) -> list[str]:

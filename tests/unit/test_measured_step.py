@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddpperf.data.images import Images, synthetic_images
-from ddpperf.specs import TrainingSpec
-from ddpperf.specs.training_step import DATA_VARIABLE, CommHook
+from ddpperf.specs import EpochSpec, TrainingSpec
+from ddpperf.specs.training_step import DATA_VARIABLE, CommHook, Strategy
 from ddpperf.training import model_and_data
 from ddpperf.training.epoch import TrainingEpoch
 from ddpperf.training.measured_step import MeasuredStep, sent_bytes
@@ -22,7 +22,6 @@ from ddpperf.training.model_and_data import require_classifier
 from ddpperf.training.models import MODELS
 from ddpperf.training.step import TrainingStep
 from ddpperf.training.strategies import require_equal_parameters
-from tests.unit.test_step import training_step
 
 CPU = torch.device("cpu")
 
@@ -131,12 +130,17 @@ def test_checking_the_outputs_changes_nothing() -> None:
 # --- a round
 
 
+def step_by(strategy: Strategy) -> MeasuredStep:
+    spec = TrainingSpec(world_size=1, per_rank_batch_size=4, strategy=strategy, epoch_images=32)
+    return MeasuredStep(TrainingStep(spec, rank=0, device=CPU))
+
+
 @pytest.mark.usefixtures("group")
 def test_only_ddp_compares_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     """A single rank has no other ranks to compare with."""
     asked: list[int] = []
     monkeypatch.setattr(dist, "all_reduce", lambda tensor, op: asked.append(tensor.numel()))
-    alone, in_group = training_step("single"), training_step("ddp")
+    alone, in_group = step_by("single"), step_by("ddp")
     alone.cpu_seconds = in_group.cpu_seconds = [0.5]
     assert alone.finish() == {"cpu_seconds": 0.5}
     assert asked == []
@@ -146,7 +150,7 @@ def test_only_ddp_compares_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("pixel", [math.nan, math.inf])
 def test_a_nan_loss_is_refused(pixel: float) -> None:
-    step = training_step("single")
+    step = step_by("single")
     step.step()
     step.end_round(1)
     step.training.input.take()[0][0, 0, 0, 0] = pixel
@@ -159,7 +163,8 @@ def test_a_nan_loss_is_refused(pixel: float) -> None:
 
 def test_cpu_seconds_are_per_step_and_a_median_over_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """An epoch has 8 steps."""
-    step = training_step()
+    spec = EpochSpec(world_size=1, per_rank_batch_size=4, strategy="single", epoch_images=32)
+    step = MeasuredStep(TrainingStep(spec, rank=0, device=CPU))
     step.training.loss = torch.tensor(1.0)
     now = iter((10.0, 14.0, 20.0, 21.0, 50.0, 52.0))
     clock = SimpleNamespace(process_time=lambda: next(now))

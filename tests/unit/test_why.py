@@ -208,18 +208,41 @@ def test_only_a_failed_process_set_ends_tracing(monkeypatch: pytest.MonkeyPatch,
     assert [*(tmp_path / "traces").iterdir()] == [], "an empty folder would count as traces of a run"
 
 
-def test_rows_need_the_device_but_no_trace_with_python_functions(tmp_path: FilePath) -> None:
-    def explained_on(device: str) -> dict[str, Any]:
-        options = SimpleNamespace(device=device, devices_in_turn=1)
-        pool = pool_of([LiveSet("A", 0.01), LiveSet("B", 0.02)], options, sides=POOL.sides)
-        one = explain.Slower(tests=["0"], spec=SPEC, candidate=SPEC, seconds=0.01)
-        (found,) = explain.explain(pool, [one], tmp_path / "traces" / "now", lambda stage: None)
-        return found
+def test_rows_need_the_device_but_no_trace_with_python_functions(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: FilePath
+) -> None:
+    class Tracing:
+        def __init__(self, *_: Any) -> None:
+            self.sets = [LiveSet("A"), LiveSet("B")]
+            self.sides = {live.side.name: live for live in self.sets}
 
-    unseen = explained_on("cuda")
+        def __enter__(self) -> Tracing:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def all_do(self, what: str) -> None: ...
+
+        def do(self, live: LiveSet, what: str, steps: int = 0) -> dict[int, Any]:
+            if what == "stacks":
+                raise ValueError("a trace of 1 steps has 80 MiB")
+            long, file = 1e4 if live.side.name == "A" else 2e4, tmp_path / f"{live.name}.json"
+            step = {"ph": "X", "cat": "user_annotation", "name": "ddpperf step", "tid": 1, "dur": long}
+            file.write_text(json.dumps({"traceEvents": [{**step, "ts": n * 1e5} for n in range(3)]}))
+            answer = {"seconds": [long / 1e6], "page_faults": 0.0, "messages": {}, "file": str(file)}
+            return {0: answer}
+
+        def keep(self, traces: Any) -> list[str]:
+            return []
+
+    monkeypatch.setattr(explain, "TracingSets", Tracing)
+    one = explain.Slower(tests=["0"], spec=SPEC, candidate=SPEC, seconds=0.01)
+    (found,) = explain.explain(POOL, [one], tmp_path / "traces" / "now", lambda stage: None)
+    on_gpu: Any = SimpleNamespace(options=SimpleNamespace(device="cuda"), sides=POOL.sides)
+    (unseen,) = explain.explain(on_gpu, [one], tmp_path / "traces" / "now", lambda stage: None)
     assert "CUPTI in use?" in unseen["problem"], "a trace of the CPU alone says nothing of a GPU's step"
     lost = "its function is not known, because a trace of 1 steps has 80 MiB"
-    assert rows_of(explained_on("cpu")) == [f"CPU time between operators: +10.00 ms (± 1.500 ms); {lost}"]
+    assert rows_of(found) == [f"CPU time between operators: +10.00 ms (± 1.500 ms); {lost}"]
 
 
 @pytest.mark.parametrize(
@@ -244,11 +267,10 @@ def test_function_is_one_of_the_part_that_grew(
 
 
 class LiveSet:
-    """A process set of one rank, whose steps take some seconds and run no operator."""
+    """A process set of one rank that writes an empty trace."""
 
-    def __init__(self, side: str, seconds: float = 0.01) -> None:
+    def __init__(self, side: str) -> None:
         self.name, self.side, self.alive = f"{side}1", SimpleNamespace(name=side), True
-        self.seconds = seconds
         self.asked: list[str] = []
 
     def ask(self, command: str, *, what: str, **arguments: Any) -> None:
@@ -258,23 +280,19 @@ class LiveSet:
         return {}
 
     def request(self, command: str, *, what: str, path: str, **arguments: Any) -> dict[int, Any]:
-        if what == "stacks":
-            return {0: {"problem": "a trace of 1 steps has 80 MiB"}}
-        file, lasted = FilePath(f"{path}-rank0.json"), self.seconds * 1e6
-        step = {"ph": "X", "cat": "user_annotation", "name": "ddpperf step", "tid": 1, "dur": lasted}
-        file.write_text(json.dumps({"traceEvents": [{**step, "ts": n * 1e5} for n in range(3)]}))
-        return {0: {"seconds": [self.seconds], "page_faults": 0.0, "messages": {}, "file": str(file)}}
-
-
-def pool_of(live: list[LiveSet], options: Any, **fields: Any) -> Any:
-    def open_on(*_: Any, **__: Any) -> Any:
-        return [(one, None) for one in live]
-
-    return SimpleNamespace(options=options, open=open_on, close_opened=lambda jobs: None, **fields)
+        FilePath(f"{path}-rank0.json").write_text("")
+        return {0: {"file": f"{path}-rank0.json"}}
 
 
 def tracing(folder: FilePath, test: str, live: list[LiveSet]) -> TracingSets:
-    return TracingSets(pool_of(live, SimpleNamespace(devices_in_turn=1)), SPEC, None, folder, test)
+    def open_on(*_: Any, **__: Any) -> Any:
+        return [(one, None) for one in live]
+
+    pool: Any = SimpleNamespace(
+        options=SimpleNamespace(devices_in_turn=1), open=open_on, close_opened=lambda jobs: None
+    )
+    spec: Any = SimpleNamespace(turns=lambda size: [[0]], compiled=False)
+    return TracingSets(pool, spec, None, folder, test)
 
 
 def test_kept_traces_stay_when_tests_with_like_names_are_traced(tmp_path: FilePath) -> None:
