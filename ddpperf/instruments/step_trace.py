@@ -23,12 +23,10 @@ if TYPE_CHECKING:
     from ddpperf.training.step import TrainingStep
 
 BLOCK_BYTES, BLOCKS = 2**23, 8
-# glibc's limits on the freed memory at the heap's end and on blocks in the heap: the number for mallopt, the
-# environment variable, the bytes where glibc's own adjustment ends, and those while memory is kept.
-MALLOC_LIMITS = (
-    (-1, "MALLOC_TRIM_THRESHOLD_", 2**26, 2**30),
-    (-3, "MALLOC_MMAP_THRESHOLD_", 2**25, 2**25),  # glibc before 2.35 takes no more
-)
+# glibc's mallopt: the memory that stays in the heap when it is freed, and the least size of an own mapping
+TRIM, MMAP = (-1, "MALLOC_TRIM_THRESHOLD_"), (-3, "MALLOC_MMAP_THRESHOLD_")
+USUAL_BYTES = {TRIM: 2**26, MMAP: 2**25}  # where glibc's own adjustment ends
+KEPT_BYTES = {TRIM: 2**30, MMAP: 2**25}  # glibc before 2.35 takes no more for mappings
 Step = Callable[[], None]
 
 
@@ -137,11 +135,15 @@ def keep_memory(*, kept: bool) -> None:
     """Keep freed memory in this process, after touching 64 MiB; or give it back as usual.
 
     The profiler's events fragment glibc's heap: without this, each traced step asks for new pages,
-    which took 8 to 15 ms of a step of 19 ms (2 CPU cores).
+    which took 8 to 15 ms of a step of 19 ms (2 CPU cores). Another C library is left as it is.
     """
     libc: Any = ctypes.CDLL(None)
-    for number, variable, usual, while_kept in MALLOC_LIMITS:
-        libc.mallopt(number, while_kept if kept else min(int(os.environ.get(variable) or usual), 2**30))
+    if not hasattr(libc, "mallopt"):
+        return
+    for option in (TRIM, MMAP):
+        number, variable = option
+        usual = int(os.environ.get(variable) or USUAL_BYTES[option])
+        libc.mallopt(number, KEPT_BYTES[option] if kept else min(usual, 2**30))
     if not kept:
         libc.malloc_trim(0)
         return

@@ -15,7 +15,6 @@ from ddpperf.measuring.repeated_work import Measurement
 from ddpperf.specs import CustomStepSpec
 from ddpperf.specs.custom import import_function
 from ddpperf.training.measured_step import CAPTURE_WARMUP
-from ddpperf.training.models import described
 
 
 class CustomStep(Measurement):
@@ -36,8 +35,8 @@ class CustomStep(Measurement):
             rank=rank, world_size=spec.world_size, batch_size=spec.per_rank_batch_size, device=device
         )
         if not callable(train):
-            what = f"step {spec.function} must return a function, got {described(train)}"
-            raise CannotTrain(f"{what}; return a function that trains one step")
+            got = f"got a value of type {type(train).__name__}; return a function that trains one step"
+            raise CannotTrain(f"step {spec.function} must return a function, {got}")
         self._train: Callable[[], Tensor] = train
         self._run: Callable[[], object] = self._train_once  # or the replay of a captured step
         self.loss: Tensor = torch.zeros(1)
@@ -49,8 +48,9 @@ class CustomStep(Measurement):
     def _train_once(self) -> None:
         loss = self._train()
         if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.is_complex():
-            what = f"must return a real tensor with one element, got {described(loss)}"
-            raise CannotTrain(f"step {self.spec.function} {what}; return the loss")
+            shape = f" of shape {tuple(loss.shape)}, {loss.dtype}" if isinstance(loss, Tensor) else ""
+            got = f"got a value of type {type(loss).__name__}{shape}; return the loss"
+            raise CannotTrain(f"step {self.spec.function} must return a real tensor with one element, {got}")
         self.loss = loss
 
     def warm_up(self, steps: int) -> None:

@@ -176,7 +176,7 @@ def custom_model(name: str) -> tuple[nn.Module, MakeBatch, Loss]:
     made = import_function(name, "model")()
     is_three = isinstance(made, tuple) and len(made) == 3
     if not (is_three and isinstance(made[0], nn.Module) and all(map(callable, made[1:]))):
-        why = f"must return (module, batch maker, loss), got {described(made)}; return the three"
+        why = f"must return (module, batch maker, loss), got {_describe(made)}; return the three"
         raise CannotTrain(f"model {name} {why}")
     # The attributes of torch.compile(module), and of a module after module.compile()
     if any(getattr(made[0], name, None) is not None for name in ("_orig_mod", "_compiled_call_impl")):
@@ -190,12 +190,12 @@ def custom_batch(name: str, make_batch: MakeBatch, batch_size: int) -> tuple[Ten
     made = make_batch(batch_size)
     is_two = isinstance(made, tuple) and len(made) == 2
     if not is_two or not all(isinstance(part, Tensor) and part.shape[:1] == (batch_size,) for part in made):
-        why = f"must return inputs and targets, two tensors of {batch_size} rows, got {described(made)}"
+        why = f"must return inputs and targets, two tensors of {batch_size} rows, got {_describe(made)}"
         raise CannotTrain(f"the batch maker of {name} {why}")
     return made
 
 
-def described(made: object) -> str:
+def _describe(made: object) -> str:
     """Return the type of a value or the types in a tuple, and the shapes of tensors."""
     parts = made if isinstance(made, tuple) else (made,)
     shapes = (f" {list(part.shape)}" if isinstance(part, Tensor) else "" for part in parts)

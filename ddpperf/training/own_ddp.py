@@ -38,7 +38,7 @@ class OwnDDP(nn.Module):
         self.synchronizes = True
         self.stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
         named = module.named_parameters()
-        self.names = {parameter: name for name, parameter in named if parameter.requires_grad}
+        self.trained = {name: parameter for name, parameter in named if parameter.requires_grad}
         self.buckets: list[Bucket] = []
         self.bucket_of: dict[nn.Parameter, Bucket] = {}
         self.arrived: dict[nn.Parameter, None] = {}  # parameters with a gradient in this backward pass
@@ -52,12 +52,12 @@ class OwnDDP(nn.Module):
             if (model := me()) is not None:
                 model._arrive(parameter)
 
-        for parameter in self.names:
+        for parameter in self.trained.values():
             parameter.register_post_accumulate_grad_hook(arrive)
 
     def forward(self, *inputs: Any) -> Any:
         if self.arrived:
-            missing = next(name for parameter, name in self.names.items() if parameter not in self.arrived)
+            missing = next(name for name, parameter in self.trained.items() if parameter not in self.arrived)
             what = f"own_ddp needs a gradient of each parameter in each step, got none of {missing}"
             raise CannotTrain(f"{what}; use all in each step, or set their requires_grad to False")
         return self.module(*inputs)
@@ -70,7 +70,7 @@ class OwnDDP(nn.Module):
             self.task = task
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         if parameter in self.arrived:  # its bucket may be on its way
-            name = self.names[parameter]
+            name = next(name for name, trained in self.trained.items() if trained is parameter)
             what = f"own_ddp needs one gradient of each parameter in each step, got two of {name}"
             raise CannotTrain(f"{what}; use use_reentrant=False for checkpoints of shared layers")
         self.arrived[parameter] = None
@@ -90,7 +90,7 @@ class OwnDDP(nn.Module):
 
     def _finish(self) -> None:
         """End a backward pass, so that later work on the GPU waits for the summed gradients."""
-        if len(self.arrived) < len(self.names):
+        if len(self.arrived) < len(self.trained):
             return  # an inner backward pass has ended
         arrived, self.arrived, self.task = self.arrived, {}, -1
         if not self.buckets:
@@ -102,7 +102,7 @@ class OwnDDP(nn.Module):
             bucket.release()
 
     def _make_buckets(self, arrived: Collection[nn.Parameter]) -> None:
-        parameters = list(self.names)
+        parameters = list(self.trained.values())
         places = {parameter: place for place, parameter in enumerate(parameters)}
         order = torch.tensor([places[parameter] for parameter in arrived], device=self.device)
         dist.broadcast(order, 0)

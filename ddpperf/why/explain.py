@@ -20,8 +20,7 @@ from ddpperf.results import units
 from ddpperf.results.samples import BASE, CANDIDATE
 from ddpperf.specs import EpochSpec, ScriptSpec, Spec, TraceSpec
 from ddpperf.why import sweep
-from ddpperf.why.changes import TracedSet, changes
-from ddpperf.why.sweep import BETWEEN, LAUNCHING
+from ddpperf.why.changes import Changes, TracedSet, changes
 from ddpperf.why.tracing_sets import TracingSets
 from ddpperf.workers.failures import SetFailure
 from ddpperf.workers.pool import Pool
@@ -75,23 +74,28 @@ def explain(
     called with what is done now. Each entry has the tests and either a problem in one sentence, or the
     fields of `Changes.to_json`, the traced rank, the messages that changed and the files of raw traces.
     """
-    found: list[dict[str, Any]] = []
-    end = time.monotonic() + SECONDS[pool.options.device]
+    device, found = pool.options.device, list[dict[str, Any]]()
+    end = time.monotonic() + SECONDS[device]
     chosen = sorted(filter(lambda one: one.traceable, slower), key=lambda one: one.spec.compiled)
-    for number, one in enumerate(chosen[:MOST_TRACED], 1):
-        stage(f"why it is slower, {number} of {min(MOST_TRACED, len(chosen))}")
-        why: dict[str, Any] = {"tests": [*one.tests]}
-        found.append(why)
+    for number, one in enumerate(chosen[:MOST_TRACED]):
+        left = end - time.monotonic()
+        # One set a side if steps are long, or compiled: sets compile one by one, 20 s each.
+        most_sets = int(one.spec.compiled or left < _least_seconds(one, device, len(pool.sides)))
+        if left < _least_seconds(one, device, 2 if most_sets else len(pool.sides)):
+            problem = f"there is no time to trace steps of {units.seconds(one.seconds)}"
+            found.append({"tests": [*one.tests], "problem": problem})
+            continue
+        stage(f"why it is slower, {number + 1} of {min(MOST_TRACED, len(chosen))}")
         try:
-            left = end - time.monotonic()
-            why |= _traced(pool, one, folder, left, _most_sets(pool, one, left))
+            found.append({"tests": [*one.tests], **_traced(pool, one, folder, left, most_sets)})
         except SetFailure as failure:
             side = "candidate" if failure.set_name.startswith(CANDIDATE) else "base"
-            old = f"the {side}'s code is too old: its ranks cannot trace"
-            why["problem"] = old if TOO_OLD in str(failure) else first_line(failure)
+            old = TOO_OLD in str(failure)
+            problem = f"the {side}'s code is too old: its ranks cannot trace" if old else first_line(failure)
+            found.append({"tests": [*one.tests], "problem": problem})
             break  # the process set has ended
         except Exception as error:  # such as a full disk, or a trace of another form
-            why["problem"] = first_line(error)
+            found.append({"tests": [*one.tests], "problem": first_line(error)})
     if not chosen and slower:
         problem = "a whole training is too long to trace; compare a test of its step, too"
         found.append({"tests": [*slower[0].tests], "problem": problem})
@@ -101,21 +105,8 @@ def explain(
     return found
 
 
-def _most_sets(pool: Pool, one: Slower, seconds: float) -> int:
-    """Return how many process sets of each side are traced, or 0 for all of them.
-
-    Of long steps it is one. Of compiled steps, too, because sets compile one by one, 20 s each. Raises
-    ValueError if the seconds are too few even for that.
-    """
-
-    def least(sets: int) -> float:
-        return OPENING_SECONDS[pool.options.device] + sets * _steps_in_all(FEWEST_STEPS) * one.seconds
-
-    if not one.spec.compiled and seconds >= least(len(pool.sides)):
-        return 0
-    if seconds < least(2):
-        raise ValueError(f"there is no time to trace steps of {units.seconds(one.seconds)}")
-    return 1
+def _least_seconds(one: Slower, device: str, sets: int) -> float:
+    return OPENING_SECONDS[device] + sets * _steps_in_all(FEWEST_STEPS) * one.seconds
 
 
 def _steps_in_all(steps: int) -> int:
@@ -159,12 +150,10 @@ def _traced_script(pool: Pool, one: Slower, spec: ScriptSpec, folder: Path) -> d
 def _found(sets: Sequence[TracedSet], rank: int, device: str, stacks: Callable[[str], str]) -> dict[str, Any]:
     """Return what changed between the traced sets as JSON. stacks: the trace with functions of a side."""
     why, function, lost = changes(sets, device), "", ""
-    # By the part of the step: how much more time passes between operators or launches
-    between = [(path[-1], row.change) for path, row, _ in why.rows if {*path} & {BETWEEN, LAUNCHING}]
-    if math.fsum(change for _, change in between) >= STACKS_FROM * abs(why.whole.change):
+    if _between(why) >= STACKS_FROM * abs(why.whole.change):
         try:
             files = stacks(BASE), stacks(CANDIDATE)
-            function = _function(*files, part=between[0][0] if between else "", device=device)
+            function = _function(*files, part=_part(why), device=device)
         except ValueError as error:  # such as a trace that is too large
             lost = first_line(error)
     return {**why.to_json(), "rank": rank, "sets": len(sets) // 2, "function": function, "lost": lost}
@@ -179,9 +168,12 @@ def _traced(pool: Pool, one: Slower, folder: Path, seconds: float, most_sets: in
         return _traced_script(pool, one, one.spec, folder)
     device = "cpu" if one.spec.on_cpu else pool.options.device
     with TracingSets(pool, one.spec, one.candidate, folder, one.tests[0], most_sets) as tracing:
-        most = (seconds / MOST_TRACED - OPENING_SECONDS[device]) / len(tracing.sets)
-        numbers = range(FEWEST_STEPS, MOST_STEPS + 1)
-        fitting = [steps for steps in numbers if _steps_in_all(steps) * one.seconds <= most]
+        most = seconds / MOST_TRACED - OPENING_SECONDS[device]
+        fitting = [
+            steps
+            for steps in range(FEWEST_STEPS, MOST_STEPS + 1)
+            if len(tracing.sets) * _steps_in_all(steps) * one.seconds <= most
+        ]
         steps = max(fitting, default=FEWEST_STEPS)
         first = {live.name: tracing.do(live, "time", steps) for live in tracing.sets}
         timed: dict[str, list[Answers]] = {live.name: [] for live in tracing.sets}
@@ -250,6 +242,20 @@ def _changed_messages(
     kinds = {**base, **candidate}
     both = {kind: [base.get(kind, (0, 0)), candidate.get(kind, (0, 0))] for kind in kinds}
     return {kind: sides for kind, sides in both.items() if [*sides[0]] != [*sides[1]]}
+
+
+def _between(why: Changes) -> float:
+    """Return by how many seconds the CPU's time between operators or launches grew."""
+    return math.fsum(row.change for path, row, _ in why.rows if _is_between(path))
+
+
+def _is_between(path: sweep.Path) -> bool:
+    return sweep.BETWEEN in path or sweep.LAUNCHING in path
+
+
+def _part(why: Changes) -> str:
+    """Return the part of the step whose time between operators or launches stands first."""
+    return next((path[-1] for path, _, _ in why.rows if _is_between(path)), "")
 
 
 def _function(base: str, candidate: str, *, part: str, device: str) -> str:

@@ -94,10 +94,13 @@ def test_step_without_a_finite_loss_fails(write: Write, value: str) -> None:
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        ("return None", "must return a function, got NoneType; return a function that"),
-        ("return lambda: None", "must return a real tensor with one element, got NoneType;"),
-        ("return lambda: 0.5", "must return a real tensor with one element, got float;"),
-        ("return lambda: torch.ones(3)", "got Tensor [3]; return the loss"),
+        ("return None", "must return a function, got a value of type NoneType; return a function that"),
+        ("return lambda: None", "must return a real tensor with one element, got a value of type NoneType;"),
+        ("return lambda: 0.5", "must return a real tensor with one element, got a value of type float;"),
+        (
+            "return lambda: torch.ones(3)",
+            "got a value of type Tensor of shape (3,), torch.float32; return the loss",
+        ),
     ],
 )
 def test_wrong_step_is_one_sentence(write: Write, line: str, found: str) -> None:
