@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ddpperf.training.models import Loss, MakeBatch
 
-NAMES = ("lazy", "checkpointed", "communicating", "uncompiled", "with_spare")
+NAMES = ("lazy", "checkpointed", "communicating", "set_by_first_batch", "uncompiled", "with_spare")
 ODD_MODELS = {name: f"{__name__}:{name}" for name in NAMES}
 Made = tuple[nn.Module, MakeBatch, Loss]
 
@@ -39,6 +39,25 @@ class Checkpointed(nn.Module):
 
 def checkpointed() -> Made:
     return Checkpointed(), batch, cross_entropy
+
+
+class SetByFirstBatch(nn.Module):
+    """Model that sets one of its parameters from its first batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.scale, self.ready = nn.Linear(32, 10), nn.Parameter(torch.ones(32)), False
+
+    def forward(self, x: Tensor) -> Any:
+        if not self.ready:
+            self.ready = True
+            with torch.no_grad():
+                self.scale.copy_(1 / x.std(0))
+        return self.head(x * self.scale)
+
+
+def set_by_first_batch() -> Made:
+    return SetByFirstBatch(), batch, cross_entropy
 
 
 class _Mean(torch.autograd.Function):

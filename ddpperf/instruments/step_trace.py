@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddpperf.measuring.clock import seconds_of, synchronize
 from ddpperf.measuring.message_ledger import Ledger
-from ddpperf.measuring.trace_split import MOST_TRACE_BYTES, PART, STEP, STEP_BYTES, profiled
+from ddpperf.measuring.trace_split import MOST_TRACE_BYTES, PART, STEP, STEP_BYTES
 
 if TYPE_CHECKING:
     import torch
@@ -47,23 +47,39 @@ def traced(
     """Trace steps and write the raw trace to a file; return why there is none, or "".
 
     Each step begins with a mark. Another step comes first, whose trace may lack what the profiler
-    does at its start.
-    stacks: as in `profiled`.
+    does at its start. Each step is run, even if profiling fails, because other ranks may wait in it.
+    stacks: whether the trace has the Python functions, too, which takes much time.
     """
+    from torch.profiler import ProfilerActivity, profile
+
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
+    problem, profiler = "", None
     with _marks(step, device, training) as (marked, mark):
-
-        def work() -> None:
-            for _ in range(1 + steps):
-                marked()
-            mark()  # ends the last step
-            synchronize(device)
-
-        if problem := profiled(work, path, device, operators=True, stacks=stacks):
-            return problem
-    if (size := path.stat().st_size) > MOST_TRACE_BYTES:
+        try:
+            profiler = profile(activities=activities, with_stack=stacks)
+            profiler.start()
+        except Exception as error:
+            problem = f"torch's profiler does not start ({_short(error)})"
+        for _ in range(1 + steps):
+            marked()
+        mark()  # ends the last step
+        synchronize(device)
+    if profiler is None or problem:
+        return problem
+    try:
+        profiler.stop()
+        profiler.export_chrome_trace(str(path))  # only prints why it cannot write the file
+        size = path.stat().st_size
+    except Exception as error:
+        return f"torch's profiler fails ({_short(error)})"
+    if size > MOST_TRACE_BYTES:
         path.unlink()
         return f"a trace of {steps} steps has {size >> 20} MiB, and at most {MOST_TRACE_BYTES >> 20} are read"
     return ""
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
 
 
 @contextmanager

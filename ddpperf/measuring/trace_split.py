@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddpperf.analysis.intervals import Interval, split
-from ddpperf.errors import first_line
 
 if TYPE_CHECKING:
     import torch
@@ -36,57 +35,35 @@ SPIN = "spin_kernel"  # an added delay: neither computation nor communication
 COPIES = ("gpu_memcpy", "gpu_memset")
 
 
-def profiled(work: Call, path: Path, device: torch.device, *, operators: bool, stacks: bool = False) -> str:
-    """Run `work` under torch's profiler and write the raw trace to a file; return why there is none, or "".
-
-    `work` is called exactly once, even if profiling fails, because other ranks may wait in it. A
-    profile fails without CUPTI, for example.
-    operators: whether a GPU's trace has torch's operators on the CPU, too, which cost time.
-    stacks: whether the trace has the Python functions, too, which takes much time.
-    """
-    # Imported here: the controller imports this module and does not need torch.
-    from torch.profiler import ProfilerActivity, profile
-
-    is_gpu = device.type == "cuda"
-    activities = [ProfilerActivity.CUDA] * is_gpu + [ProfilerActivity.CPU] * (operators or not is_gpu)
-    profiler: profile | None = None
-    problems: list[str] = []
-    with _noted(problems):
-        profiler = profile(activities=activities, with_stack=stacks)
-        profiler.start()
-    work()
-    if profiler is not None:
-        with _noted(problems):
-            profiler.stop()
-            if not problems:
-                profiler.export_chrome_trace(str(path))  # only prints why it cannot write the file
-                path.stat()
-    return problems[0] if problems else ""
-
-
-@contextlib.contextmanager
-def _noted(problems: list[str]) -> Iterator[None]:
-    """Append a sentence on an exception to a list instead of raising it."""
-    try:
-        yield
-    except Exception as error:
-        problems.append(f"torch's profiler fails ({type(error).__name__}: {first_line(error)})")
-
-
 def trace_of(
-    work: Call, device: torch.device, *, meet: Call | None = None, operators: bool = False
+    work: Call,
+    device: torch.device,
+    *,
+    meet: Call | None = None,
+    operators: bool = False,
 ) -> list[Event]:
     """Run `work` under torch's profiler, and return the events of the profiler's trace.
 
-    There are no events if the profile cannot be made. The rank then prints why.
+    `work` is called exactly once, even if profiling fails, because other ranks may wait in it.
+    There are no events if the profile cannot be made, for example without CUPTI. The rank then
+    prints why.
     meet: a barrier of the ranks before `work`, so that a CPU's trace times `work` alone.
-    operators: as in `profiled`.
+    operators: whether a GPU's trace has torch's operators on the CPU, too, which cost time.
     """
-    from torch.profiler import record_function
+    # Imported here: the controller imports this module and does not need torch.
+    from torch.profiler import ProfilerActivity, profile, record_function
 
     from ddpperf.measuring.clock import synchronize
 
-    def marked() -> None:
+    is_gpu = device.type == "cuda"
+    activities = [ProfilerActivity.CUDA] * is_gpu + [ProfilerActivity.CPU] * (operators or not is_gpu)
+    synchronize(device)
+    profiler: profile | None = None
+    failures: list[Exception] = []
+    with _printed(failures):
+        profiler = profile(activities=activities)
+        profiler.start()
+    try:
         time.sleep(MARGIN_SECONDS)
         if meet is not None:
             meet()
@@ -94,18 +71,19 @@ def trace_of(
             work()
         synchronize(device)
         time.sleep(MARGIN_SECONDS)
-
-    synchronize(device)
+    finally:
+        if profiler is not None:
+            with _printed(failures):
+                profiler.stop()
+    if profiler is None or failures:
+        return []
+    events: list[Event] = []
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "trace.json")  # a new file, so that no earlier trace can be read
-        if not (problem := profiled(marked, path, device, operators=operators)):
-            try:
-                events: list[Event] = json.loads(path.read_bytes())["traceEvents"]
-                return events
-            except ValueError as error:
-                problem = f"the trace cannot be read ({first_line(error)})"
-    print(f"a step could not be profiled: {problem}")
-    return []
+        written = Path(folder, "trace.json")  # a new file, so that no earlier trace can be read
+        with _printed(failures):
+            profiler.export_chrome_trace(str(written))
+            events = json.loads(written.read_bytes())["traceEvents"]
+    return events
 
 
 @functools.cache
@@ -118,6 +96,16 @@ def load_profiler(device: torch.device) -> None:
     import torch
 
     trace_of(lambda: torch.zeros(1, device=device), device)
+
+
+@contextlib.contextmanager
+def _printed(failures: list[Exception]) -> Iterator[None]:
+    """Print an exception of torch's profiler and append it to a list, instead of raising it."""
+    try:
+        yield
+    except Exception as error:
+        print(f"a step could not be profiled: {error!a}")
+        failures.append(error)
 
 
 def split_of(events: Sequence[Event], *, met: bool = False) -> dict[str, float]:

@@ -156,7 +156,7 @@ class MeasuredStep(Measurement):
         is_gpu = training.device.type == "cuda"
         peak_bytes = torch.cuda.max_memory_allocated(training.device) if is_gpu else 0
         if spec.strategy in EQUAL_STRATEGIES and spec.communication == "on":
-            require_equal_parameters(training.module, spec.model)
+            require_equal_parameters(training.module, spec)
         counters |= sent_bytes(training) | self.startup_seconds
         if not is_gpu:
             return counters | {"cpu_seconds": median(self.cpu_seconds)}

@@ -128,21 +128,34 @@ def gradient_bytes(module: nn.Module, itemsize: int | None = None) -> int:
     return sum(each.numel() * (itemsize or each.element_size()) for each in trained_parameters(module))
 
 
-def require_equal_parameters(model: nn.Module, name: str) -> None:
-    """Raise RuntimeError on every rank unless all ranks hold bit-identical model parameters.
+def require_equal_parameters(model: nn.Module, spec: TrainingSpec) -> None:
+    """Raise an error on every rank unless all ranks hold bit-identical model parameters.
 
-    name: the model's name. A custom model may itself make its parameters differ.
+    The error is CannotTrain if the model itself makes them differ, and otherwise RuntimeError.
     """
-    for parameter_name, parameter in model.named_parameters():
+    for name, parameter in model.named_parameters():
         bits = parameter.detach().contiguous().view(-1).view(torch.uint8)
         least, greatest = bits.clone(), bits.clone()
         dist.all_reduce(least, dist.ReduceOp.MIN)
         dist.all_reduce(greatest, dist.ReduceOp.MAX)
         if not torch.equal(least, greatest):
+            is_own = is_custom_model(spec.model)
+            if is_own and name in set_in_forward(spec, dist.get_rank(), parameter.device):
+                what = f"sets its parameter {name} in its first forward pass, each rank from its own batch"
+                raise CannotTrain(f"model {spec.model} {what}; set it before the training")
             why = "gradients were not synchronized"
-            if is_custom_model(name):
-                why += f", or {name} sets it from each rank's own batch; set it before the training"
-            raise RuntimeError(f"parameter {parameter_name} differs between ranks after training: {why}")
+            raise RuntimeError(f"parameter {name} differs between ranks after training: {why}")
+
+
+def set_in_forward(spec: TrainingSpec, rank: int, device: torch.device) -> set[str]:
+    """Return the names of the parameters that a new model changes in its first forward pass."""
+    module, input, _ = model_and_data(spec, rank, device)
+    before = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+    input.begin(0)
+    input.load()
+    with torch.no_grad():
+        module(input.take()[0])
+    return {name for name, after in module.named_parameters() if not torch.equal(before[name], after)}
 
 
 def own_messages(spec: TrainingSpec, rank: int, device: torch.device) -> list[Message]:

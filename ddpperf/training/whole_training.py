@@ -228,7 +228,7 @@ class TrainingRun(Measurement):
         without it. Raises RuntimeError if the ranks' parameters differ.
         """
         if self.spec.grouped:
-            require_equal_parameters(self.training.module, self.spec.model)
+            require_equal_parameters(self.training.module, self.spec)
         self._begin_steps()  # a later step, made to list its kernels, needs a place in the record
         counters: dict[str, float] = {}
         for number, epoch in enumerate(self.history, 1):

@@ -101,7 +101,7 @@ def parameters(spec: TrainingSpec, rank: int, device: torch.device) -> list[Tens
     for _ in range(STEPS):
         training.step()
     if spec.strategy in EQUAL_STRATEGIES:
-        require_equal_parameters(training.training.module, spec.model)
+        require_equal_parameters(training.training.module, spec)
     values = [whole(value).cpu() for value in training.training.model.parameters()]
     vars(training.training).clear()  # a group does not end before the graphs that captured it
     vars(training).clear()
