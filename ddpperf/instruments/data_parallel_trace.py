@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any
 
 from ddpperf.analysis.intervals import Interval, length, overlap, split
-from ddpperf.measuring.trace_split import COPIES, Event, interval, of_categories
+from ddpperf.measuring.trace_split import COPIES, LAUNCHES, Event, by_id, interval, of_categories
 from ddpperf.specs import DATA_PARALLEL_PARTS
 
 RANGE = "ddpperf:"  # how the ranges of the forward pass begin in a trace
@@ -74,8 +74,8 @@ def _parts_of(operations: Sequence[Event], events: Sequence[Event]) -> list[str 
     The correlation id of a launch is that of its kernel. The trace of a kernel without a launch may
     still name the operator that ran on the CPU.
     """
-    launches = _by_id("correlation", of_categories(events, "cuda_runtime", "cuda_driver"))
-    operators = _by_id("External id", of_categories(events, "cpu_op", "user_annotation"))
+    launches = by_id("correlation", of_categories(events, *LAUNCHES))
+    operators = by_id("External id", of_categories(events, "cpu_op", "user_annotation"))
     ranges: dict[Any, list[tuple[float, float, str]]] = defaultdict(list)
     for event in _ranges(events):
         ranges[event["tid"]].append((event["ts"], event["ts"] + event["dur"], RANGES[event["name"]]))
@@ -94,7 +94,3 @@ def _part_at(moment: float, ranges: Sequence[tuple[float, float, str]]) -> str:
 
 def _ranges(events: Sequence[Event]) -> list[Event]:
     return [event for event in of_categories(events, "user_annotation", "cpu_op") if event["name"] in RANGES]
-
-
-def _by_id(name: str, events: Sequence[Event]) -> dict[Any, Event]:
-    return {event["args"][name]: event for event in events if name in event.get("args", {})}

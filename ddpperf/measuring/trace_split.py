@@ -33,6 +33,7 @@ ALL_REDUCE = re.compile("all_?reduce", re.IGNORECASE)
 BARRIER = "gloo:barrier"
 SPIN = "spin_kernel"  # an added delay: neither computation nor communication
 COPIES = ("gpu_memcpy", "gpu_memset")
+LAUNCHES = ("cuda_runtime", "cuda_driver")
 
 
 def trace_of(
@@ -155,6 +156,11 @@ def _communication_kernels(events: Sequence[Event]) -> list[Event]:
 
 def of_categories(events: Sequence[Event], *categories: str) -> list[Event]:
     return [event for event in events if event.get("cat") in categories]
+
+
+def by_id(name: str, events: Sequence[Event]) -> dict[Any, Event]:
+    """Return events by an id, such as "correlation", which a launch and its kernel share."""
+    return {event["args"][name]: event for event in events if name in event.get("args", {})}
 
 
 def interval(event: Event) -> Interval:

@@ -13,10 +13,19 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ddpperf.analysis.intervals import merged, overlap
-from ddpperf.measuring.trace_split import COMMUNICATION, COPIES, PART, STEP, STEP_BYTES
+from ddpperf.measuring.trace_split import (
+    COMMUNICATION,
+    COPIES,
+    LAUNCHES,
+    PART,
+    STEP,
+    STEP_BYTES,
+    Event,
+    by_id,
+    of_categories,
+)
 from ddpperf.why.names import kernel
 
-Event = dict[str, Any]
 Path = tuple[str, ...]
 COMPILED = re.compile(r"CompiledFxGraph|Torch-Compiled|CompiledFunction|TorchDynamo|AOTDispatcher")
 NO_OPERATOR = ("autograd::", "torch::autograd::")  # what they do has names of its own
@@ -24,7 +33,6 @@ LOADER = "enumerate(DataLoader)"
 BLOCKING = re.compile(
     r"Synchronize|cuda(Free|Malloc|HostAlloc|FreeHost|HostRegister|StreamDestroy)\b|cudaMemcpy\b"
 )
-LAUNCHES = ("cuda_runtime", "cuda_driver")
 BETWEEN = "CPU time between operators"
 LAUNCHING = "CPU time between launches"
 COPIED, SENT = "copies", "communication"
@@ -53,19 +61,12 @@ Rows = dict[Path, Row]
 
 def steps_of(events: Sequence[Event]) -> list[Rows]:
     """Return the rows of each traced step but the first; none if the trace has no marks of steps."""
-    spans = [event for event in events if event.get("ph") == "X" and "dur" in event]
-    marks = sorted(
-        _span(event)
-        for event in spans
-        if event.get("cat") == "gpu_memcpy" and event.get("args", {}).get("bytes") == STEP_BYTES
-    )
+    lasting = _lasting(events)
+    copies = of_categories(lasting, "gpu_memcpy")
+    marks = sorted(_span(copy) for copy in copies if copy.get("args", {}).get("bytes") == STEP_BYTES)
     if marks:
-        return [_on_gpu(spans, first.end, last.begin) for first, last in pairwise(marks[1:])]
-    steps = sorted(
-        (event for event in spans if event["name"] == STEP and event.get("cat") == "user_annotation"),
-        key=lambda event: float(event["ts"]),
-    )
-    return [_on_cpu(spans, step) for step in steps[1:]]
+        return [_on_gpu(lasting, first.end, last.begin) for first, last in pairwise(marks[1:])]
+    return [_on_cpu(lasting, step) for step in _steps_on_cpu(lasting)[1:]]
 
 
 def total(rows: Rows) -> float:
@@ -75,6 +76,23 @@ def total(rows: Rows) -> float:
 def waiting(rows: Rows) -> float:
     """Return the seconds of exposed communication, in which a rank may wait for others."""
     return sum(row.seconds for path, row in rows.items() if path[0] == SENT)
+
+
+def _lasting(events: Sequence[Event]) -> list[Event]:
+    return [event for event in events if event.get("ph") == "X" and "dur" in event]
+
+
+def _steps_on_cpu(events: Sequence[Event]) -> list[Event]:
+    """Return the events that mark steps, in their order."""
+    marks = [event for event in of_categories(events, "user_annotation") if event["name"] == STEP]
+    return sorted(marks, key=lambda event: float(event["ts"]))
+
+
+def _parts_of(events: Sequence[Event]) -> list[Span]:
+    """Return the parts of steps, such as forward, in their order. A part is the last name of its path."""
+    notes = of_categories(events, "user_annotation")
+    parts = [event for event in notes if event["name"].startswith(PART)]
+    return sorted(_span(event, (BETWEEN, event["name"].removeprefix(PART))) for event in parts)
 
 
 def _span(event: Event, path: Path = ()) -> Span:
@@ -98,11 +116,7 @@ def _on_cpu(events: Sequence[Event], step: Event, *, functions: bool = False) ->
     whole, thread = _span(step), step["tid"]
     inside = [event for event in events if whole.begin <= float(event["ts"]) < whole.end]
     own = [event for event in inside if event["tid"] == thread]
-    parts = sorted(
-        _span(event, (BETWEEN, str(event["name"]).removeprefix(PART)))
-        for event in own
-        if str(event["name"]).startswith(PART)
-    )
+    parts = _parts_of(own)
     loading = [_span(event, ("loading", "DataLoader")) for event in own if event["name"].startswith(LOADER)]
     spans = loading + [
         _span(event, path)
@@ -110,7 +124,8 @@ def _on_cpu(events: Sequence[Event], step: Event, *, functions: bool = False) ->
         if not any(one.begin <= float(event["ts"]) < one.end for one in loading)
         if (path := _path_on_cpu(event, parts, functions))
     ]
-    messages = [_span(event) for event in inside if event["tid"] != thread and _is_message(event)]
+    notes = [event for event in of_categories(inside, "user_annotation") if event["tid"] != thread]
+    messages = [_span(event) for event in notes if COMMUNICATION.match(event["name"])]
     rows: Rows = {}
     for span in spans:
         _added(rows, span.path, 0.0, 1)
@@ -140,11 +155,6 @@ def _path_on_cpu(event: Event, parts: Sequence[Span], functions: bool) -> Path:
     return (SENT, name) if name.startswith("c10d::") else ("operators", part, name)
 
 
-def _is_message(event: Event) -> bool:
-    name = str(event["name"])
-    return event.get("cat") == "user_annotation" and COMMUNICATION.match(name) is not None
-
-
 def _near(running: Sequence[tuple[float, float]], begin: float, end: float) -> Iterator[tuple[float, float]]:
     """Return the messages that run between two instants, and some that do not."""
     for interval in running[max(0, bisect_right(running, (begin,)) - 1) :]:
@@ -172,11 +182,10 @@ def _innermost(nested: Iterable[Span]) -> Iterator[Span]:
 
 def functions_of(events: Sequence[Event]) -> dict[Path, float]:
     """Return the seconds of each part and Python function between operators, of the last traced step."""
-    spans = [event for event in events if event.get("ph") == "X" and "dur" in event]
-    steps = [event for event in spans if event["name"] == STEP and event.get("cat") == "user_annotation"]
-    if not steps:
+    lasting = _lasting(events)
+    if not (steps := _steps_on_cpu(lasting)):
         return {}
-    rows = _on_cpu(spans, max(steps, key=lambda event: float(event["ts"])), functions=True)
+    rows = _on_cpu(lasting, steps[-1], functions=True)
     return {path[1:]: row.seconds for path, row in rows.items() if path[0] == BETWEEN and len(path) > 2}
 
 
@@ -189,14 +198,8 @@ def _on_gpu(events: Sequence[Event], begin: float, end: float) -> Rows:
     The events of CPU time between launches are the operators and launches that begin in it.
     """
     works, rows = [], Rows()
-    launches = {
-        event["args"]["correlation"]: event
-        for event in events
-        if event.get("cat") in LAUNCHES and "correlation" in event.get("args", {})
-    }
-    for event in events:
-        if event.get("cat") not in ("kernel", *COPIES):
-            continue
+    launched = of_categories(events, *LAUNCHES)
+    for event in of_categories(events, "kernel", *COPIES):
         span = _span(event)
         inside = max(begin, span.begin), min(span.end, end)  # works of other streams may cross a mark
         if inside[0] < inside[1]:
@@ -208,13 +211,9 @@ def _on_gpu(events: Sequence[Event], begin: float, end: float) -> Rows:
     works.sort(key=lambda work: work[1].begin)
     for piece in _first_of(works):
         _added(rows, piece.path, piece.end - piece.begin)
-    blocked = sorted(
-        _span(event, (str(event["name"]),))
-        for event in events
-        if event.get("cat") in LAUNCHES and BLOCKING.search(str(event["name"]))
-    )
-    parts = [_span(event, (str(event["name"]).removeprefix(PART),)) for event in events if _is_part(event)]
-    on_cpu = sorted(float(event["ts"]) for event in events if event.get("cat") in ("cpu_op", *LAUNCHES))
+    launches, parts = by_id("correlation", launched), _parts_of(events)
+    blocked = sorted(_span(call, (call["name"],)) for call in launched if BLOCKING.search(call["name"]))
+    on_cpu = sorted(float(event["ts"]) for event in of_categories(events, "cpu_op", *LAUNCHES))
     at, before = begin, None
     for _, span, correlation in [*works, (0, Span(end, end, ()), None)]:
         if span.begin > at:
@@ -226,10 +225,6 @@ def _on_gpu(events: Sequence[Event], begin: float, end: float) -> Rows:
         if span.end >= at:
             at, before = span.end, correlation
     return rows
-
-
-def _is_part(event: Event) -> bool:
-    return event.get("cat") == "user_annotation" and str(event["name"]).startswith(PART)
 
 
 def _path_on_gpu(event: Event) -> Path:
@@ -277,5 +272,5 @@ def _idle(
     if launch is not None and _span(launch).end + LAUNCH_MICROSECONDS < begin:
         return "idle", "between kernels that the CPU has launched before"
     at = float(launch["ts"]) if launch is not None else begin
-    part = next((part.path[0] for part in parts if part.begin <= at < part.end), "")
+    part = next((part.path[-1] for part in parts if part.begin <= at < part.end), "")
     return "idle", LAUNCHING, part

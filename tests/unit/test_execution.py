@@ -34,6 +34,10 @@ def small_model(name: str) -> nn.Module:
     )
 
 
+def doubled(numbers: Tensor, times: int) -> Tensor:
+    return numbers * times
+
+
 def losses(execution: Execution, steps: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return losses of epochs of 4 steps, with a rate so high that its changes show."""
     monkeypatch.setattr(model_and_data, "build", small_model)
@@ -68,10 +72,6 @@ def test_a_compiled_step_trains_like_an_eager_one(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.slow
 def test_a_function_can_be_compiled_many_times() -> None:
     """torch by itself stops compiling a function after a few times, and runs it eagerly."""
-
-    def doubled(numbers: Tensor, times: int) -> Tensor:
-        return numbers * times
-
     for times in range(2 * torch._dynamo.config.recompile_limit):
         compiled_frames = torch._dynamo.utils.counters["frames"]
         compiled_frames.clear()
@@ -83,10 +83,6 @@ def test_a_function_can_be_compiled_many_times() -> None:
 @needs_compiler
 def test_compiling_again_after_the_warm_up_is_an_error() -> None:
     """It would be timed as a part of the step."""
-
-    def doubled(numbers: Tensor, times: int) -> Tensor:
-        return numbers * times
-
     function = compiled(doubled, "")
     function(torch.ones(2), 1)
     forbid_compiling()

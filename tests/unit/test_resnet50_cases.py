@@ -48,8 +48,7 @@ def test_core_suite_and_gate_leave_them_out(experiment: str, read: Read) -> None
     ours = [case for case in found if "resnet50" in str(case.id)]
     assert ours
     for case in ours:
-        assert {"slow"} <= {mark.name for mark in case.marks}
-        assert "gate" not in {mark.name for mark in case.marks}
+        assert {mark.name for mark in case.marks} & {"slow", "gate"} == {"slow"}
 
 
 @every_experiment

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ddpperf.specs.whole_training import ScheduleName
 from ddpperf.training.schedules import Schedule, scheduled_rates
-from perf.common.recipes import SCALES
 
 STEPS = 5
 RATES = scheduled_rates("cosine", 0.01, steps=STEPS, warm_up=0)
@@ -59,10 +58,6 @@ def test_the_shortest_runs_have_rates_too(name: ScheduleName, steps: int) -> Non
                 "as if there had been no warm-up"
             )
             assert rates[warm_up] == max(rates[: warm_up + 1])
-
-
-def test_larger_batches_have_larger_rates() -> None:
-    assert {name: scale(64) for name, scale in SCALES.items()} == {"linear": 64, "sqrt": 8}
 
 
 # --- what sets the rates

@@ -8,20 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddpperf.measuring.trace_split import PART, STEP, STEP_BYTES
+from ddpperf.measuring.trace_split import PART, STEP, STEP_BYTES, Event
 from ddpperf.why.names import kernel
-from ddpperf.why.sweep import (
-    BETWEEN,
-    LAUNCHING,
-    SENT,
-    WAITS,
-    Event,
-    Row,
-    functions_of,
-    steps_of,
-    total,
-    waiting,
-)
+from ddpperf.why.sweep import BETWEEN, LAUNCHING, SENT, WAITS, Row, functions_of, steps_of, total, waiting
 
 US = 1e-6
 MAIN, OTHER = 1, 2  # threads

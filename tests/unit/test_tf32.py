@@ -21,24 +21,16 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     allow_tf32(False)
 
 
-def training_step(precision: Precision = "fp32") -> None:
+@pytest.mark.parametrize(("precision", "computed_in"), [("tf32", "tf32"), ("fp32", "ieee")])
+def test_tf32_is_used_on_request_only(precision: Precision, computed_in: str) -> None:
+    backends: Any = torch.backends
+    before = "ieee" if computed_in == "tf32" else "tf32"
+    backends.cudnn.conv.fp32_precision = backends.cuda.matmul.fp32_precision = before
     spec = TrainingSpec(
         world_size=1, per_rank_batch_size=4, strategy="single", precision=precision, epoch_images=8
     )
     TrainingStep(spec, rank=0, device=torch.device("cpu"))
-
-
-def test_tf32_is_allowed_on_request() -> None:
-    backends: Any = torch.backends
-    training_step("tf32")
-    assert backends.cudnn.conv.fp32_precision == backends.cuda.matmul.fp32_precision == "tf32"
-
-
-def test_fp32_is_not_tf32() -> None:
-    backends: Any = torch.backends
-    backends.cudnn.conv.fp32_precision = backends.cuda.matmul.fp32_precision = "tf32"
-    training_step()
-    assert backends.cudnn.conv.fp32_precision == backends.cuda.matmul.fp32_precision == "ieee"
+    assert backends.cudnn.conv.fp32_precision == backends.cuda.matmul.fp32_precision == computed_in
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="TF32 is a GPU's; found none, run this on one")
