@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import pytest
 import torch
@@ -17,10 +18,9 @@ from ddpperf.measuring.compile_and_capture import (
     forget_compiled,
     require_none_new,
 )
-from ddpperf.specs import FUNCTIONS_VARIABLE, Execution, TrainingSpec
+from ddpperf.specs import FUNCTIONS_VARIABLE, Execution
 from ddpperf.training import model_and_data
-from ddpperf.training.measured_step import MeasuredStep
-from ddpperf.training.step import TrainingStep
+from tests.unit.test_step import training_step
 
 needs_compiler = pytest.mark.skipif(bool(compiler_reason()), reason=compiler_reason() or "-")
 
@@ -42,21 +42,13 @@ def losses(execution: Execution, steps: int, monkeypatch: pytest.MonkeyPatch) ->
     """Return losses of epochs of 4 steps, with a rate so high that its changes show."""
     monkeypatch.setattr(model_and_data, "build", small_model)
     monkeypatch.setattr("ddpperf.training.schedules.PEAK_RATE", 0.5)
-    spec = TrainingSpec(
-        world_size=1,
-        per_rank_batch_size=16,
-        strategy="single",
-        execution=execution,
-        input="device",
-        epoch_images=64,
-        accumulation_steps=2,
-    )
-    training = MeasuredStep(TrainingStep(spec, rank=0, device=torch.device("cpu")))
+    fields: dict[str, Any] = {"input": "device", "epoch_images": 64, "accumulation_steps": 2}
+    training = training_step(per_rank_batch_size=16, execution=execution, **fields)
     trajectory = []
     for _ in range(steps):
         training.step()
         trajectory.append(training.training.loss.item())
-    assert training.startup_seconds.keys() == ({"compile_seconds"} if spec.compiled else set())
+    assert training.startup_seconds.keys() == ({"compile_seconds"} if execution != "eager" else set())
     return trajectory
 
 
@@ -118,8 +110,7 @@ def test_compiling_new_code_after_the_warm_up_is_an_error() -> None:
 @needs_compiler
 def test_compiled_case_of_which_nothing_was_compiled_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
-    spec = TrainingSpec(world_size=1, per_rank_batch_size=2, strategy="single", execution="compile")
-    training = MeasuredStep(TrainingStep(spec, rank=0, device=torch.device("cpu")))
+    training = training_step(execution="compile")
     words = "torch.compile compiled no layer of the model: TORCHDYNAMO_DISABLE is set; unset it"
     with torch._dynamo.config.patch(disable=True), pytest.raises(CannotTrain, match=words):
         training.warm_up(1)
@@ -132,10 +123,7 @@ def test_compiled_loss_of_a_model_that_is_not_compiled_fails(
 ) -> None:
     name = f"tests.odd_models:{model}"
     monkeypatch.setenv(FUNCTIONS_VARIABLE, name)
-    spec = TrainingSpec(
-        model=name, world_size=1, per_rank_batch_size=8, strategy="single", execution="compile"
-    )
-    training = MeasuredStep(TrainingStep(spec, rank=0, device=torch.device("cpu")))
+    training = training_step(model=name, per_rank_batch_size=8, execution="compile")
     words = r"torch.compile compiled no layer of the model: .*torch\.compiler\.disable.*; use --executions"
     with contextlib.nullcontext() if compiles else pytest.raises(CannotTrain, match=words):
         training.warm_up(1)

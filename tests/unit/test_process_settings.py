@@ -16,10 +16,10 @@ import torch
 from torch.nn.modules import module as modules
 
 from ddpperf import specs
-from ddpperf.specs import FUNCTIONS_VARIABLE, CopySpec, CustomStepSpec, TrainingSpec
+from ddpperf.specs import FUNCTIONS_VARIABLE, CopySpec, CustomStepSpec
 from ddpperf.training.process_settings import process_settings, restore
-from ddpperf.training.step import TrainingStep
 from ddpperf.workers.rank_commands import Rank
+from tests.unit.test_step import training_step
 
 OWN = CustomStepSpec(function="changes_settings:make", world_size=1, per_rank_batch_size=4)
 CHANGES = """
@@ -137,9 +137,6 @@ def test_model_does_not_change_the_precision_of_its_step(
     (tmp_path / "with_tf32.py").write_text(model)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv(FUNCTIONS_VARIABLE, "with_tf32:make")
-    spec = TrainingSpec(
-        model="with_tf32:make", world_size=1, per_rank_batch_size=2, strategy="single", precision="fp32"
-    )
-    TrainingStep(spec, rank=0, device=torch.device("cpu"))
+    training_step(model="with_tf32:make", precision="fp32")
     assert found()["products"] == found()["products on GPUs"] == "ieee"
     assert torch.get_float32_matmul_precision() == "highest", "torch refuses to compile what contradicts it"

@@ -25,7 +25,8 @@ CPU = torch.device("cpu")
 
 
 def training_step(strategy: Strategy = "single", *, rank: int = 0, **fields: Any) -> MeasuredStep:
-    spec = TrainingSpec(world_size=1, per_rank_batch_size=4, strategy=strategy, epoch_images=32, **fields)
+    usual: dict[str, Any] = {"world_size": 1, "per_rank_batch_size": 4, "epoch_images": 32}
+    spec = TrainingSpec(**usual | fields, strategy=strategy)
     return MeasuredStep(TrainingStep(spec, rank=rank, device=CPU))
 
 

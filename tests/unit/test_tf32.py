@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from ddpperf.specs import Precision, TrainingSpec
+from ddpperf.specs import Precision
 from ddpperf.training.models import MODELS
-from ddpperf.training.step import TrainingStep, allow_tf32
+from ddpperf.training.step import allow_tf32
+from tests.unit.test_step import training_step
 
 
 @pytest.fixture(autouse=True)
@@ -26,10 +27,7 @@ def test_tf32_is_used_on_request_only(precision: Precision, computed_in: str) ->
     backends: Any = torch.backends
     before = "ieee" if computed_in == "tf32" else "tf32"
     backends.cudnn.conv.fp32_precision = backends.cuda.matmul.fp32_precision = before
-    spec = TrainingSpec(
-        world_size=1, per_rank_batch_size=4, strategy="single", precision=precision, epoch_images=8
-    )
-    TrainingStep(spec, rank=0, device=torch.device("cpu"))
+    training_step(precision=precision)
     assert backends.cudnn.conv.fp32_precision == backends.cuda.matmul.fp32_precision == computed_in
 
 
