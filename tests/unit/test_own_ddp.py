@@ -16,13 +16,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ddpperf.errors import CannotTrain
-from ddpperf.machine.compiler import compiler_reason
-from ddpperf.measuring.compile_and_capture import forget_compiled
 from ddpperf.specs import Execution, TrainingSpec
 from ddpperf.training import own_ddp
-from ddpperf.training.models import MODELS
 from ddpperf.training.own_ddp import Bucket, OwnDDP, all_reduce_of, divided
-from ddpperf.training.step import TrainingStep
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -221,22 +217,3 @@ def test_gradients_are_aligned_to_16_bytes_without_gaps() -> None:
     assert misaligned in ([(3,)], [(3, 5)]), (
         "one of the two that are no multiples of 16 bytes, behind the other"
     )
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("group")
-@pytest.mark.skipif(bool(compiler_reason()), reason=compiler_reason() or "-")
-def test_a_compiled_backward_pass_has_two_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last layer's gradients are ready before the first layer's backward pass begins."""
-    monkeypatch.setitem(
-        MODELS, "resnet18", lambda: nn.Sequential(nn.Flatten(), nn.Linear(3072, 16), nn.Linear(16, 3072))
-    )
-    by: Any = {"world_size": 1, "per_rank_batch_size": 4, "strategy": "own_ddp", "execution": "compile"}
-    step = TrainingStep(TrainingSpec(**by), rank=0, device=CPU)
-    step.input.begin(0)
-    step.input.load()
-    nodes: list[Any] = [step.forward(*step.take()).grad_fn]
-    for node in nodes:
-        nodes += [each for each, _ in node.next_functions if each is not None and each not in nodes]
-    assert sum("CompiledFunction" in type(node).__name__ for node in nodes) == 2
-    forget_compiled()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -100,25 +99,6 @@ def test_a_step_is_sgd_with_a_cosine_rate(
         assert step.training.loss.item() == pytest.approx(loss.item(), rel=1e-9)
     for ours, theirs in zip(step.training.model.parameters(), weights, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
-
-
-@pytest.mark.usefixtures("group")
-@pytest.mark.parametrize("strategy", ["single", "ddp", "own_ddp"])
-def test_accumulated_gradients_are_the_mean_over_parts(
-    strategy: Strategy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A model without BatchNorm has the gradients of the whole batch, however many parts it has."""
-    linear = nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
-    monkeypatch.setitem(MODELS, "resnet18_cifar", lambda: copy.deepcopy(linear))
-    whole, in_parts = (
-        training_step(strategy, model="resnet18_cifar", accumulation_steps=parts) for parts in (1, 4)
-    )
-    for step in (whole, in_parts):
-        step.step()
-    for parameters in zip(*(step.training.model.parameters() for step in (whole, in_parts)), strict=True):
-        expected, found = (each.grad for each in parameters)
-        torch.testing.assert_close(found, expected)
-    assert in_parts.training.loss.item() == pytest.approx(whole.training.loss.item())
 
 
 @pytest.mark.parametrize(
