@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ddpperf.io.secret_values import shown_value
@@ -54,8 +54,7 @@ def _files(before: Path, now: Path) -> str:
     except OSError:  # the trees are of different repositories
         return ""
     files = names.split("\n") if names else []
-    more = f" and {len(files) - MOST_NAMED} more" if len(files) > MOST_NAMED else ""
-    named = f": {', '.join(files[:MOST_NAMED])}{more}" if files else ""
+    named = f": {_first(files)}" if files else ""
     return f"; {counted(len(files), 'file')} changed{named}"
 
 
@@ -70,9 +69,11 @@ def _packages(python: str) -> dict[str, str]:
 
 
 def _changed(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    named = [
-        f"{name} {before.get(name, '(none)')} -> {now.get(name, '(none)')}" for name in names[:MOST_NAMED]
-    ]
+    both = {name: (before.get(name, "(none)"), now.get(name, "(none)")) for name in {**before, **now}}
+    return _first([f"{name} {old} -> {new}" for name, (old, new) in both.items() if old != new])
+
+
+def _first(names: Sequence[str]) -> str:
+    """Return the first few of some names, and how many more there are."""
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return f"{', '.join(named)}{more}"
+    return f"{', '.join(names[:MOST_NAMED])}{more}"

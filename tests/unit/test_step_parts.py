@@ -117,17 +117,11 @@ def seconds(counters: dict[str, float]) -> dict[str, float]:
     return {part: counters[f"{part}_seconds"] for part in PARTS if f"{part}_seconds" in counters}
 
 
-def test_each_part_has_its_time(clock: Clock) -> None:
-    assert seconds(trained(SINGLE, lambda training: spend_beside(training, clock), rounds=2)) == SPENT
-
-
-def test_an_accumulated_batch_has_more_passes(clock: Clock) -> None:
-    found = seconds(
-        trained(
-            dataclasses.replace(SINGLE, accumulation_steps=2), lambda training: spend_beside(training, clock)
-        )
-    )
-    assert found == SPENT | {"forward": 2 * SPENT["forward"], "backward": 2 * SPENT["backward"]}
+@pytest.mark.parametrize("passes", [1, 2])
+def test_each_part_has_its_time(clock: Clock, passes: int) -> None:
+    spec = dataclasses.replace(SINGLE, accumulation_steps=passes)
+    found = seconds(trained(spec, lambda training: spend_beside(training, clock), rounds=2))
+    assert found == SPENT | {part: passes * SPENT[part] for part in ("forward", "backward")}
 
 
 def test_a_rounds_first_step_is_left_out(clock: Clock) -> None:
