@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -34,26 +33,26 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "ddp": {},
     "ddp+view": {"gradient_as_bucket_view": True},
     "ddp+static": {"static_graph": True},
-    "ddp+bucket=1": {"bucket_cap_mb": 1},
-    "ddp+accumulate=2": {"accumulation_steps": 2},
-    "ddp+bucket=1+view+accumulate=2": {
+    "ddp+bucket1": {"bucket_cap_mb": 1},
+    "ddp+accumulate2": {"accumulation_steps": 2},
+    "ddp+bucket1+view+accumulate2": {
         "bucket_cap_mb": 1,
         "gradient_as_bucket_view": True,
         "accumulation_steps": 2,
     },
     "own_ddp": {"strategy": "own_ddp"},
-    "own_ddp+bucket=1+accumulate=2": {"strategy": "own_ddp", "bucket_cap_mb": 1, "accumulation_steps": 2},
+    "own_ddp+bucket1+accumulate2": {"strategy": "own_ddp", "bucket_cap_mb": 1, "accumulation_steps": 2},
     "zero1": {"strategy": "zero1"},
-    "zero1+accumulate=2": {"strategy": "zero1", "accumulation_steps": 2},
+    "zero1+accumulate2": {"strategy": "zero1", "accumulation_steps": 2},
     "fsdp": {"strategy": "fsdp"},
-    "fsdp+accumulate=2": {"strategy": "fsdp", "accumulation_steps": 2},
+    "fsdp+accumulate2": {"strategy": "fsdp", "accumulation_steps": 2},
     "ddp+bf16": {"comm_hook": "bf16"},
     "ddp+fp16": {"comm_hook": "fp16"},
     "zero1+bf16": {"strategy": "zero1", "comm_hook": "bf16"},
 }
 COMPILED: dict[str, dict[str, Any]] = {
     "ddp-fp32-compile": {"execution": "compile"},
-    "own_ddp+bucket=1-fp32-compile": {"strategy": "own_ddp", "bucket_cap_mb": 1, "execution": "compile"},
+    "own_ddp+bucket1-fp32-compile": {"strategy": "own_ddp", "bucket_cap_mb": 1, "execution": "compile"},
 }
 NORMALIZED_BY_BATCH: dict[str, dict[str, Any]] = {
     "ddp": {},
@@ -124,7 +123,7 @@ def train(build: Callable[[str], nn.Module], rank: int, **fields: Any) -> Traine
         counters = measured.finish()
     optimizer: Any = getattr(step.optimizer, "optim", step.optimizer)  # zero1's own one of this rank
     return {
-        "words": re.sub(r"(bucket|accumulate)(?=\d)", r"\1=", training_labels(spec)["strategy"]),
+        "words": training_labels(spec)["strategy"],
         "before": before,
         "parameters": list(map(whole, parameters)),
         "buffers": buffers,

@@ -25,6 +25,7 @@ from ddpperf.specs.collective import (
     GRAPH_CALLS,
     ONE_KERNEL,
     UNTRACED_CALLS,
+    Call,
     rank_factors,
 )
 from ddpperf.specs.custom import import_function
@@ -54,13 +55,7 @@ class RepeatedCall(Measurement):
 
     call: Callable[[], object]
 
-    def __init__(
-        self,
-        spec: AllReduceSpec | CollectiveSpec | CustomCollectiveSpec,
-        *,
-        rank: int,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, spec: Call, *, rank: int, device: torch.device) -> None:
         if device.type != "cuda" and (spec.captured or spec.maps_memory):
             raise ValueError(f"{spec.id} needs GPUs; this runs on the CPU")
         self.spec, self.rank, self.device, self.dtype = spec, rank, device, DTYPES[spec.dtype]

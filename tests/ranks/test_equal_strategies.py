@@ -181,7 +181,7 @@ def test_ddp_has_the_requested_options(ranks: list[Ranks]) -> None:
         each, views, small_views = (
             buckets["ddp"],
             buckets["ddp+view"],
-            buckets["ddp+bucket=1+view+accumulate=2"],
+            buckets["ddp+bucket1+view+accumulate2"],
         )
         assert each == len(by_group["ddp"]["parameters"]) > small_views > views
         views_of = {name for name in buckets if "view" in name or name.startswith("own_ddp")}
