@@ -83,7 +83,7 @@ def test_one_mode_is_not_called_two(shape: str) -> None:
 
 
 def late_rank(rank: int, world_size: int, folder: str) -> dict[str, float]:
-    """Measure single calls; before every tenth call of rank 1, sleep for 10 ms."""
+    """Measure single calls; before every tenth call of rank 1, sleep for 50 ms: other programs delay less."""
     dist.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=world_size)
     work = SingleCalls(
         SingleCallsSpec(world_size=world_size, nbytes=2**20), rank=rank, device=torch.device("cpu")
@@ -94,7 +94,7 @@ def late_rank(rank: int, world_size: int, folder: str) -> dict[str, float]:
         work.begin_timed()
         for number in range(40):
             if rank == 1 and number % 10 == 5:
-                time.sleep(0.01)
+                time.sleep(0.05)
             work.step()
         work.end_round(40)
     found = work.finish()
@@ -107,4 +107,4 @@ def test_rank_that_sleeps_between_calls_is_the_late_rank(tmp_path: Path) -> None
         found = list(ranks.map(late_rank, (0, 1), (2, 2), (str(tmp_path),) * 2))
     assert {of_rank["late_rank"] for of_rank in found} == {1}
     assert found[0]["late_fraction"] > 0.9
-    assert found[0]["late_seconds"] == pytest.approx(0.01, rel=0.5)
+    assert found[0]["late_seconds"] == pytest.approx(0.05, rel=0.5)
