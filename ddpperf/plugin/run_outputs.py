@@ -90,7 +90,11 @@ class RunOutputs:
 
         Later failures of other plugins cannot lose what was measured.
         """
-        session.finish()
+        try:
+            session.finish()
+        except Exception as error:
+            what = f"the worker processes could not be ended: {first_line(error)}"
+            session.problems.append(Reason(what, f"end them, then {AGAIN}"))
         if not self._needs_verdict(session, exitstatus):
             return
         if session.compares and session.code_changed:
