@@ -29,6 +29,7 @@ LEAST_RANKS = 2  # of a run
 RANK_BYTES = 1e9  # a rank of two with resnet18 and batch size 32 uses 0.8 GB
 # Batches that the workers of one rank's loader hold: 4 workers, 2 batches of 128 x 3 x 224 x 224 bytes
 SHARED_BYTES_PER_RANK = 160e6
+NCCL_SEGMENT_BYTES = 10e6  # NCCL cannot connect two ranks through memory with less
 
 
 def cpu_load(gpus: Sequence[Gpu]) -> Finding:
@@ -109,13 +110,15 @@ def memory(gpus: Sequence[Gpu]) -> Finding:
 
 
 def shared_memory(gpus: Sequence[Gpu]) -> Finding:
-    """Check whether /dev/shm is large enough for DataLoader workers."""
+    """Check whether /dev/shm is large enough for NCCL and for DataLoader workers."""
     advice, ranks = "mount more, or docker run --shm-size=8g", max(len(gpus), LEAST_RANKS)
     try:
         free = shutil.disk_usage(SHARED_MEMORY).free
     except OSError as error:
         return bad(f"cannot be used ({error.strerror})", advice)
     text = f"{units.nbytes(free)} free"
+    if free < NCCL_SEGMENT_BYTES and gpus:
+        return bad(f"{text}, NCCL needs {units.nbytes(NCCL_SEGMENT_BYTES)} for a connection", advice)
     if free < (needed := ranks * SHARED_BYTES_PER_RANK):
         return warn(f"{text}, loaders of {ranks} ranks need {units.nbytes(needed)}", advice)
     return good(text)

@@ -94,6 +94,13 @@ def test_doctor_needs_only_the_standard_library() -> None:
     assert run(os.environ, "-c", code).stdout == "set()\n"
 
 
+def test_older_python_is_refused_in_one_sentence() -> None:
+    code = "import sys; sys.version_info = (3, 10, 4, 'final', 0); import ddpperf.doctor.__main__"
+    ended = run(os.environ, "-c", code)
+    assert ended.returncode == 1
+    assert ended.stderr == "ddpperf needs Python 3.11 or newer, this is Python 3.10; use a newer one\n"
+
+
 def test_measured_devices_are_left_alone(marked: Marked) -> None:
     """A test run holds the lock of the CPU, and two more ranks would disturb its times."""
     with (marked.locks / "ddpperf-cpu.lock").open("w") as file:

@@ -116,7 +116,7 @@ def test_huge_pages_are_judged(
 
 @pytest.mark.parametrize(
     ("free", "used", "level"),
-    [(8e9, GPUS, GOOD), (64e6, GPUS, WARNING), (64e6, [], WARNING)],
+    [(8e9, GPUS, GOOD), (64e6, GPUS, WARNING), (1e6, GPUS, BAD), (1e6, [], WARNING)],
 )
 def test_shared_memory_is_judged(
     monkeypatch: pytest.MonkeyPatch, free: float, used: Sequence[Gpu], level: Level
