@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from statistics import fmean, median
@@ -12,6 +13,7 @@ from ddpperf.errors import quoted
 from ddpperf.specs import EpochSpec, Spec
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 1e-12, 1e9
+MOST_ITERATIONS = 10**9
 # A GPU with a larger counter graph_slowdown replays CUDA graphs at its slower pace. The counter is the
 # time of a small graph over its time at the fast pace; at the slow pace of an H200 it is 1.2.
 SLOW_PACE = 1.08
@@ -68,10 +70,21 @@ class Sample:
     usage: Usage | None = None
 
     def __post_init__(self) -> None:
+        where = f"set {self.set[:40]}"
+        widths = {len(ranks) for ranks in self.seconds}
+        if len(widths) != 1 or 0 in widths:
+            required = "at least one round, each with every rank"
+            raise ValueError(f"{where} must have {required}, got {quoted(self.seconds)}")
         for seconds in (value for ranks in self.seconds for value in ranks):
             if not SHORTEST_SECONDS <= seconds <= LONGEST_SECONDS:  # a NaN is refused, too
-                what = f"set {self.set[:40]} measured {quoted(seconds)} s, which is no duration"
-                raise ValueError(f"{what}; nothing is kept of it")
+                raise ValueError(
+                    f"{where} measured {quoted(seconds)} s, which is no duration; nothing is kept of it"
+                )
+        for name, values in self.counters.items():
+            finite = (isinstance(value, int | float) and math.isfinite(value) for value in values)
+            if not values or not all(finite):
+                found = f"{quoted(values)} as {name[:40]}"
+                raise ValueError(f"{where} counted {found}; each rank needs a finite number")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +102,14 @@ class Measured:
     candidate_spec: Spec | None = None
 
     def __post_init__(self) -> None:
+        base, other = self.spec, self.candidate_spec
+        if other is not None and (type(other), other.world_size) != (type(base), base.world_size):
+            raise ValueError(
+                f"base and candidate need specs of one type and world size, got {base.id} and {other.id}"
+            )
+        if type(self.iterations) is not int or not 1 <= self.iterations <= MOST_ITERATIONS:
+            required = f"a whole number from 1 to {MOST_ITERATIONS}"
+            raise ValueError(f"iterations must be {required}, got {quoted(self.iterations)}")
         if not self.samples:
             raise ValueError("a measurement must have at least one set's sample")
 

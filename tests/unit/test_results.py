@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 
@@ -48,6 +49,12 @@ def test_what_is_no_duration_is_refused(seconds: float) -> None:
         sample((0.1, 0.1), (0.1, seconds))
 
 
+@pytest.mark.parametrize("rounds", [(), ((),), ((0.1, 0.2), (0.1,)), ((0.1,), ())])
+def test_a_round_without_every_rank_is_refused(rounds: tuple[tuple[float, ...], ...]) -> None:
+    with pytest.raises(ValueError, match="set A1 must have at least one round, each with every rank"):
+        sample(*rounds)
+
+
 def test_mean_shows_the_stall_that_the_median_hides() -> None:
     """The slowest rank of each round counts, as in the median."""
     rounds = sample((1.0, 2.0), (2.0, 1.0), (2.0, 17.0)), sample((1.0, 3.0), name="A2")
@@ -81,6 +88,12 @@ def test_counted_seconds_add_ranks_in_turn(spec: Spec, seconds: float) -> None:
     assert both.counted_seconds() == seconds
 
 
+@pytest.mark.parametrize("values", [(), (None, 1.0), (math.nan, 1.0)])
+def test_counter_needs_a_number_per_rank(values: tuple[Any, ...]) -> None:
+    with pytest.raises(ValueError, match="each rank needs a finite number"):
+        dataclasses.replace(sample((1.0, 1.0)), counters={"cpu_seconds": values})
+
+
 def test_counter_is_a_maximum_in_each_set() -> None:
     one, other = sample((1.0, 1.0)), sample((1.0, 1.0), name="A2")
     one = dataclasses.replace(one, counters={"peak_memory_bytes": (3.0, 5.0)})
@@ -88,6 +101,13 @@ def test_counter_is_a_maximum_in_each_set() -> None:
     assert measured(one, other).counter("gradient_bytes") == {}
 
 
-def test_measurement_without_samples_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one set's sample"):
-        measured()
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"samples": []}, "at least one set's sample"),
+        ({"iterations": 0}, "iterations must be a whole number from 1 to 1000000000, got"),
+    ],
+)
+def test_measurement_without_steps_is_refused(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Measured.from_json(measured(sample((0.1, 0.2))).to_json() | change)
