@@ -8,6 +8,8 @@ LIKE_A_RING = ("backend", "ring", "reduce_scatter", "all_gather", "broadcast")
 
 def algbw(S: float, t: float) -> float:
     """Return the algorithm bandwidth of S bytes in t seconds, S / t, in bytes per second."""
+    if not (S >= 0 and t > 0):
+        raise ValueError(f"a bandwidth needs bytes and a positive time, got {S} bytes in {t} s")
     return S / t
 
 

@@ -136,21 +136,27 @@ class Counts(NamedTuple):
 def counts(algorithm: str, N: int, nbytes: float = 0) -> Counts:
     """Return the messages, sent bytes and added bytes of an all-reduce algorithm on N ranks.
 
-    All links are equal. A ring sends a large buffer of `nbytes` bytes in pieces.
+    All links are equal. A ring sends a large buffer of `nbytes` bytes in pieces. Raises ValueError
+    for fewer than two ranks, or an algorithm without a model.
     """
+    if N < 2:
+        raise ValueError(f"a cost model needs two ranks or more, got {N}")
     levels, all_levels = math.floor(math.log2(N)), math.ceil(math.log2(N))
     # Ranks beyond a power of two hand over their buffers first, and get the sum back at the end.
     extra = all_levels - levels
     halved = 1 - 2.0**-levels
     rounds = levels + 2 * extra
     ring = 2 * (N - 1) * ring_pieces(nbytes, N)
-    return {
+    known = {
         "gather_broadcast": Counts(2, 2 * (N - 1), N - 1),
         "ring": Counts(ring, 2 * (N - 1) / N, (N - 1) / N),
         "recursive_doubling": Counts(rounds, rounds, levels + extra),
         "halving_doubling": Counts(levels + rounds, 2 * halved + 2 * extra, halved + extra),
         "tree": Counts(2 * all_levels, 2 * all_levels, all_levels),
-    }[algorithm]
+    }
+    if algorithm not in known:
+        raise ValueError(f"{algorithm} has no cost model; those that have are {', '.join(known)}")
+    return known[algorithm]
 
 
 def counts_by_link(algorithm: str, N: int, node_size: int, nbytes: float = 0) -> tuple[Counts, Counts]:

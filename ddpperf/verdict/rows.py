@@ -174,6 +174,10 @@ def _change(entry: Estimates) -> float:
     return mean(candidate) - mean(base)
 
 
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf
+
+
 @dataclass(frozen=True)
 class _Effect:
     """The log ratio of candidate to base with its standard error; above 0 is worse."""
@@ -190,7 +194,7 @@ class _Effect:
 
     def ratios(self, alpha: float) -> tuple[float, float, float]:
         """Return the ratio, and the ends of its interval with the level 1 - 2 alpha."""
-        return math.exp(self.change), math.exp(self.lower(alpha)), math.exp(self.upper(alpha))
+        return math.exp(self.change), _exp(self.lower(alpha)), _exp(self.upper(alpha))
 
 
 def _effect(entries: Sequence[Estimates], noise: Noise) -> _Effect:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 
@@ -76,6 +77,16 @@ def test_busbw_is_algbw_times_nccl_tests_factor(N: int, factor: float) -> None:
     for kind in ("reduce_scatter", "all_gather", "all_to_all"):
         assert collective_busbw(kind, 1e9, 0.5, N) == factor / 2 * 2e9
     assert collective_busbw("broadcast", 1e9, 0.5, N) == 2e9
+
+
+@pytest.mark.parametrize(
+    ("S", "t"), [(-1, 1.0), (1024, 0.0), (1024, -1.0), (1024, math.nan), (math.nan, 1.0)]
+)
+def test_a_bandwidth_of_no_time_is_refused(S: float, t: float) -> None:
+    with pytest.raises(ValueError, match="a bandwidth needs bytes and a positive time, got"):
+        algbw(S, t)
+    with pytest.raises(ValueError, match="a bandwidth needs bytes and a positive time, got"):
+        all_reduce_busbw(S, t, 2)
 
 
 @pytest.mark.parametrize("N", [1, 0, -2])

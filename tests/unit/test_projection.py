@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import random
 from collections.abc import Mapping
@@ -28,6 +27,7 @@ from ddpperf.analysis.projection import (
     projected_from,
 )
 from ddpperf.analysis.statistics import Estimate
+from tests.unit.test_cost_models import H200
 
 MB = 1e6
 BUCKETS = [2 * MB, 25 * MB, 17 * MB]
@@ -76,16 +76,29 @@ def test_one_measured_number_of_nodes_grows_by_messages() -> None:
     assert all_reduces(measured, node=1).seconds(4, 1e9) == pytest.approx(6e-3 + 12)
 
 
-# Microseconds of captured NCCL all_reduces of 256 MiB on H200s (torch 2.11), by number of ranks
-H200 = {2: 900.0, 4: 1190.0, 8: 1355.0}
+def nccl(*numbers: int, pair: float = 1.0) -> AllReduces:
+    """Return what is fitted to NCCL's all-reduces on numbers of H200s."""
+    models = {
+        N: choose_lines(list(H200[N]), [microseconds / 1e6 for microseconds in H200[N].values()])
+        for N in numbers
+    }
+    return AllReduces(models=models, node=8, pair_bandwidth=pair)
 
 
 @pytest.mark.parametrize(("N", "most"), [(4, 0.05), (8, 0.12)])
 def test_nccl_on_more_gpus_is_predicted_from_two(N: int, most: float) -> None:
     """Two GPUs reach less bus bandwidth than four or eight."""
-    two = dataclasses.replace(all_reduces({2: [(0.0, H200[2])]}), pair_bandwidth=NCCL_PAIR_BANDWIDTH)
-    assert two.seconds(N, 1) == pytest.approx(H200[N], rel=most)
-    assert abs(two.seconds(N, 1) / H200[N] - 1) < DOUBLING_ERROR * math.log2(N / 2)
+    for nbytes in (2**22, 2**24, 2**26, 2**28):
+        found = nccl(2, pair=NCCL_PAIR_BANDWIDTH).seconds(N, nbytes)
+        assert found == pytest.approx(H200[N][nbytes] / 1e6, rel=most)
+
+
+@pytest.mark.parametrize(("known", "N"), [((2,), 4), ((4,), 8), ((2, 4), 8)])
+def test_doubling_error_covers_h200s(known: tuple[int, ...], N: int) -> None:
+    """Root mean square over sizes from 1 MiB on, which gradients have."""
+    large = [nbytes for nbytes in H200[N] if nbytes >= 2**20]
+    errors = [nccl(*known).seconds(N, nbytes) / (H200[N][nbytes] / 1e6) - 1 for nbytes in large]
+    assert math.sqrt(sum(error**2 for error in errors) / len(errors)) < DOUBLING_ERROR
 
 
 def test_network_counts_beyond_a_node() -> None:
